@@ -1,0 +1,1 @@
+"""Find and name silent sharding bugs in PyTorch models."""

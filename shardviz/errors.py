@@ -1,0 +1,58 @@
+"""The one family of errors that shardviz raises for its users, and the exit codes that go with them."""
+
+from __future__ import annotations
+
+EXIT_CLEAN = 0
+EXIT_FINDINGS = 1
+EXIT_USAGE = 2
+EXIT_RANK_FAILED = 3
+EXIT_INTERRUPTED = 130
+
+
+class ShardvizError(Exception):
+    """Something a user can mend: one line that says what is wrong, and a hint that says what to do.
+
+    Args:
+        message: What is wrong, with the numbers in it. One line.
+        hint: What to do about it. One line, empty if the message already says it.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[type[ShardvizError], tuple[str, str]]:
+        """Survive the pipe between a rank and its launcher with the hint intact."""
+        return type(self), (self.message, self.hint)
+
+
+class MeshError(ShardvizError):
+    """A device mesh that cannot be: a size below one, repeated axes, ranks named twice."""
+
+
+class LayoutError(ShardvizError):
+    """Placements that do not fit their mesh or their tensor."""
+
+
+class NotationError(ShardvizError):
+    """A layout notation that cannot be read."""
+
+
+class DumpError(ShardvizError):
+    """A dump that cannot be read or written."""
+
+
+class ProbeError(ShardvizError):
+    """A probe that is not there, or is not a probe."""
+
+
+class RankError(ShardvizError):
+    """A rank raised, died or hung, and the world was ended."""
+
+    exit_code = EXIT_RANK_FAILED
