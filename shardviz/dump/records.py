@@ -1,0 +1,177 @@
+"""What stands in the files of a dump, version 1. Reading validates against these types.
+
+Numbers are JSON numbers; ids count from 1 over the whole model, so that 0 is never an id. Unknown fields are refused:
+a file with them was written by another version.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+
+Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
+Stage = Literal["initial", "stamped", "step"]
+"""When it was captured: the model's own values after sharding, the ids after sharding, or after one training step."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a dump's file."""
+
+
+class MeshRecord(Record):
+    """A device mesh: `axes` with their sizes, and the global rank at each coordinate, row-major."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+class FlatRecord(Record):
+    """Where a parameter of `shape` stands in FSDP1's flattened concatenation."""
+
+    shape: tuple[int, ...]
+    offset: int
+
+
+class LayoutRecord(Record):
+    """What the placements claim.
+
+    Attributes:
+        mesh: Index into the rank file's `meshes`.
+        placements: One for each axis of the mesh, as `shardviz.placements` writes them.
+        shape: The global shape; with `flat`, the one size of the whole concatenation.
+        flat: Set for FSDP1's parameters.
+    """
+
+    mesh: int
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+    flat: FlatRecord | None = None
+
+
+class Body(Record):
+    """All that a rank says of a tensor but its name: identical layers share one body.
+
+    Attributes:
+        role: What the tensor is to the model.
+        stage: When it was captured.
+        shape: The global shape as this rank sees it.
+        local_shape: The shape of what this rank holds.
+        dtype: The element type, without `torch.`.
+        device: `cpu`, `cuda:3`, ...
+        layout: Index into the rank file's `layouts`; None for a plain tensor, which claims nothing.
+        held: The ids as index ranges in each dim of the tensor itself, where they are such a product.
+        runs: The ids otherwise, in memory order, as runs `(first id, step, count)`; 0 for zeros, -1 for no id.
+        values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
+        dense: The values stand in the safetensors file, under `stage/role/name`.
+        grad: Whether `.grad` was there: `none` or `here`. None where it was not looked at.
+    """
+
+    role: Role
+    stage: Stage
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    layout: int | None = None
+    held: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    runs: tuple[tuple[int, int, int], ...] | None = None
+    values: Any = None
+    dense: bool = False
+    grad: Literal["none", "here"] | None = None
+
+
+class TensorRecord(Record):
+    """One tensor, or several whose names differ in one number only and that share a body.
+
+    Attributes:
+        name: The name; what stands before the number where `numbers` is set.
+        body: Index into the rank file's `bodies`.
+        numbers: Half-open ranges of the numbers.
+        suffix: What stands after the number.
+        digests: For every name in order, 16 hex digits: the BLAKE2b hash of its bytes, dtype and shape.
+    """
+
+    name: str
+    body: int
+    numbers: tuple[tuple[int, int], ...] = ()
+    suffix: str = ""
+    digests: str = ""
+
+
+class Position(Record):
+    """This rank on one mesh: its coordinate, and its rank within the process group along each axis."""
+
+    mesh: int
+    coord: tuple[int, ...]
+    group_ranks: tuple[int, ...]
+
+
+class GatherRecord(Record):
+    """What a torch collective gave back for a stamped tensor: the ids, as in a `Body`, or the error it raised."""
+
+    name: str
+    collective: str
+    held: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    runs: tuple[tuple[int, int, int], ...] | None = None
+    error: str = ""
+
+
+class RankRecord(Record):
+    """`rank_00003.json`: what one rank says.
+
+    Attributes:
+        tied: Groups of names that share storage on this rank.
+        gathered: What torch's own collectives returned here.
+        not_checked: What this rank could not look at, and why: `(name, reason)`.
+    """
+
+    schema: int
+    rank: int
+    num_ranks: int
+    hostname: str
+    meshes: tuple[MeshRecord, ...] = ()
+    positions: tuple[Position, ...] = ()
+    layouts: tuple[LayoutRecord, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    tensors: tuple[TensorRecord, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
+    gathered: tuple[GatherRecord, ...] = ()
+    not_checked: tuple[tuple[str, str], ...] = ()
+
+
+class Stamp(Record):
+    """One tensor of the unsharded model: its ids are `first` to `first + numel - 1`, row-major.
+
+    Attributes:
+        tied_to: The name of the tensor whose storage it shared in the unsharded model.
+    """
+
+    name: str
+    first: int
+    shape: tuple[int, ...]
+    role: Role = "param"
+    tied_to: str = ""
+
+
+class RunRecord(Record):
+    """`run.json`: what is true of the whole run.
+
+    Attributes:
+        mesh: The mesh that the run was asked for.
+        stamps: The stamped tensors in model order.
+        intended: The layouts that the author wants, in the notation, by pattern over names.
+    """
+
+    schema: int
+    shardviz: str
+    torch: str
+    num_ranks: int
+    command: tuple[str, ...] = ()
+    probe: str = ""
+    mesh: MeshRecord | None = None
+    stamps: tuple[Stamp, ...] = ()
+    intended: dict[str, str] = {}

@@ -1,0 +1,176 @@
+"""The device mesh: named axes, the rank at every coordinate, and the groups along an axis.
+
+Offline: no torch here. A `Mesh` is what `torch.distributed.device_mesh.DeviceMesh` is, without process groups.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING
+
+from shardviz.errors import MeshError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Coord = tuple[int, ...]
+AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks arranged in a grid whose axes have names.
+
+    Attributes:
+        axes: The axes' names, outermost first.
+        shape: The number of ranks along each axis.
+        ranks: The global rank at each coordinate, row-major. Left empty, ranks count up from 0.
+
+    Raises:
+        MeshError: An axis is repeated or unnamed, a size is below one, or the ranks do not fill the grid once each.
+    """
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        self._check_axes()
+        if not self.ranks:
+            object.__setattr__(self, "ranks", tuple(range(self.size)))
+        if len(self.ranks) != self.size:
+            sizes = " * ".join(map(str, self.shape))
+            raise MeshError(f"mesh has {sizes} = {self.size} places but {len(self.ranks)} ranks")
+        repeated = [rank for rank, count in Counter(self.ranks).items() if count > 1]
+        if repeated:
+            raise MeshError(f"mesh names rank {repeated[0]} more than once")
+
+    def _check_axes(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise MeshError(f"mesh has {len(self.shape)} sizes but {len(self.axes)} axis names: {', '.join(self.axes)}")
+        for axis, size in zip(self.axes, self.shape, strict=True):
+            if not AXIS_NAME.fullmatch(axis):
+                raise MeshError(f"mesh axis {axis!r} is not a name", "letters, digits and _ only, as in fsdp=2,tp=4")
+            if size < 1:
+                raise MeshError(f"mesh axis {axis} has size {size}", "every axis needs at least one rank")
+        repeated = [axis for axis, count in Counter(self.axes).items() if count > 1]
+        if repeated:
+            raise MeshError(
+                f"mesh axis {repeated[0]} is named {self.axes.count(repeated[0])} times",
+                "name each axis once",
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the mesh."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.axes)
+
+    @cached_property
+    def _index_of_rank(self) -> dict[int, int]:
+        return {rank: index for index, rank in enumerate(self.ranks)}
+
+    def axis_index(self, axis: str) -> int:
+        """Return the position of `axis` among the axes.
+
+        Raises:
+            MeshError: The mesh has no such axis.
+        """
+        if axis not in self.axes:
+            raise MeshError(f"mesh {self} has no axis {axis!r}", f"its axes are {', '.join(self.axes) or '(none)'}")
+        return self.axes.index(axis)
+
+    def axis_size(self, axis: str) -> int:
+        """Return the number of ranks along `axis`."""
+        return self.shape[self.axis_index(axis)]
+
+    def coords(self) -> Iterator[Coord]:
+        """Yield every coordinate, row-major: the order of `ranks`."""
+        return product(*map(range, self.shape))
+
+    def rank_at(self, coord: Coord) -> int:
+        """Return the global rank at a coordinate."""
+        index = 0
+        for size, position in zip(self.shape, coord, strict=True):
+            index = index * size + position
+        return self.ranks[index]
+
+    def coord_of(self, rank: int) -> Coord:
+        """Return the coordinate of a global rank.
+
+        Raises:
+            MeshError: The rank is not on the mesh.
+        """
+        if rank not in self._index_of_rank:
+            raise MeshError(f"rank {rank} is not on mesh {self}")
+        index, coord = self._index_of_rank[rank], []
+        for size in reversed(self.shape):
+            index, position = divmod(index, size)
+            coord.append(position)
+        return tuple(reversed(coord))
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._index_of_rank
+
+    def groups(self, *axes: str) -> list[tuple[int, ...]]:
+        """Return the groups of ranks that differ only in their coordinate on `axes`, each in coordinate order."""
+        positions = {self.axis_index(axis) for axis in axes}
+        members: dict[Coord, list[int]] = {}
+        for coord, rank in zip(self.coords(), self.ranks, strict=True):
+            key = tuple(position for index, position in enumerate(coord) if index not in positions)
+            members.setdefault(key, []).append(rank)
+        return [tuple(group) for group in members.values()]
+
+    def label(self, rank: int) -> str:
+        """Return a rank's coordinate in words: `fsdp=0, tp=3`."""
+        return ", ".join(f"{axis}={position}" for axis, position in zip(self.axes, self.coord_of(rank), strict=True))
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)) + ")"
+
+
+def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:
+    """Read `2,4` or `fsdp=2,tp=4`.
+
+    Args:
+        text: Sizes separated by commas (or `x`), each optionally with the name of its axis.
+        default_axes: Names for sizes that come without one. Where there are none either, `dim0`, `dim1`, ...
+
+    Raises:
+        MeshError: The text is not a mesh, or it names some axes and not others.
+    """
+    parts = [part.strip() for part in re.split(r"[,x](?![A-Za-z_])|,", text.strip())]
+    names, sizes = [], []
+    for part in parts:
+        name, equals, size = part.rpartition("=")
+        if not re.fullmatch(r"\d{1,9}", size.strip()):
+            raise MeshError(f"mesh {text!r}: {size.strip()!r} is not a size", "write it as 2,4 or fsdp=2,tp=4")
+        if equals:
+            names.append(name.strip())
+        sizes.append(int(size))
+    if names and len(names) != len(sizes):
+        raise MeshError(f"mesh {text!r} names {len(names)} of its {len(sizes)} axes", "name all of them or none")
+    if not names:
+        names = _default_names(text, len(sizes), default_axes)
+    return Mesh(tuple(names), tuple(sizes))
+
+
+def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[str]:
+    if not default_axes:
+        return [f"dim{index}" for index in range(count)]
+    if count != len(default_axes):
+        names = ", ".join(default_axes)
+        raise MeshError(
+            f"mesh {text!r} has {count} sizes where {len(default_axes)} are wanted: {names}",
+            "--mesh " + ",".join(f"{axis}=2" for axis in default_axes),
+        )
+    return list(default_axes)

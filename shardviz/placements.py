@@ -1,0 +1,80 @@
+"""torch's placements as plain values: what `Shard`, `Replicate`, `Partial` and `_StridedShard` say, without torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.errors import LayoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every rank along the axis holds an equal copy."""
+
+    def __str__(self) -> str:
+        return "Replicate()"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The dim is cut by `torch.chunk` along the axis."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"Shard({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class StridedShard:
+    """The dim is cut into `split_factor` parts, and each of them by `torch.chunk` along the axis."""
+
+    dim: int
+    split_factor: int
+
+    def __str__(self) -> str:
+        return f"_StridedShard({self.dim}, split_factor={self.split_factor})"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every rank along the axis holds a contribution; the reduction `op` over them is still to come."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return "Partial()" if self.op == "sum" else f"Partial({self.op!r})"
+
+
+Placement = Replicate | Shard | StridedShard | Partial
+
+_SPELLINGS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
+    re.compile(r"Replicate\(\)"): lambda m: Replicate(),
+    re.compile(r"Shard\((\d{1,4})\)"): lambda m: Shard(int(m[1])),
+    re.compile(r"_StridedShard\((\d{1,4}), split_factor=(\d{1,9})\)"): lambda m: StridedShard(int(m[1]), int(m[2])),
+    re.compile(r"Partial\((?:'(\w+)')?\)"): lambda m: Partial(m[1] or "sum"),
+}
+
+
+def parse_placement(text: str) -> Placement:
+    """Read one placement as `str` writes it.
+
+    Raises:
+        LayoutError: The text is no placement.
+    """
+    for pattern, build in _SPELLINGS.items():
+        if match := pattern.fullmatch(text):
+            return build(match)
+    raise LayoutError(
+        f"{text!r} is no placement", "Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
+    )
+
+
+def spell(placements: tuple[Placement, ...]) -> str:
+    """Write placements as the tuple that torch takes: `(Shard(0), Replicate())`."""
+    return "(" + ", ".join(map(str, placements)) + ("," if len(placements) == 1 else "") + ")"

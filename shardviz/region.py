@@ -1,0 +1,82 @@
+"""A region: the part of a tensor that something covers, as ranges of indices in each dim.
+
+The currency between the parts: what a layout claims, what a dump holds and what a picture draws are all regions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+Range = tuple[int, int]
+Ranges = tuple[Range, ...]
+
+
+def merged(ranges: Iterable[Range]) -> Ranges:
+    """Join ranges that follow each other and drop empty ones; the order stays, for it is the order in memory."""
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if start == stop:
+            continue
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def length(ranges: Ranges) -> int:
+    """Return how many indices the ranges hold."""
+    return sum(stop - start for start, stop in ranges)
+
+
+def indices(ranges: Ranges) -> NDArray[np.int64]:
+    """Return the ranges' indices, in order."""
+    parts = [np.arange(start, stop, dtype=np.int64) for start, stop in ranges]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The product of one list of index ranges a dim.
+
+    Attributes:
+        dims: For every dim the half-open ranges `(start, stop)` it covers, in the order in which they lie in memory.
+    """
+
+    dims: tuple[Ranges, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Region:
+        """Return the region that covers all of `shape`."""
+        return cls(tuple(((0, size),) if size else () for size in shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of indices covered in each dim: the shape of a shard that holds this region."""
+        return tuple(map(length, self.dims))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def flat_ids(self, shape: Sequence[int]) -> NDArray[np.int64]:
+        """Return the row-major index in `shape` of every element, as an array of this region's shape."""
+        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        parts = [indices(ranges) * stride for ranges, stride in zip(self.dims, strides, strict=True)]
+        return reduce(np.add.outer, parts, np.zeros((), np.int64))
+
+    def __str__(self) -> str:
+        if not self.size:
+            return "[empty]"
+        return "[" + ", ".join("+".join(f"{start}:{stop}" for start, stop in ranges) for ranges in self.dims) + "]"
