@@ -1,4 +1,4 @@
-"""Names of tensors: identical layers folded into one line, natural order, and names from strangers made safe to print."""
+"""Names of tensors: identical layers folded into one line, natural order, strangers' names made safe to print."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def natural_key(name: str) -> list[tuple[int, int | str]]:
 
 
 def printable(name: str) -> str:
-    """Return the name with control and direction-changing characters spelled out, so that a terminal shows it as text."""
+    """Return the name with control and direction-changing characters spelled out: a terminal shows it as text."""
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", name)

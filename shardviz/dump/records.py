@@ -21,7 +21,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """A part of a dump's file."""
 
 
-class MeshRecord(Record):
+class MeshRecord(Record, frozen=True):
     """A device mesh: `axes` with their sizes, and the global rank at each coordinate, row-major."""
 
     axes: tuple[str, ...]
@@ -29,14 +29,14 @@ class MeshRecord(Record):
     ranks: tuple[int, ...]
 
 
-class FlatRecord(Record):
+class FlatRecord(Record, frozen=True):
     """Where a parameter of `shape` stands in FSDP1's flattened concatenation."""
 
     shape: tuple[int, ...]
     offset: int
 
 
-class LayoutRecord(Record):
+class LayoutRecord(Record, frozen=True):
     """What the placements claim.
 
     Attributes:
@@ -52,7 +52,7 @@ class LayoutRecord(Record):
     flat: FlatRecord | None = None
 
 
-class Body(Record):
+class Body(Record, frozen=True):
     """All that a rank says of a tensor but its name: identical layers share one body.
 
     Attributes:
@@ -84,7 +84,7 @@ class Body(Record):
     grad: Literal["none", "here"] | None = None
 
 
-class TensorRecord(Record):
+class TensorRecord(Record, frozen=True):
     """One tensor, or several whose names differ in one number only and that share a body.
 
     Attributes:
@@ -102,7 +102,7 @@ class TensorRecord(Record):
     digests: str = ""
 
 
-class Position(Record):
+class Position(Record, frozen=True):
     """This rank on one mesh: its coordinate, and its rank within the process group along each axis."""
 
     mesh: int
@@ -110,7 +110,7 @@ class Position(Record):
     group_ranks: tuple[int, ...]
 
 
-class GatherRecord(Record):
+class GatherRecord(Record, frozen=True):
     """What a torch collective gave back for a stamped tensor: the ids, as in a `Body`, or the error it raised."""
 
     name: str
@@ -120,7 +120,7 @@ class GatherRecord(Record):
     error: str = ""
 
 
-class RankRecord(Record):
+class RankRecord(Record, frozen=True):
     """`rank_00003.json`: what one rank says.
 
     Attributes:
@@ -143,7 +143,7 @@ class RankRecord(Record):
     not_checked: tuple[tuple[str, str], ...] = ()
 
 
-class Stamp(Record):
+class Stamp(Record, frozen=True):
     """One tensor of the unsharded model: its ids are `first` to `first + numel - 1`, row-major.
 
     Attributes:
@@ -157,7 +157,7 @@ class Stamp(Record):
     tied_to: str = ""
 
 
-class RunRecord(Record):
+class RunRecord(Record, frozen=True):
     """`run.json`: what is true of the whole run.
 
     Attributes:

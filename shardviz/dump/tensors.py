@@ -1,0 +1,253 @@
+"""One tensor over all ranks: the ranks' records of the same name laid side by side, identical layers kept together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
+from shardviz.errors import DumpError
+from shardviz.names import Fold, fold, natural_key
+from shardviz.region import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.read import Dump
+    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, Role, Stage, TensorRecord
+    from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
+
+ID_NONE = -1
+"""Stands in id arrays for a value that is no id: NaN, a fraction, or beyond every stamp. Zeros stay 0."""
+
+MAX_ELEMENTS = 1 << 28
+"""No array of ids longer than this is made from a dump's ranges."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank holds of a tensor.
+
+    Attributes:
+        rank: The global rank.
+        body: Its record.
+        layout: What its placements claim; None for a plain tensor.
+        digests: For every name of the fold, 16 hex digits of the bytes' hash; empty where none was taken.
+    """
+
+    rank: int
+    body: Body
+    layout: Layout | None
+    digests: str = ""
+
+    @cached_property
+    def held(self) -> Region | None:
+        """What it holds, where the ids are a product of ranges in every dim."""
+        return Region(self.body.held) if self.body.held is not None else None
+
+    def digest(self, index: int) -> str:
+        """Return the digest of the fold's name number `index`; empty where none was taken."""
+        return self.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor over all ranks, or several layers' whose records are the same on every rank.
+
+    Attributes:
+        fold: Its name, or the folded names of identical layers.
+        role: What it is to the model.
+        stage: When it was captured.
+        shards: What each rank holds, by rank, rising.
+    """
+
+    fold: Fold
+    role: Role
+    stage: Stage
+    shards: dict[int, Shard]
+
+    @property
+    def name(self) -> str:
+        """The name, or the folded names: `layers.[0-31].wq.weight`."""
+        return str(self.fold)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every name."""
+        return self.fold.names()
+
+    @property
+    def first(self) -> Shard:
+        """The shard of the lowest rank that has the tensor."""
+        return next(iter(self.shards.values()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape, as the lowest rank sees it."""
+        return self.first.body.shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type, as the lowest rank sees it."""
+        return self.first.body.dtype
+
+    @property
+    def claimed(self) -> Layout | None:
+        """What the placements claim, as the lowest rank sees it; None for a plain tensor."""
+        return self.first.layout
+
+    @cached_property
+    def by_claim(self) -> dict[Layout | None, list[Shard]]:
+        """The shards by what they claim: more than one key where ranks disagree or meshes are disjoint."""
+        groups: dict[Layout | None, list[Shard]] = {}
+        for shard in self.shards.values():
+            groups.setdefault(shard.layout, []).append(shard)
+        return groups
+
+
+@dataclass(frozen=True)
+class Model:
+    """Every tensor of a dump.
+
+    Attributes:
+        tensors: In model order, the stamped ones first.
+        first_ids: The id of each stamped tensor's first element.
+    """
+
+    dump: Dump
+    tensors: list[Tensor]
+
+    @cached_property
+    def first_ids(self) -> dict[str, int]:
+        """The first id of every stamped tensor."""
+        return {stamp.name: stamp.first for stamp in self.dump.run.stamps}
+
+    def stage(self, stage: Stage) -> list[Tensor]:
+        """Return the tensors captured at one stage."""
+        return [tensor for tensor in self.tensors if tensor.stage == stage]
+
+    def local_ids(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.int64]:
+        """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
+
+        Returns:
+            An array of the local shape. Elements of other tensors, zeros and values that are no id are all <= 0:
+            0 for zero, `ID_NONE` for no id, `-1 - id` for the id of another tensor.
+
+        Raises:
+            DumpError: The dump does not have the ids, or they are too many to lay out.
+        """
+        size = math.prod(shard.body.local_shape)
+        if size > MAX_ELEMENTS:
+            raise DumpError(f"{name}: rank {shard.rank} holds {size:,} ids, more than {MAX_ELEMENTS:,}")
+        if shard.held is not None:
+            shape = shard.layout.index_shape if shard.layout else tensor.shape
+            return shard.held.flat_ids(shape) + 1
+        return self._own_ids(self._model_ids(tensor, shard, name), name, math.prod(tensor.shape))
+
+    def _model_ids(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.int64]:
+        body = shard.body
+        if body.runs is not None:
+            return expand_runs(body.runs).reshape(body.local_shape)
+        if body.dense:
+            dense = self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}")
+            return dense.astype(np.int64).reshape(body.local_shape)
+        raise DumpError(f"{name}: rank {shard.rank} has no ids in the dump")
+
+    def _own_ids(self, ids: NDArray[np.int64], name: str, numel: int) -> NDArray[np.int64]:
+        first = self.first_ids.get(name, 1)
+        own = (ids >= first) & (ids < first + numel)
+        return np.where(own, ids - first + 1, np.where(ids > 0, -1 - ids, ids))
+
+
+def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Lay out runs `(first, step, count)` one after the other."""
+    parts = [first + step * np.arange(count, dtype=np.int64) for first, step, count in runs]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def model_of(dump: Dump) -> Model:
+    """Lay the ranks of a dump side by side."""
+    return Model(dump, sorted(_tensors(dump), key=_order(dump)))
+
+
+def _order(dump: Dump) -> Callable[[Tensor], tuple[object, ...]]:
+    stages = ("stamped", "initial", "step")
+    position = {stamp.name: index for index, stamp in enumerate(dump.run.stamps)}
+
+    def key(tensor: Tensor) -> tuple[object, ...]:
+        """Sort by stage, then as the model has them."""
+        name = tensor.fold.prefix if not tensor.fold.numbers else tensor.names[0]
+        return stages.index(tensor.stage), position.get(name, len(position)), tensor.role, natural_key(name)
+
+    return key
+
+
+Place = tuple[str, str, str, str]
+
+
+def _tensors(dump: Dump) -> list[Tensor]:
+    """Group records by name; names that every rank folds alike stay together unexpanded."""
+    places: dict[Place, dict[int, list[TensorRecord]]] = {}
+    for rank, record in dump.ranks.items():
+        for tensor in record.tensors:
+            body = record.bodies[tensor.body]
+            place = (tensor.name, tensor.suffix, body.role, body.stage)
+            places.setdefault(place, {}).setdefault(rank, []).append(tensor)
+    found: list[Tensor] = []
+    for (prefix, suffix, _, _), by_rank in places.items():
+        first = next(iter(by_rank.values()))[0]
+        if all(len(records) == 1 and records[0].numbers == first.numbers for records in by_rank.values()):
+            whole = {rank: (records[0], records[0].digests) for rank, records in by_rank.items()}
+            found.append(_tensor(dump, Fold(prefix, first.numbers, suffix), whole))
+        else:
+            found += _regrouped(dump, by_rank)
+    return found
+
+
+def _regrouped(dump: Dump, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
+    """Expand names that ranks fold differently, and fold again those with the same bodies on the same ranks."""
+    by_name: dict[str, dict[int, tuple[TensorRecord, str]]] = {}
+    for rank, records in by_rank.items():
+        for record in records:
+            for index, name in enumerate(Fold(record.name, record.numbers, record.suffix).names()):
+                digest = record.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
+                by_name.setdefault(name, {})[rank] = (record, digest)
+    keyed = [(name, tuple((rank, record.body) for rank, (record, _) in of.items())) for name, of in by_name.items()]
+    tensors = []
+    for folded, bodies in fold(keyed):
+        members = [by_name[name] for name in folded.names()]
+        together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, _ in bodies}
+        tensors.append(_tensor(dump, folded, together))
+    return tensors
+
+
+def _tensor(dump: Dump, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
+    shards = {}
+    for rank in sorted(records):
+        tensor, digests = records[rank]
+        record = dump.ranks[rank]
+        body = record.bodies[tensor.body]
+        layout = None
+        if body.layout is not None:
+            claim = record.layouts[body.layout]
+            layout = _layout(claim, record.meshes[claim.mesh])
+        shards[rank] = Shard(rank, body, layout, digests)
+    first = next(iter(shards.values())).body
+    return Tensor(folded, first.role, first.stage, shards)
+
+
+@lru_cache(maxsize=4096)
+def _layout(record: LayoutRecord, mesh: MeshRecord) -> Layout:
+    return layout_of(record, _mesh(mesh))
+
+
+@lru_cache(maxsize=256)
+def _mesh(record: MeshRecord) -> Mesh:
+    return mesh_of(record)
