@@ -1,0 +1,1 @@
+"""The recipes: one probe a file."""

@@ -1,0 +1,1 @@
+"""Known silent bugs, recreated: one file each."""

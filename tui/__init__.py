@@ -1,0 +1,1 @@
+"""The Textual app: the only room that imports textual."""
