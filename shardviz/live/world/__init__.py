@@ -1,0 +1,12 @@
+"""Launch ranks on this machine, or join those that torchrun launched, and run a task on each.
+
+The launching process never imports torch; only ranks do. `launch` is the front door.
+"""
+
+from shardviz.live.world.failure import RankFailedError
+from shardviz.live.world.launching import launch
+from shardviz.live.world.protocol import World
+from shardviz.live.world.starting import prepare
+from shardviz.live.world.torchrun import run_joined, torchrun_world
+
+__all__ = ["RankFailedError", "World", "launch", "prepare", "run_joined", "torchrun_world"]

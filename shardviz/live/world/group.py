@@ -1,0 +1,127 @@
+"""The process group of a rank: which backend, how ranks meet, from which random state they start.
+
+Imports torch, so only ranks import it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world.protocol import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.live.world.protocol import Job
+
+LONGER = 60.0
+"""Seconds that torch's own timeout is longer than the launcher's, which has more to say about a hang."""
+
+
+def join_local(job: Job, rank: int) -> World:
+    """Join a world whose ranks all run on this machine and meet in a file of its private folder."""
+    world = make_world(rank, job.num_ranks, job.backend, num_local=job.num_ranks, local_rank=rank)
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (loopback := _loopback()):
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback  # gloo would look up the hostname, which laptops get wrong
+    settle()
+    dist.init_process_group(
+        world.backend,
+        store=dist.FileStore(str(job.folder / "store"), job.num_ranks),
+        rank=rank,
+        world_size=job.num_ranks,
+        timeout=timedelta(seconds=job.timeout + LONGER),
+    )
+    return world
+
+
+@contextmanager
+def joined(world: World, timeout: float) -> Iterator[None]:
+    """Join the job that the environment describes; leave it again unless this process had joined it before."""
+    mine = not dist.is_initialized()
+    if mine:
+        settle()
+        dist.init_process_group(
+            world.backend,
+            init_method="env://",
+            rank=world.rank,
+            world_size=world.num_ranks,
+            timeout=timedelta(seconds=timeout),
+        )
+    yield
+    if mine:
+        dist.barrier()  # rank 0 may host the store that the others still talk to
+        dist.destroy_process_group()
+
+
+def make_world(rank: int, num_ranks: int, backend: str | None, *, num_local: int, local_rank: int) -> World:
+    """Choose or check the backend, and take this rank's GPU if it needs one.
+
+    Args:
+        rank: The global rank.
+        num_ranks: The number of ranks.
+        backend: The backend asked for; None is nccl where every rank has a GPU, else gloo.
+        num_local: The number of ranks on this machine.
+        local_rank: This rank's place among them, and the number of its GPU.
+
+    Raises:
+        ShardvizError: This build of torch lacks the backend, or the machine the GPUs for it.
+    """
+    if backend is None:
+        backend = "nccl" if _has_nccl() and torch.cuda.device_count() >= num_local else "gloo"
+    _check_backend(backend, num_local)
+    device_type = "cuda" if "nccl" in backend else "cpu"
+    if device_type == "cuda":
+        torch.cuda.set_device(local_rank)
+    return World(rank, num_ranks, backend, device_type)
+
+
+def settle() -> None:
+    """Give every rank the same start: one thread, and seed 0 for torch, numpy and random."""
+    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        torch.set_num_threads(1)
+    random.seed(0)
+    torch.manual_seed(0)
+    try:
+        import numpy as np
+    except ImportError:
+        return
+    np.random.seed(0)
+
+
+def leave() -> None:
+    """Shut the process group down if there still is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _has_nccl() -> bool:
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def _check_backend(backend: str, num_local: int) -> None:
+    known = [
+        name
+        for name in dist.Backend.backend_list
+        if name not in ("undefined", "fake", "threaded") and dist.is_backend_available(name)
+    ]
+    for name in (part.rpartition(":")[2] for part in backend.split(",")):
+        if name not in known:
+            message = f"torch {torch.__version__} has no process group backend {name!r}"
+            raise ShardvizError(message, hint=f"it has {', '.join(known)}")
+        if name == "nccl" and (found := torch.cuda.device_count()) < num_local:
+            message = f"nccl needs a GPU for each of the {num_local} ranks of this machine, and it has {found}"
+            raise ShardvizError(message, hint="use the gloo backend, or a mesh of fewer ranks")
+
+
+def _loopback() -> str | None:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)

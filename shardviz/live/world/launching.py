@@ -1,0 +1,119 @@
+"""Launching a world: `launch` starts ranks on this machine, runs a task on each, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world import output, starting
+from shardviz.live.world.protocol import Job
+from shardviz.live.world.watch import Progress, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.live.world.starting import Member, Method
+
+OnOutput = Callable[[int, str], None]
+"""Told of a rank and all that it printed."""
+
+
+def launch(
+    task: str,
+    args: tuple[Any, ...] = (),
+    *,
+    num_ranks: int,
+    method: Method = "fork",
+    backend: str | None = None,
+    timeout: float = 60.0,
+    coords: Sequence[str] = (),
+    on_progress: Progress | None = None,
+    on_output: OnOutput | None = None,
+) -> list[Any]:
+    """Run a task on every rank of a new world on this machine, each with a process group initialised.
+
+    Ranks start from the same state: seed 0 for torch, numpy and random, one thread, this process's environment and
+    working folder (plus RANK, WORLD_SIZE and their LOCAL_ kin, as under torchrun), an empty `__main__`. What they
+    print is caught. They are in a session of their own and die with the launcher. The launcher never imports torch.
+
+    Args:
+        task: "package.module:function"; called as `function(world, *args)`, see `World`.
+        args: Further arguments, the same for every rank; must pickle, and not be made of `__main__`'s classes.
+        num_ranks: How many ranks.
+        method: "fork" copies a server process that has imported torch (fast; started once a launcher),
+            "spawn" starts a fresh interpreter a rank, "threads" runs all ranks in one process (an approximation:
+            random state and module globals are shared).
+        backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
+        timeout: Seconds that the task may take, counted from when all ranks have met.
+        coords: A label for each rank ("fsdp=0, tp=1"), used in messages.
+        on_progress: Called with a stage ("started", "ready", "done") and the number of ranks that reached it.
+        on_output: Called for each rank with what it printed, whether the world succeeds or fails.
+
+    Returns:
+        What the task returned on each rank, in rank order.
+
+    Raises:
+        ShardvizError: Raised by a rank as it is; or the job cannot be: no such backend, too many ranks, bad arguments.
+        RankFailedError: A rank raised anything else, died, or did not finish in time.
+    """
+    _check(task, num_ranks, method, backend)
+    payload = _pickle_args(task, args)
+    with _private_folder() as folder:
+        job = Job(task, payload, num_ranks, backend, timeout, folder, dict(os.environ))
+        members: list[Member] = []
+        finished = False
+        try:
+            starting.start(members, job, method)
+            results = Watch(members, job, coords, on_progress).results()
+            finished = True
+        finally:
+            starting.end(members, finished=finished)
+            if on_output is not None:
+                for rank in range(num_ranks):
+                    on_output(rank, output.read(folder, rank))
+    return [_unpickle_result(task, rank, result) for rank, result in enumerate(results)]
+
+
+def _check(task: str, num_ranks: int, method: str, backend: str | None) -> None:
+    module, _, function = task.partition(":")
+    if not module or not function.isidentifier():
+        raise ShardvizError(f"{task!r} names no task", hint='a task is named "package.module:function"')
+    if num_ranks < 1:
+        raise ShardvizError(f"a world has at least 1 rank, not {num_ranks}")
+    if method not in ("fork", "spawn", "threads"):
+        raise ShardvizError(f"no way to launch ranks is called {method!r}", hint="use fork, spawn or threads")
+    if method == "threads" and backend is not None:
+        message = f"ranks that are threads have a process group of their own, not {backend}"
+        raise ShardvizError(message, hint="name no backend, or launch with fork or spawn")
+
+
+def _pickle_args(task: str, args: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps(args)
+    except Exception as error:
+        hint = "pass plain data, and classes and functions that a module defines"
+        raise ShardvizError(f"the arguments of {task} cannot be sent to ranks: {error}", hint=hint) from None
+
+
+def _unpickle_result(task: str, rank: int, result: bytes) -> Any:
+    try:
+        return pickle.loads(result)
+    except Exception as error:
+        message = f"what {task} returned on rank {rank} cannot be read here: {error}"
+        raise ShardvizError(message, hint="return plain data: numbers, strings, lists, numpy arrays") from None
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="shardviz-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,54 @@
+"""What ranks print: caught in one file a rank, read by the launcher, torch's own chatter taken out."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT = 1 << 20
+"""Bytes of a rank's output that are kept, the last ones."""
+_CHATTER = re.compile(
+    r"^(\[Gloo\] Rank \d+ is connected to .*"  # stdout, at every new group, torch 2.6 on
+    r"|.*\[W\d+ .*(ProcessGroup\w*|socket|TCPStore|CUDAAllocatorConfig)\.\w+:\d+\].*)(\n|$)",
+    re.MULTILINE,
+)
+
+
+def path(folder: Path, rank: int) -> Path:
+    """The file that holds what a rank printed."""
+    return folder / f"output_{rank:05d}.txt"
+
+
+def redirect(folder: Path, rank: int) -> None:
+    """Send this process's stdout and stderr, also those of its C++ code and children, to the rank's file."""
+    caught = os.open(path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(caught, stream)
+    os.close(caught)
+    sys.stdout, sys.stderr = (
+        open(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False) for stream in (1, 2)
+    )
+
+
+def flush() -> None:
+    """Write out what Python still holds."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def read(folder: Path, rank: int) -> str:
+    """What a rank printed, stdout and stderr in order, at most the last `LIMIT` bytes of it."""
+    file = path(folder, rank)
+    if not file.exists():
+        return ""
+    with file.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - LIMIT))
+        text = stream.read().decode("utf-8", errors="replace")
+    cut = f"[{size - LIMIT:,} bytes before this were dropped]\n" if size > LIMIT else ""
+    return cut + _CHATTER.sub("", text)

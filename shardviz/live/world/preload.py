@@ -1,0 +1,45 @@
+"""Imported in the fork server only: torch, once, for all the ranks that will be forked from it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+
+MODULES = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+)
+"""What ranks need. A version of torch that lacks one does without."""
+
+
+def main() -> None:
+    """Import `MODULES`, quietly, and stop early if the launcher is gone."""
+    _be_quiet()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; a forked thread pool is a dead one
+    launcher = os.getppid()
+    gc.disable()  # a third of the time to import torch goes to collecting what is not garbage
+    for name in MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+        if os.getppid() != launcher:
+            os._exit(0)
+    gc.enable()
+    gc.freeze()  # ranks share these pages, a collection in a rank would copy them
+
+
+def _be_quiet() -> None:
+    """Let go of the launcher's terminal and pipes: a fork server has nothing to say to a user."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    os.close(null)
+
+
+if any("multiprocessing.forkserver import main" in arg for arg in sys.orig_argv):
+    main()

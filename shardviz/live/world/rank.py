@@ -1,0 +1,147 @@
+"""What a rank's process does: cut itself off from the terminal, meet the others, run the task, report.
+
+Torch is imported late, so that a rank that fails to import it can say so. Nothing of a rank reaches the launcher but
+its messages and, through files, its output and its stacks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world import output, stacks
+from shardviz.live.world.protocol import Died, Done, Ready, Started, World
+from shardviz.live.world.raised import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from shardviz.live.world.protocol import Job, Message
+
+
+def main(job: Job, ranks: list[int], lines: list[Connection[bytes, bytes]]) -> None:
+    """Be one rank, from the first line of its process to the last."""
+    rank = ranks[0]
+    isolate(job, rank)
+    line = Line(lines[0], job.folder)
+    line.send(Started(threading.get_ident()))
+    try:
+        line.send(_run(job, rank, line))
+    except SystemExit as leaving:
+        line.send(Died(exit_code(leaving), time.monotonic()))
+    except BaseException as error:
+        line.send(describe(error))
+    output.flush()
+    line.wait_for_end()
+    _shut_down()
+    leave()
+
+
+def isolate(job: Job, rank: int) -> None:
+    """Make this process a rank: its own session, streams and environment, and a stack on SIGUSR1."""
+    os.setsid()  # no Ctrl-C from the launcher's terminal, and a group to be killed as a whole
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.clear()
+    os.environ.update(job.environ)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    output.redirect(job.folder, rank)
+    stacks.register(job.folder, rank)
+
+
+class Line:
+    """A rank's line to its launcher: what it reports, the word to leave, and the news that the launcher is gone."""
+
+    def __init__(self, connection: Connection[bytes, bytes], folder: Path) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._ended = threading.Event()
+        threading.Thread(target=self._listen, name="shardviz-launcher", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Report to the launcher."""
+        self._connection.send_bytes(pickle.dumps(message))
+
+    def wait_for_end(self) -> None:
+        """Stay until all ranks have finished: one that leaves early breaks the others' connections."""
+        self._ended.wait()
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self._connection.recv_bytes()
+                self._ended.set()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def call(job: Job, world: World) -> bytes:
+    """Run the task; return its pickled result."""
+    value = load_task(job.task)(world, *load_args(job))
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        message = f"{job.task} returned a {type(value).__name__} that cannot be sent to the launcher: {error}"
+        raise ShardvizError(message, hint="return plain data: numbers, strings, lists, numpy arrays") from None
+
+
+def load_task(task: str) -> Callable[..., Any]:
+    """Import the function that "package.module:function" names."""
+    module, _, name = task.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def load_args(job: Job) -> tuple[Any, ...]:
+    """Unpickle the task's arguments."""
+    try:
+        args: tuple[Any, ...] = pickle.loads(job.args)
+    except Exception as error:
+        message = f"the arguments of {job.task} cannot be read in a rank: {error}"
+        hint = "define their classes in a module: ranks do not import the script that launches them"
+        raise ShardvizError(message, hint=hint) from None
+    return args
+
+
+def exit_code(leaving: SystemExit) -> int:
+    """The exit code that the interpreter gives a `SystemExit`."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def leave() -> None:
+    """End this process now, and what it started; torch's own teardown takes longer than a small task."""
+    output.flush()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+
+
+def _run(job: Job, rank: int, line: Line) -> Done:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(job.num_ranks))
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(job.num_ranks))
+    from shardviz.live.world import group
+
+    world = group.join_local(job, rank)
+    line.send(Ready())
+    return Done(call(job, world))
+
+
+def _shut_down() -> None:
+    from shardviz.live.world import group
+
+    with suppress(Exception):
+        group.leave()

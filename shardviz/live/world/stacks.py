@@ -1,0 +1,126 @@
+"""Where a rank that does not finish is: its Python stack, asked for by signal, and the collective it waits in.
+
+The signal's handler is C code (`faulthandler`), so it answers while the main thread waits inside gloo or nccl.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PATIENCE = 1.5
+"""Seconds that a rank has to write its stacks."""
+_RUNNERS = tuple(str(Path(__file__).with_name(name)) for name in ("rank.py", "threads.py"))
+_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
+_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_open_files: list[object] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.file, self.line).strip()
+        return f'  File "{self.file}", line {self.line}, in {self.function}' + (f"\n    {source}" if source else "")
+
+
+Stack = tuple[Frame, ...]
+"""From the task inwards."""
+
+
+def register(folder: Path, rank: int) -> None:
+    """Make this process write the stacks of all its threads to a file when SIGUSR1 comes."""
+    file = _path(folder, rank).open("w")
+    _open_files.append(file)  # faulthandler keeps the number only
+    faulthandler.enable(all_threads=False)  # a crash leaves its stack in the rank's output
+    faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+
+
+def ask(folder: Path, pids: dict[int, int]) -> dict[int, dict[int, Stack]]:
+    """Ask processes for their stacks.
+
+    Args:
+        folder: The folder given to `register`.
+        pids: The process to ask, by the rank that it registered with.
+
+    Returns:
+        By rank, and by thread ident; a process that did not answer has no stacks.
+    """
+    for pid in pids.values():
+        with suppress(OSError):
+            os.kill(pid, signal.SIGUSR1)
+    _wait_for_files([_path(folder, rank) for rank in pids])
+    return {rank: _parse(_path(folder, rank).read_text(errors="replace")) for rank in pids}
+
+
+def user_frames(stack: Stack) -> Stack:
+    """The frames outside torch and the standard library, or all of them if none is."""
+    return tuple(frame for frame in stack if not _is_plumbing(frame.file)) or stack
+
+
+def waiting_in(stack: Stack) -> str:
+    """Say where a stack is in a few words, by the collective if it is in one.
+
+    That is the one that the user's code called, not those that it is made of.
+    """
+    last = user_frames(stack)[-1]
+    beyond = stack[stack.index(last) + 1 :]
+    inside = [frame for frame in beyond if "/torch/distributed/" in frame.file and _is_public(frame.function)]
+    collectives = [frame.function for frame in inside if frame.file.endswith(_COLLECTIVES)]
+    if collectives and collectives[0] != "wait_tensor":
+        return f"waiting in {collectives[0]}"
+    if inside:
+        return f"waiting in {inside[0].function}"
+    return f"in {last.function} ({Path(last.file).name}:{last.line})"
+
+
+def _is_plumbing(file: str) -> bool:
+    if "/site-packages/" in file:
+        return "/torch/" in file or file.endswith("/typing_extensions.py")
+    return file.startswith((_LIBRARY, "<frozen")) or "/torch/distributed/" in file
+
+
+def _is_public(function: str) -> bool:
+    return not function.startswith(("_", "<")) and function not in ("wrapper", "inner", "forward", "backward")
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"stacks_{rank:05d}.txt"
+
+
+def _wait_for_files(files: Iterable[Path]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    sizes: list[int] = []
+    while time.monotonic() < deadline:
+        before, sizes = sizes, [file.stat().st_size for file in files]
+        if sizes == before and all(sizes):
+            return
+        time.sleep(0.05)
+
+
+def _parse(text: str) -> dict[int, Stack]:
+    threads = re.split(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*$", text, flags=re.MULTILINE)[1:]
+    return {int(ident, 16): _read(body) for ident, body in zip(threads[::2], threads[1::2], strict=True)}
+
+
+def _read(body: str) -> Stack:
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', body, flags=re.MULTILINE)
+    frames = [Frame(file, int(line), function) for file, line, function in reversed(found)]
+    ours = [index for index, frame in enumerate(frames) if frame.file in _RUNNERS and frame.function == "call"]
+    return tuple(frames[ours[-1] + 1 :] if ours else frames)

@@ -1,0 +1,190 @@
+"""Starting and ending rank processes: the fork server, fresh interpreters, a machine that refuses.
+
+Built on the standard library's `multiprocessing`, with three of its habits turned off: ranks do not run the
+launcher's `__main__` again (tasks are named by string), they never see Ctrl-C, and they keep no terminal.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world import preload, rank, threads
+from shardviz.live.world.protocol import END
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext, SpawnContext
+    from multiprocessing.process import BaseProcess
+
+    from shardviz.live.world.protocol import Job, Outcome
+
+Method = Literal["fork", "spawn", "threads"]
+LEAVING_LIMIT = 5.0
+"""Seconds that ranks have for shutting their process group down once all have finished."""
+_main_lock = threading.Lock()
+
+
+@dataclass(slots=True)
+class Member:
+    """A rank as its launcher sees it. In threads mode all of them share one process.
+
+    Attributes:
+        rank: Its global rank.
+        process: The process that it lives in.
+        home: The rank that names its process's files: itself, or in threads mode the first.
+        line: The launcher's end of the line to it.
+        thread: The ident of the thread that runs its task, None until it is heard of.
+        ready: Whether its process group is up.
+        outcome: How its task ended, None while it runs.
+    """
+
+    rank: int
+    process: BaseProcess
+    home: int
+    line: Connection[bytes, bytes]
+    thread: int | None = None
+    ready: bool = False
+    outcome: Outcome | None = None
+
+
+def prepare(method: Method = "fork") -> None:
+    """Begin what `launch(method=method)` will need, in the background, and return at once.
+
+    For "fork" and "threads" a server process starts to import torch, which takes seconds; the launcher can do
+    something else meanwhile. Calling it again is free.
+    """
+    if _has_server(method):
+        multiprocessing.get_context("forkserver").set_forkserver_preload([preload.__name__, *preload.MODULES])
+        with interrupts_held():
+            forkserver.ensure_running()
+
+
+def start(members: list[Member], job: Job, method: Method) -> None:
+    """Start the processes of a world, appending to `members` as they come, so that a caller can always end them.
+
+    Raises:
+        ShardvizError: The machine refused a process, memory or file descriptors.
+    """
+    groups = [list(range(job.num_ranks))] if method == "threads" else [[rank] for rank in range(job.num_ranks)]
+    try:
+        prepare(method)
+        for ranks in groups:
+            _start_process(members, job, ranks, method)
+    except (OSError, EOFError) as error:
+        raise _refusal(len(members), job.num_ranks, error) from None
+
+
+def end(members: list[Member], *, finished: bool) -> None:
+    """See every process of a world to its end: politely if all have `finished`, else at once."""
+    with interrupts_held():
+        if finished:
+            _dismiss(members)
+        for process in {id(member.process): member.process for member in members}.values():
+            if process.exitcode is None or not finished:
+                kill(process)
+            process.join(LEAVING_LIMIT)
+            with suppress(ValueError):  # unkillable, in the kernel's hands
+                process.close()
+        for member in members:
+            member.line.close()
+
+
+def kill(process: BaseProcess) -> None:
+    """Kill a rank's process and what it started (it leads a process group of its own)."""
+    if process.pid is None:
+        return
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.exitcode is None:
+        with suppress(OSError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back, also in processes started meanwhile, which inherit the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_process(members: list[Member], job: Job, ranks: list[int], method: Method) -> None:
+    pipes = [multiprocessing.Pipe() for _ in ranks]
+    main = threads.main if method == "threads" else rank.main
+    process = _context(method).Process(target=main, args=(job, ranks, [theirs for _, theirs in pipes]))
+    try:
+        with _no_main(), interrupts_held() if not _has_server(method) else nullcontext():
+            process.start()
+    except BaseException:
+        for ours, _ in pipes:
+            ours.close()  # a process that did start after all ends itself now
+        raise
+    finally:
+        for _, theirs in pipes:
+            theirs.close()
+    members += [Member(rank, process, ranks[0], ours) for rank, (ours, _) in zip(ranks, pipes, strict=True)]
+
+
+def _dismiss(members: list[Member]) -> None:
+    for member in members:
+        with suppress(OSError):
+            member.line.send_bytes(END)
+    deadline = time.monotonic() + LEAVING_LIMIT
+    for member in members:
+        member.process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _has_server(method: Method) -> bool:
+    return method != "spawn" and "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def _context(method: Method) -> ForkServerContext | SpawnContext:
+    if _has_server(method):
+        return multiprocessing.get_context("forkserver")
+    return multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Keep `multiprocessing` from telling a new process to run this one's `__main__` again.
+
+    A script without an `if __name__ == "__main__"` guard would launch ranks from its ranks.
+    """
+    with _main_lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+def _refusal(num_started: int, num_ranks: int, error: OSError | EOFError) -> ShardvizError:
+    files, processes = (_limit(name) for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC"))
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "it cannot fork another"
+    return ShardvizError(
+        f"the machine refused rank {num_started} of {num_ranks}: {reason} "
+        f"(limits: {files} open files, {processes} processes)",
+        hint="use a mesh of fewer ranks, or raise the limits (ulimit -n, ulimit -u, memory); "
+        f"the {num_started} ranks that had started were ended",
+    )
+
+
+def _limit(name: str) -> str:
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"

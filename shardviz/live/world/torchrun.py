@@ -1,0 +1,94 @@
+"""Joining a job that torchrun, or another launcher that sets its variables, has started: this process is a rank."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world.failure import RankFailedError, name_rank
+from shardviz.live.world.raised import describe
+from shardviz.live.world.rank import load_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.live.world.protocol import World
+
+
+def torchrun_world(backend: str | None = None) -> World | None:
+    """The world that RANK and WORLD_SIZE describe, or None where they are not set. Imports torch if they are.
+
+    LOCAL_RANK chooses the GPU; the backend is nccl where each of the machine's LOCAL_WORLD_SIZE ranks has one.
+
+    Raises:
+        ShardvizError: A variable is no number, the ranks do not fit, or the backend cannot be had.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
+    if not 0 <= rank < num_ranks:
+        raise ShardvizError(f"RANK={rank} is not below WORLD_SIZE={num_ranks}", hint="start the job with torchrun")
+    from shardviz.live.world import group
+
+    num_local, local_rank = _number("LOCAL_WORLD_SIZE", num_ranks), _number("LOCAL_RANK", rank)
+    return group.make_world(rank, num_ranks, backend, num_local=num_local, local_rank=local_rank)
+
+
+def run_joined(
+    task: str,
+    args: tuple[Any, ...] = (),
+    *,
+    backend: str | None = None,
+    timeout: float = 600.0,
+    coords: Sequence[str] = (),
+) -> Any:
+    """Run a task in this process as the rank that torchrun says it is.
+
+    The process group is initialised from the environment and destroyed at the end, unless there already is one.
+    After a failure it is left as it is: the launcher of the job ends the other ranks.
+
+    Args:
+        task: "package.module:function"; called as `function(world, *args)`.
+        args: Further arguments.
+        backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
+        timeout: Seconds that torch waits in a collective.
+        coords: A label for each rank, used in messages.
+
+    Returns:
+        What the task returned on this rank.
+
+    Raises:
+        ShardvizError: Raised by the task as it is, or there is no job to join.
+        RankFailedError: The task raised anything else.
+    """
+    world = torchrun_world(backend)
+    if world is None:
+        raise ShardvizError("RANK and WORLD_SIZE are not set: there is no job to join", hint="start it with torchrun")
+    from shardviz.live.world import group
+
+    try:
+        with group.joined(world, timeout):
+            return load_task(task)(world, *args)
+    except ShardvizError:
+        raise
+    except Exception as error:
+        raise _failure(error, world, coords) from error
+
+
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ShardvizError(f"{name}={text!r} is no number", hint="start the job with torchrun") from None
+
+
+def _failure(error: Exception, world: World, coords: Sequence[str]) -> RankFailedError:
+    failed = describe(error)
+    return RankFailedError(
+        f"{name_rank(world.rank, coords)} {failed.headline}",
+        rank=world.rank,
+        coord=coords[world.rank] if world.rank < len(coords) else "",
+        traceback_text=failed.traceback_text,
+    )
