@@ -1,0 +1,133 @@
+"""Probes as files: found by name or path and read as text, so that nothing of them runs and torch is not imported.
+
+A probe is a Python file with `build()` and `parallelize(model, mesh)`, and usually a docstring and `AXES`, the names of
+its mesh axes, outermost first. `shardviz.live.probing` is what runs one.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+from shardviz.errors import ProbeError
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A probe, as much of it as can be read without running it.
+
+    Attributes:
+        name: `tp_fsdp`, `bugs/left_to_right_2d`, or the path that the user gave.
+        path: Its file.
+        summary: The docstring's first line.
+        axes: The names of its mesh axes; empty where it takes any mesh.
+        mesh: The sizes that it runs at unless told otherwise; empty where it says none.
+        build: The name of the function that builds the model.
+    """
+
+    name: str
+    path: Path
+    summary: str
+    axes: tuple[str, ...]
+    mesh: tuple[int, ...]
+    build: str = "build"
+
+
+def shipped() -> list[Recipe]:
+    """Return shardviz's own probes by name, the bugs last."""
+    folder = _shipped_folder()
+    files = [path for path in folder.rglob("*.py") if not path.name.startswith("_")]
+    names = sorted((len(path.parts), path.relative_to(folder).with_suffix("").as_posix(), path) for path in files)
+    return [_read(name, path) for _, name, path in names]
+
+
+def find(text: str) -> Recipe:
+    """Find a probe by its name, or by `path/to/file.py[:function]`.
+
+    Raises:
+        ProbeError: There is no such probe, or the file is none.
+    """
+    path, _, function = text.partition(":")
+    if path.endswith(".py"):
+        return _read(text, Path(path).resolve(), function or "build")
+    names = {recipe.name: recipe for recipe in shipped()}
+    if text in names:
+        return names[text]
+    close = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else "shardviz probes lists them; a file of yours ends in .py"
+    raise ProbeError(f"there is no probe {text!r}", hint)
+
+
+def _shipped_folder() -> Path:
+    spec = find_spec("shardviz.probes")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _read(name: str, path: Path, build: str = "build") -> Recipe:
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise ProbeError(f"cannot read probe {path}: {error.strerror}") from error
+    except (SyntaxError, ValueError) as error:
+        raise ProbeError(f"probe {path} is not Python: {error}") from error
+    defined = _top_level_names(tree)
+    for needed in (build, "parallelize"):
+        if needed not in defined and "*" not in defined:
+            raise ProbeError(
+                f"probe {path} has no {needed}()",
+                "a probe defines build(), which returns the model, and parallelize(model, mesh), which shards it",
+            )
+    docstring = ast.get_docstring(tree) or ""
+    axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
+    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, build)
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    """Return every name that the module binds at its top level; `*` where it imports all of another."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def _constant(tree: ast.Module, name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:
+    """Return a tuple that the module assigns literally; empty where it does not."""
+    for node in tree.body:
+        value = _assigned(node, name)
+        if value is None:
+            continue
+        try:
+            items = ast.literal_eval(value)
+        except ValueError:
+            items = None
+        if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
+            example = '("fsdp", "tp")' if kind is str else "(2, 4)"
+            raise ProbeError(
+                f"probe {path}: {name} is no literal tuple of {kind.__name__}", f"write {name} = {example}"
+            )
+        return tuple(items)
+    return ()
+
+
+def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
+    """Return what a statement assigns to `name`, if it does."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return None
+    return node.value if any(isinstance(target, ast.Name) and target.id == name for target in targets) else None
