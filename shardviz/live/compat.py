@@ -1,9 +1,32 @@
 """Every private torch API that shardviz uses is called from here, and nowhere else.
 
-Each function's docstring says which torch versions it was tried on.
+Each function's docstring says which torch versions it was tried on. Also here: names that moved between versions.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardviz.placements import Partial, Placement, Replicate, Shard, StridedShard
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+except ImportError:  # torch 2.4
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined,no-redef]
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined,no-redef]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["DTensor", "FlatParam", "flat_params", "fully_shard", "make_ranks_of_threads", "placement_of", "root_mesh"]
 
 
 def make_ranks_of_threads() -> None:
@@ -11,8 +34,132 @@ def make_ranks_of_threads() -> None:
 
     Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
-    import torch
     from torch.testing._internal.distributed import multi_threaded_pg
 
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
-    multi_threaded_pg._install_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
+    multi_threaded_pg._install_threaded_pg()  # type: ignore[no-untyped-call]
+
+
+def placement_of(placement: Any) -> Placement:
+    """Return one of torch's placements as a plain value.
+
+    `_StridedShard` is a subclass of `Shard` in torch 2.4.1 and a class of its own in 2.13.0 and 2.15.0: it is looked
+    for first. Its name is private.
+
+    Raises:
+        TypeError: A placement of a kind that shardviz does not know.
+    """
+    if hasattr(placement, "split_factor"):
+        return StridedShard(placement.dim, int(placement.split_factor))
+    if placement.is_replicate():
+        return Replicate()
+    if placement.is_partial():
+        return Partial(str(placement.reduce_op))
+    if placement.is_shard():
+        return Shard(placement.dim)
+    raise TypeError(f"unknown placement {placement!r}")
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh that a sub-mesh was sliced or flattened from; a mesh that was not is its own root.
+
+    `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` and, in 2.4.1, `get_parent_mesh`.
+    """
+    if hasattr(mesh, "_get_root_mesh"):
+        root: DeviceMesh = mesh._get_root_mesh()
+        return root
+    from torch.distributed import device_mesh
+
+    resources: Any = device_mesh._mesh_resources
+    find = getattr(resources, "get_root_mesh", None) or resources.get_parent_mesh
+    return find(mesh) or mesh
+
+
+@dataclass(frozen=True)
+class FlatParam:
+    """One original parameter inside one of FSDP1's flat parameters.
+
+    Attributes:
+        name: Its fully qualified name in the unwrapped model.
+        shape: Its own shape.
+        offset: Its first element in the concatenation.
+        total: Elements of the whole concatenation, padding included.
+        local: This rank's part of the concatenation, one-dimensional.
+        local_start: The first element of that part.
+        shard_ranks: The ranks over which the concatenation is split.
+        replicate_ranks: The ranks that hold the same part; this rank alone where nothing is replicated.
+        grad: This rank's part of the gradient, where there is one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    total: int
+    local: torch.Tensor
+    local_start: int
+    shard_ranks: tuple[int, ...]
+    replicate_ranks: tuple[int, ...]
+    grad: torch.Tensor | None
+
+    def cut(self, local: torch.Tensor) -> torch.Tensor:
+        """Return this parameter's own stretch of a local part of the concatenation."""
+        begin = max(self.offset - self.local_start, 0)
+        end = max(self.offset + math.prod(self.shape) - self.local_start, 0)
+        return local[min(begin, len(local)) : min(end, len(local))]
+
+
+def flat_params(model: nn.Module) -> Iterator[FlatParam]:
+    """Yield the original parameters of every FSDP1 flat parameter in a model.
+
+    Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and `FlatParameter._param_infos`. Tried on torch 2.4.1,
+    2.13.0 and 2.15.0.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for prefix, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            yield from _of_handle(prefix, module._handle, getattr(module, "_inter_node_pg", None))
+
+
+def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatParam]:
+    from torch import distributed
+
+    flat = handle.flat_param
+    split = handle.uses_sharded_strategy
+    shard_ranks = tuple(distributed.get_process_group_ranks(handle.process_group))
+    me = (distributed.get_rank(),)
+    shard_group, replicas = (shard_ranks, me) if split else (me, shard_ranks)
+    if replicate_group is not None:
+        replicas = tuple(distributed.get_process_group_ranks(replicate_group))
+    local = flat._local_shard if split else flat
+    size = local.numel()
+    grad = getattr(flat, "_saved_grad_shard", None) if split else flat.grad
+    grad = flat.grad if grad is None else grad
+    offset = 0
+    infos = iter(zip(flat._param_infos, flat._shapes, strict=True))
+    for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if not padding:
+            info, shape = next(infos)
+            yield FlatParam(
+                clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
+                tuple(shape),
+                offset,
+                size * len(shard_group),
+                local.detach(),
+                size * shard_group.index(me[0]),
+                shard_group,
+                replicas,
+                grad,
+            )
+        offset += numel
+
+
+WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def clean_name(name: str) -> str:
+    """Drop what wrappers add to a name: FSDP1, torch.compile and activation checkpointing.
+
+    DistributedDataParallel's `module` is no private name and stays.
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -35,7 +35,7 @@ def join_local(job: Job, rank: int) -> World:
     settle()
     dist.init_process_group(
         world.backend,
-        store=dist.FileStore(str(job.folder / "store"), job.num_ranks),
+        store=dist.FileStore(str(job.folder / "store"), job.num_ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=job.num_ranks,
         timeout=timedelta(seconds=job.timeout + LONGER),

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import TextIO
 
 LIMIT = 1 << 20
 """Bytes of a rank's output that are kept, the last ones."""
 _CHATTER = re.compile(
     r"^(\[Gloo\] Rank \d+ is connected to .*"  # stdout, at every new group, torch 2.6 on
+    r"|Extension modules: .*"  # faulthandler, after a crash
     r"|.*\[W\d+ .*(ProcessGroup\w*|socket|TCPStore|CUDAAllocatorConfig)\.\w+:\d+\].*)(\n|$)",
     re.MULTILINE,
 )
@@ -30,9 +32,11 @@ def redirect(folder: Path, rank: int) -> None:
     for stream in (1, 2):
         os.dup2(caught, stream)
     os.close(caught)
-    sys.stdout, sys.stderr = (
-        open(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False) for stream in (1, 2)
-    )
+    sys.stdout, sys.stderr = _text_stream(1), _text_stream(2)
+
+
+def _text_stream(number: int) -> TextIO:
+    return open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def flush() -> None:

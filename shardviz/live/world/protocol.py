@@ -6,8 +6,11 @@ Plain data only, and nothing here imports torch: the launcher reads all of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from signal import Signals
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import time
 import traceback
@@ -11,6 +12,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.world.protocol import Failed
 
 _OURS = str(Path(__file__).parent)
+_IMPORTLIB = importlib.__file__
 _PLUMBING = (
     "torch/nn/modules/module.py",
     "torch/utils/_contextlib.py",
@@ -42,7 +44,7 @@ def _trim(told: traceback.TracebackException) -> None:
 
 
 def _is_noise(filename: str) -> bool:
-    return filename.startswith((_OURS, "<frozen importlib")) or filename.endswith(_PLUMBING)
+    return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB)) or filename.endswith(_PLUMBING)
 
 
 def _name(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
@@ -68,6 +68,7 @@ def prepare(method: Method = "fork") -> None:
     """
     if _has_server(method):
         multiprocessing.get_context("forkserver").set_forkserver_preload([preload.__name__, *preload.MODULES])
+        resource_tracker.ensure_running()  # first: it lets SIGINT through again on its way
         with interrupts_held():
             forkserver.ensure_running()
 
@@ -128,7 +129,8 @@ def _start_process(members: list[Member], job: Job, ranks: list[int], method: Me
     main = threads.main if method == "threads" else rank.main
     process = _context(method).Process(target=main, args=(job, ranks, [theirs for _, theirs in pipes]))
     try:
-        with _no_main(), interrupts_held() if not _has_server(method) else nullcontext():
+        resource_tracker.ensure_running()
+        with _no_main(), nullcontext() if _has_server(method) else interrupts_held():
             process.start()
     except BaseException:
         for ours, _ in pipes:

@@ -52,14 +52,17 @@ class PerThread(io.TextIOBase):
         self._files[threading.get_ident()] = file
 
     def write(self, text: str) -> int:
+        """Write to the file of the rank that calls."""
         return self._files.get(threading.get_ident(), self._default).write(text)
 
     def flush(self) -> None:
+        """Flush them all."""
         for file in [self._default, *self._files.values()]:
             with suppress(ValueError):
                 file.flush()
 
     def fileno(self) -> int:
+        """The process's own stdout, for what writes below Python."""
         return self._default.fileno()
 
 
@@ -73,7 +76,7 @@ def _prepare(first: Line) -> Any:
 
         compat.make_ranks_of_threads()
         group.settle()
-        return dist.HashStore()
+        return dist.HashStore()  # type: ignore[attr-defined]
     except Exception as error:
         first.send(describe(error))
         return None

@@ -1,0 +1,477 @@
+"""Launching ranks: what a user gets back, and that nothing is left running, however it ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardviz.errors import EXIT_RANK_FAILED, EXIT_USAGE, MeshError, RankError, ShardvizError
+from shardviz.live.world import RankFailedError, World, launch, prepare, torchrun_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).parent
+COORDS = [f"fsdp={rank // 2}, tp={rank % 2}" for rank in range(4)]
+METHODS = ["fork", "threads"]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+
+@pytest.fixture(autouse=True)
+def private_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Every test has a temporary folder of its own, and leaves nothing of shardviz's in it."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield folder
+    assert list(folder.glob("shardviz-*")) == []
+
+
+def run(name: str, *args: Any, num_ranks: int = 4, **options: Any) -> list[Any]:
+    return launch(f"tests.live.world_tasks:{name}", args, num_ranks=num_ranks, coords=COORDS, **options)
+
+
+def failure(name: str, *args: Any, **options: Any) -> RankFailedError:
+    started = time.monotonic()
+    with pytest.raises(RankFailedError) as caught:
+        run(name, *args, **options)
+    assert time.monotonic() - started < options.get("timeout", 0) + 5
+    assert_nothing_runs_below(os.getpid())
+    return caught.value
+
+
+def usage_error(name: str, *args: Any, **options: Any) -> ShardvizError:
+    with pytest.raises(ShardvizError) as caught:
+        run(name, *args, **options)
+    assert not isinstance(caught.value, RankError)
+    assert caught.value.exit_code == EXIT_USAGE
+    return caught.value
+
+
+def children(pid: int) -> dict[int, int]:
+    """Every process below `pid`, with its parent."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(stat.parent.name)] = int(fields[1])
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {child: parents[child] for child in below - {pid}}
+
+
+def assert_nothing_runs_below(pid: int) -> None:
+    """Only the fork server and its kin, direct children, may be left: no child of a child."""
+    wait_until(lambda: all(parent == pid for parent in children(pid).values()))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def script(tmp_path: Path, text: str, **options: Any) -> subprocess.Popen[str]:
+    """A user's script, without a guard for `__main__`, in an interpreter of its own."""
+    file = tmp_path / "script.py"
+    file.write_text("from shardviz.live.world import *\n" + text)
+    environ = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}", "TMPDIR": str(tmp_path / "tmp")}
+    environ |= options.pop("environ", {})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, str(file)], env=environ, start_new_session=True, **pipes, **options)
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "threads"])
+def test_every_rank_returns_its_result_in_rank_order(method: str) -> None:
+    num_ranks = 2 if method == "spawn" else 8
+    results = run("add_up", 10, num_ranks=num_ranks, method=method)
+    backend = "threaded" if method == "threads" else "gloo"
+    assert [result["world"] for result in results] == [
+        World(rank, num_ranks, backend, "cpu") for rank in range(num_ranks)
+    ]
+    assert {result["total"] for result in results} == {10 * num_ranks + sum(range(num_ranks))}
+
+
+def test_one_rank_is_a_world_too() -> None:
+    assert run("add_up", num_ranks=1)[0]["total"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_groups_of_a_mesh_work(method: str) -> None:
+    assert run("mesh_of_two_axes", method=method) == [[1, 1], [1, 1], [5, 5], [5, 5]]
+
+
+def test_ranks_may_finish_at_different_times() -> None:
+    assert run("finish_at_different_times") == [0, 1, 2, 3]
+
+
+def test_ranks_start_alike_and_as_the_launcher_is_now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prepare()
+    monkeypatch.setenv("SHARDVIZ_TEST_SETTING", "set after the server started")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    seen = run("look_around")
+    assert {look["setting"] for look in seen} == {"set after the server started"}
+    assert {look["cwd"] for look in seen} == {str(tmp_path)}
+    assert {(look["threads"], look["omp"]) for look in seen} == {(1, "1")}
+    assert len({look["draws"] for look in seen}) == 1
+    assert [look["rank"] for look in seen] == ["0", "1", "2", "3"]
+    assert len({look["group"] for look in seen} - {os.getpgrp()}) == 4
+
+
+@pytest.mark.parametrize("method", ["fork", "threads", "spawn"])
+def test_ranks_do_not_run_the_launchers_main(method: str) -> None:
+    assert {look["main"] for look in run("look_around", num_ranks=1, method=method)} == {None}
+
+
+def test_gloo_uses_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert {look["interface"] for look in run("look_around", num_ranks=2)} == {"lo"}
+
+
+def test_gloo_uses_the_interface_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    assert "nosuch0" in str(failure("look_around", num_ranks=2))
+
+
+def test_several_worlds_at_once_do_not_meet() -> None:
+    totals: dict[int, set[int]] = {}
+
+    def world(start: int) -> None:
+        totals[start] = {result["total"] for result in run("add_up", start, num_ranks=3)}
+
+    launchers = [threading.Thread(target=world, args=(start,)) for start in (0, 100, 200)]
+    for launcher in launchers:
+        launcher.start()
+    for launcher in launchers:
+        launcher.join()
+    assert totals == {0: {3}, 100: {303}, 200: {603}}
+
+
+def test_progress_is_told_as_ranks_get_on() -> None:
+    told: list[tuple[str, int]] = []
+    run("add_up", on_progress=lambda stage, count: told.append((stage, count)))
+    assert [count for stage, count in told if stage == "ready"] == [1, 2, 3, 4]
+    assert told[-1] == ("done", 4)
+
+
+def test_a_server_that_was_killed_is_replaced() -> None:
+    from multiprocessing import forkserver
+
+    run("add_up", num_ranks=1)
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid))
+    assert run("add_up", num_ranks=2)[1]["total"] == 1
+
+
+# What ranks print
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_ranks_print_comes_back_by_rank_without_torchs_chatter(
+    method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    printed: dict[int, str] = {}
+    run("talk", method=method, on_output=printed.__setitem__)
+    assert sorted(printed) == [0, 1, 2, 3]
+    assert all(f"hello from {rank}\n" in printed[rank] for rank in range(4))
+    assert all("and to stderr\n" in text for text in printed.values())
+    assert not any("[Gloo]" in text for text in printed.values())
+    assert capfd.readouterr() == ("", "")
+    if method == "fork":
+        assert all("from C\n" in text and "a warning" in text for text in printed.values())
+
+
+def test_of_very_long_output_the_end_is_kept() -> None:
+    printed: dict[int, str] = {}
+    run("shout", num_ranks=1, on_output=printed.__setitem__)
+    assert printed[0].endswith("x\nthe end\n")
+    assert printed[0].startswith("[1,048,585 bytes before this were dropped]\n")
+
+
+def test_output_comes_back_from_a_world_that_fails() -> None:
+    printed: dict[int, str] = {}
+    error = failure("die", 1, "_exit", on_output=printed.__setitem__)
+    assert printed[1] == error.output == "about to go\n"
+    assert "The last that rank 1 printed:\n  about to go" in str(error)
+
+
+# A rank that raises
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_that_raises_is_named_with_its_own_traceback(method: str) -> None:
+    error = failure("fail_on", 3, method=method)
+    lines = str(error).splitlines()
+    assert lines[0] == "rank 3 (fsdp=1, tp=1) raised ValueError: a bad number"
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[2].startswith(f'  File "{HERE}/world_tasks.py", line ')
+    assert lines[-2:] == ["ValueError: a bad number", "of rank 3"]
+    assert (error.rank, error.coord, error.exit_code) == (3, "fsdp=1, tp=1", EXIT_RANK_FAILED)
+
+
+def test_the_traceback_leaves_out_torchs_wrappers() -> None:
+    text = failure("fail_in_a_module").traceback_text
+    assert "nn/modules/linear.py" in text
+    assert "_call_impl" not in text
+    assert "shardviz/live" not in text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_that_all_raise_the_same_are_told_once(method: str) -> None:
+    error = failure("fail_everywhere", method=method)
+    assert error.message == ("rank 0 (fsdp=0, tp=0) raised KeyError: 'missing on 0', and 3 other ranks the same")
+    assert str(error).count("Traceback") == 1
+
+
+def test_the_cause_is_told_not_the_closed_connections_that_came_before_it() -> None:
+    error = failure("close_connections_after", 2)
+    assert error.message == "rank 2 (fsdp=1, tp=0) raised ValueError: the cause"
+    assert "then lost the connection" in error.others
+    assert "closed by peer" not in str(error)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_rank_that_raises_ends_the_others(method: str) -> None:
+    assert failure("fail_beside_a_sleeper", method=method).message.endswith("raised ValueError: early")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_usage_error_of_a_rank_comes_back_as_it_is(method: str) -> None:
+    error = usage_error("misuse", method=method)
+    assert type(error) is MeshError
+    assert str(error) == "mesh 2 x 3 has 6 ranks, not 4\nHint: use --mesh 2,2"
+
+
+def test_a_failure_survives_pickling() -> None:
+    error = RankFailedError("rank 1 raised", "a hint", 1, "tp=1", "Traceback", "printed", "others")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+# A rank that dies
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("kill", "was killed by signal 9 (SIGKILL)"),
+        ("segfault", "was killed by signal 11 (SIGSEGV)"),
+        ("_exit", "exited with code 7 before it finished"),
+        ("0", "exited with code 0 before it finished"),
+    ],
+)
+def test_a_rank_that_dies_is_named_with_how(how: str, what: str) -> None:
+    error = failure("die", 1, how)
+    assert error.message == f"rank 1 (fsdp=0, tp=1) {what}"
+    assert error.hint
+    assert ("out of memory" in error.hint) == (how == "kill")
+    assert ("in end_process" in error.output) == (how == "segfault")
+
+
+def test_threads_die_together() -> None:
+    assert failure("die", 1, "kill", method="threads").message == (
+        "the process of all 4 ranks was killed by signal 9 (SIGKILL)"
+    )
+
+
+def test_a_thread_that_exits_is_named() -> None:
+    error = failure("die", 1, "5", method="threads")
+    assert error.message == "rank 1 (fsdp=0, tp=1) exited with code 5 before it finished"
+
+
+# A rank that hangs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: str) -> None:
+    error = failure("skip_the_collective", 0, timeout=1, method=method)
+    assert error.message == "ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor"
+    assert "in skip_the_collective\n    dist.all_gather_into_tensor(" in error.traceback_text
+    assert error.traceback_text.count("skip_the_collective") == 1
+    assert error.others == "rank 0 had finished"
+    assert "a collective that not every rank" in error.hint
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_that_is_elsewhere_is_told_apart(method: str) -> None:
+    error = failure("sleep_on", 2, timeout=1, method=method)
+    assert "ranks 0-1, 3 waiting in all_reduce; rank 2 in sleep_on (world_tasks.py:" in error.message
+    assert "time.sleep(100)" in error.traceback_text
+
+
+def test_one_rank_that_hangs_is_named_with_its_coordinate() -> None:
+    error = failure("sleep_on", 0, num_ranks=1, timeout=0.5)
+    assert error.message.startswith("rank 0 (fsdp=0, tp=0) did not finish in 0.5 s: in sleep_on")
+    assert "collective" not in error.hint
+
+
+# Jobs that cannot be
+
+
+def test_arguments_and_results_that_cannot_travel_are_named() -> None:
+    assert "arguments of tests.live.world_tasks:echo cannot be sent" in str(usage_error("echo", lambda: None))
+    assert "returned a function that cannot be sent" in str(usage_error("return_a_lambda"))
+
+
+def test_jobs_that_make_no_sense_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ShardvizError, match=r"'tests\.live\.world_tasks' names no task"):
+        launch("tests.live.world_tasks", num_ranks=1)
+    assert "at least 1 rank, not 0" in str(usage_error("add_up", num_ranks=0))
+    assert "no way to launch ranks is called 'magic'" in str(usage_error("add_up", method="magic"))
+    assert "threads" in str(usage_error("add_up", method="threads", backend="gloo"))
+
+
+def test_a_task_that_is_not_there_is_named() -> None:
+    assert "has no attribute 'nope', and 3 other ranks the same" in failure("nope").message
+
+
+@pytest.mark.parametrize("backend", ["nosuch", "cpu:gloo,cuda:nosuch"])
+def test_a_backend_that_torch_lacks_is_named_with_those_it_has(backend: str) -> None:
+    error = usage_error("add_up", backend=backend)
+    assert "has no process group backend 'nosuch'" in error.message
+    assert "gloo" in error.hint
+
+
+def test_a_named_backend_is_used() -> None:
+    assert {result["world"].backend for result in run("add_up", backend="gloo")} == {"gloo"}
+
+
+# Nothing is left
+
+
+def test_what_a_rank_started_ends_with_it() -> None:
+    pids = run("leave_a_child")
+    wait_until(lambda: not any(map(is_running, pids)))
+    assert_nothing_runs_below(os.getpid())
+
+
+def test_the_launcher_imports_no_torch_runs_no_main_twice_and_keeps_its_stdout(tmp_path: Path) -> None:
+    text = """
+import sys, time
+started = time.monotonic()
+prepare()
+assert time.monotonic() - started < 0.7
+print("main")
+print(launch("tests.live.world_tasks:talk", num_ranks=2), "torch" in sys.modules)
+try:
+    class Mine: pass
+    launch("tests.live.world_tasks:echo", (Mine(),), num_ranks=1)
+except Exception as error:
+    print(error)
+"""
+    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
+    assert stderr == ""
+    assert stdout.splitlines()[:2] == ["main", "[None, None] False"]
+    assert "arguments of tests.live.world_tasks:echo cannot be read in a rank" in stdout
+    assert "do not import the script that launches them" in stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, number: int) -> None:
+    note = tmp_path / "note"
+    launcher = script(tmp_path, f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)")
+    wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2, 60)
+    pids = [int(pid) for file in tmp_path.glob("note.*.done") for pid in file.read_text().split()]
+    assert all(map(is_running, pids))
+    if number == signal.SIGINT:
+        os.killpg(launcher.pid, number)  # as a terminal does
+    else:
+        os.kill(launcher.pid, number)
+    stderr = launcher.communicate(timeout=10)[1]
+    wait_until(lambda: not any(map(is_running, pids)))
+    wait_until(lambda: not list((tmp_path / "tmp").glob("shardviz-*")))
+    assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == (number == signal.SIGINT)
+
+
+def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Path) -> None:
+    launcher = script(tmp_path, "launch('tests.live.world_tasks:add_up', num_ranks=2)")
+    wait_until(lambda: len(children(launcher.pid)) >= 2, 30)
+    os.killpg(launcher.pid, signal.SIGINT)
+    stderr = launcher.communicate(timeout=10)[1]
+    assert stderr.count("KeyboardInterrupt") == 1
+
+
+def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:
+    text = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+try:
+    launch("tests.live.world_tasks:add_up", num_ranks=64)
+except Exception as error:
+    print(error)
+print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
+"""
+    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
+    assert stderr == ""
+    line, hint, after = stdout.splitlines()
+    assert line.startswith("the machine refused rank ")
+    assert "of 64: Too many open files (limits: 40 open files" in line
+    assert hint.startswith("Hint: use a mesh of fewer ranks, or raise the limits")
+    assert after == "[5, 5]"
+
+
+# Under torchrun
+
+
+def test_ranks_of_a_torchrun_job_join_it(tmp_path: Path) -> None:
+    ranks = [
+        script(
+            tmp_path,
+            "print(run_joined('tests.live.world_tasks:add_up', (5,))['total'])\n"
+            "try: run_joined('tests.live.world_tasks:fail_everywhere', coords=['tp=0', 'tp=1'])\n"
+            "except Exception as error: print(str(error).splitlines()[0])\n",
+            environ={"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
+        for port in [str(free_port())]
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=60)[0].splitlines()[-2:] for rank in ranks]
+    assert printed == [["11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'"] for rank in range(2)]
+
+
+def test_without_torchrun_there_is_no_job_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert torchrun_world() is None
+
+
+def test_torchruns_variables_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(ShardvizError, match="RANK='two' is no number"):
+        torchrun_world()
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ShardvizError, match="RANK=2 is not below WORLD_SIZE=2"):
+        torchrun_world()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
