@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Method = Literal["fork", "spawn", "threads"]
 LEAVING_LIMIT = 5.0
 """Seconds that ranks have for shutting their process group down once all have finished."""
+DYING_LIMIT = 0.3
+"""Seconds that a fork server takes to be gone once it failed; the next world then starts another."""
 _main_lock = threading.Lock()
 
 
@@ -82,7 +84,13 @@ def start(members: list[Member], job: Job, method: Method) -> None:
     groups = [list(range(job.num_ranks))] if method == "threads" else [[rank] for rank in range(job.num_ranks)]
     try:
         prepare(method)
-        for ranks in groups:
+        try:
+            _start_process(members, job, groups[0], method)
+        except (EOFError, ConnectionError):
+            time.sleep(DYING_LIMIT)
+            prepare(method)
+            _start_process(members, job, groups[0], method)
+        for ranks in groups[1:]:
             _start_process(members, job, ranks, method)
     except (OSError, EOFError) as error:
         raise _refusal(len(members), job.num_ranks, error) from None
