@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +12,8 @@ import msgspec
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -43,14 +44,8 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
     Raises:
         DumpError: Something is there and `force` was not given, or it is no dump, or the folder cannot be made.
     """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise DumpError(f"{path} exists and is not a folder", "choose another folder with -o")
-    if path.exists() and any(path.iterdir()):
-        if not (path / RUN_FILE).is_file() and not any(path.glob("rank_*.json")):
-            raise DumpError(f"{path} exists and is not a dump: it has no {RUN_FILE}", "choose another folder with -o")
-        if not force:
-            raise DumpError(f"{path} exists", "give --force to replace it, or another folder with -o")
-        _clear(path)
+    check_folder(path, force=force)
+    _clear(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,16 +53,51 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
     return path
 
 
-def _clear(path: Path) -> None:
-    """Remove a dump's own files; anything else in the folder is the user's and stops us."""
-    own = [*path.glob("rank_*.json"), *path.glob("rank_*.safetensors"), *path.glob(".*.tmp"), path / RUN_FILE]
-    others = sorted(set(path.iterdir()) - set(own))
+@contextmanager
+def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """Give a folder beside `path` to write a dump into; it takes the place of `path` once all went well.
+
+    Whatever happens before that, `path` is left as it was and nothing half-written stays.
+
+    Raises:
+        DumpError: As `prepare_folder`, before anything is written.
+    """
+    check_folder(path, force=force)
+    unfinished = prepare_folder(path.with_name(f".{path.name}.{os.getpid()}.tmp"), force=True)
+    try:
+        yield unfinished
+        _clear(path)
+        os.replace(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_folder(path: Path, *, force: bool) -> None:
+    """Make sure that a dump can be written to `path`, and change nothing.
+
+    Raises:
+        DumpError: Something is there that may not be replaced.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise DumpError(f"{path} exists and is not a folder", "choose another folder with -o")
+    if not path.exists() or not any(path.iterdir()):
+        return
+    own = {*path.glob("rank_*.json"), *path.glob("rank_*.safetensors"), *path.glob(".*.tmp"), path / RUN_FILE}
+    if not (path / RUN_FILE).is_file() and not any(path.glob("rank_*.json")):
+        raise DumpError(f"{path} exists and is not a dump: it has no {RUN_FILE}", "choose another folder with -o")
+    others = sorted(set(path.iterdir()) - own)
     if others:
         raise DumpError(
             f"{path} holds {len(others)} files that are no part of a dump, such as {others[0].name}",
             "move them away, or choose another folder with -o",
         )
-    shutil.rmtree(path)
+    if not force:
+        raise DumpError(f"{path} exists", "give --force to replace it, or another folder with -o")
+
+
+def _clear(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def write_run(folder: Path, record: RunRecord) -> None:

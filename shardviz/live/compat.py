@@ -5,7 +5,9 @@ Each function's docstring says which torch versions it was tried on. Also here: 
 
 from __future__ import annotations
 
+import logging
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,8 @@ try:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 except ImportError:  # torch 2.4
-    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined,no-redef]
-    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined,no-redef]
+    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +75,21 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     resources: Any = device_mesh._mesh_resources
     find = getattr(resources, "get_root_mesh", None) or resources.get_parent_mesh
     return find(mesh) or mesh
+
+
+@contextmanager
+def quiet_redistribution() -> Iterator[None]:
+    """Silence torch's advice on slow redistributions, for those that shardviz itself runs.
+
+    The logger's name is private; it is there in torch 2.13.0 and 2.15.0 and says nothing in 2.4.1.
+    """
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @dataclass(frozen=True)

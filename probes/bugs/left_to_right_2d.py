@@ -1,0 +1,31 @@
+"""FSDP2 over TP labelled left to right: tp split the rows first, the placements say that fsdp did (pytorch#129229).
+
+The state that torch 2.4 left. The data is right: rows go over tp first, and each part over fsdp. The label
+`(Shard(0), Shard(0))` says the opposite, so `full_tensor()` puts the parts together in the wrong order, and a
+checkpoint saved from it is permuted. Nothing raised; filling the weight with arange and printing each rank's shard
+showed it. Fixed by pytorch PR 130760, which labels it `(_StridedShard(0, split_factor=tp), Shard(0))`.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.live.compat import DTensor, Shard
+
+AXES = ("fsdp", "tp")
+MESH = (2, 4)
+
+
+def build() -> nn.Module:
+    return nn.Linear(12, 12, bias=False)
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    fsdp, tp = (mesh.get_local_rank(axis) for axis in AXES)
+    rows = model.weight.detach().chunk(mesh["tp"].size())[tp].chunk(mesh["fsdp"].size())[fsdp]
+    weight = DTensor.from_local(rows, mesh, (Shard(0), Shard(0)), run_check=False)
+    model.weight = nn.Parameter(weight)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,31 @@
+"""FSDP2: `fully_shard` splits dim 0 of every parameter over the mesh, each parameter by itself.
+
+A layer's parameters are gathered just before it runs and freed after it, so that between layers a rank holds 1/fsdp of
+the weights, gradients and optimizer state. Sizes need not divide: dim 0 is cut by `torch.chunk`, the last ranks may
+hold less, or nothing.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.live.compat import fully_shard
+
+AXES = ("fsdp",)
+MESH = (4,)
+
+expect = {"*.weight": "[*/fsdp, *]", "*.bias": "[*/fsdp]"}
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,31 @@
+"""HSDP with FSDP2: shards within a group of ranks, equal copies of them between the groups.
+
+The mesh has two axes. Along `shard` parameters are split as in FSDP; along `replicate` every group holds the same, and
+gradients are summed between groups after they were reduced and split within one. A gather then stays within a group,
+typically one machine.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.live.compat import fully_shard
+
+AXES = ("replicate", "shard")
+MESH = (2, 4)
+
+expect = {"*.weight": "[*/shard, *] =replicate", "*.bias": "[*/shard] =replicate"}
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,29 @@
+"""HSDP with FSDP1: HYBRID_SHARD flattens a unit's parameters into one, and splits that within a group of ranks.
+
+A 10x10 weight becomes 100 elements; over four ranks each holds 25 of them: two and a half rows, wherever the cut falls.
+That is why FSDP1's layouts count elements, not rows: `[flat(10, 10)/shard]`. Between groups the shards are equal
+copies. Where a unit has several parameters, each is a stretch of the concatenation.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+import shardviz
+
+AXES = ("replicate", "shard")
+MESH = (2, 4)
+
+expect = {"weight": "[flat(10, 10)/shard] =replicate"}
+
+
+def build() -> nn.Module:
+    return nn.Linear(10, 10, bias=False)
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return FullyShardedDataParallel(model, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,50 @@
+"""FSDP2 over tensor parallel: every weight is split over tp, and each part again over fsdp.
+
+Tensor parallel goes first, on the inner mesh axis, where communication is fast; `fully_shard` then splits what each tp
+rank holds, on the outer axis. So dim 0 of a column-wise weight reads `12/tp/fsdp`: over tp first, although fsdp is the
+first axis of the mesh. torch spells that `(_StridedShard(0, split_factor=tp), Shard(0))`; torch 2.4 said
+`(Shard(0), Shard(0))`, and its full tensors came back out of order (pytorch#129229).
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import shardviz
+from shardviz.live.compat import fully_shard
+
+AXES = ("fsdp", "tp")
+MESH = (2, 4)
+
+expect = {
+    "up.weight": "[*/tp/fsdp, *]",
+    "up.bias": "[*/tp/fsdp]",
+    "down.weight": "[*/fsdp, */tp]",
+    "down.bias": "[*/fsdp]",
+}
+
+
+class MLP(nn.Module):
+    """Two linear layers: 12 to 24 features and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(12, 24)
+        self.down = nn.Linear(24, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())
+
+
+def build() -> nn.Module:
+    return MLP()
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["fsdp"])
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

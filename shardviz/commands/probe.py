@@ -1,0 +1,120 @@
+"""`shardviz probe`: run one recipe on real ranks, write its dump, and say what is in it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz import recipes
+from shardviz.dump.write import SUFFIX, check_folder, prepare_folder, replacing_folder
+from shardviz.errors import EXIT_CLEAN, MeshError
+from shardviz.live.job import TASK, ProbeJob
+from shardviz.mesh import Mesh, parse_mesh
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardviz.live.world import World
+    from shardviz.recipes import Recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("probe", help="a name from `shardviz probes`, or path/to/file.py[:build_function]")
+    parser.add_argument("--mesh", help="sizes of the mesh axes, 2,4 or fsdp=2,tp=4; default: the probe's own")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4.shardviz"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
+    parser.add_argument("--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started")
+    parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long the ranks may take")
+    parser.add_argument("--values", type=int, default=256, metavar="N", help="write out shards of at most N values")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the probe.
+
+    Returns:
+        0 where nothing is wrong, 1 where there are findings.
+    """
+    from shardviz.live import world
+
+    recipe = recipes.find(args.probe)
+    joined = world.torchrun_world(args.backend)
+    mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
+    folder = args.output or Path(f"{recipe.path.stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
+    if joined is not None:
+        return _run_joined(args, recipe, mesh, folder, joined)
+    check_folder(folder, force=args.force)
+    world.prepare(args.launch)
+    with replacing_folder(folder, force=args.force) as unfinished:
+        world.launch(
+            TASK,
+            (_job(args, recipe, mesh, unfinished),),
+            num_ranks=mesh.size,
+            method=args.launch,
+            backend=args.backend,
+            timeout=args.timeout,
+            coords=_coords(mesh),
+            on_output=_show_prints,
+        )
+    return _report(args, folder)
+
+
+def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> Mesh:
+    """Return the mesh to run a recipe on.
+
+    Args:
+        recipe: The probe, whose axes name the sizes.
+        text: What the user asked for; None for the probe's own mesh, or two ranks an axis.
+        num_ranks: The size of the job that is joined, if one is.
+
+    Raises:
+        MeshError: The mesh is none, lacks an axis of the probe, or is not as large as the job.
+    """
+    default = recipe.mesh or (2,) * len(recipe.axes or "x")
+    mesh = parse_mesh(text or ",".join(map(str, default)), recipe.axes)
+    if recipe.axes and set(mesh.axes) != set(recipe.axes):
+        wanted, given = ", ".join(recipe.axes), ", ".join(mesh.axes)
+        example = ",".join(f"{axis}=2" for axis in recipe.axes)
+        raise MeshError(f"probe {recipe.name} has the axes {wanted}, the mesh has {given}", f"--mesh {example}")
+    if num_ranks is not None and mesh.size != num_ranks:
+        sizes = " * ".join(f"{axis}({size})" for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+        raise MeshError(f"{sizes} = {mesh.size} != WORLD_SIZE({num_ranks})", f"start {mesh.size} ranks, or give --mesh")
+    return mesh
+
+
+def _job(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path) -> ProbeJob:
+    command = ("shardviz", *sys.argv[1:])
+    return ProbeJob(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, args.values)
+
+
+def _coords(mesh: Mesh) -> list[str]:
+    return [mesh.label(rank) for rank in range(mesh.size)]
+
+
+def _show_prints(rank: int, text: str) -> None:
+    """Pass on what the probe printed, from one rank: it is talk, and eight copies of it are noise."""
+    if rank == 0 and text:
+        sys.stderr.write(text)
+
+
+def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path, joined: World) -> int:
+    """Be one rank of a job that torchrun started; the lowest reports once every rank has written."""
+    from shardviz.live import world
+
+    if joined.rank == 0:
+        prepare_folder(folder, force=args.force)
+    world.run_joined(TASK, (_job(args, recipe, mesh, folder),), backend=args.backend, coords=_coords(mesh))
+    return _report(args, folder) if joined.rank == 0 else EXIT_CLEAN
+
+
+def _report(args: argparse.Namespace, folder: Path) -> int:
+    from shardviz.commands import check
+
+    code = check.report(folder, args.format)
+    print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+    return code

@@ -1,0 +1,233 @@
+"""Capture: write down what this rank holds of a model, in the dump's records.
+
+A `Capture` gathers what one rank says at several stages and becomes its `RankRecord`.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardviz.dump.records import (
+    SCHEMA,
+    Body,
+    FlatRecord,
+    GatherRecord,
+    LayoutRecord,
+    MeshRecord,
+    Position,
+    RankRecord,
+    Role,
+    Stage,
+    TensorRecord,
+)
+from shardviz.live import describe
+from shardviz.live.compat import DTensor, clean_name, flat_params, placement_of
+from shardviz.live.meshes import Claim, of_flat_param, on_root, plain_mesh
+from shardviz.live.stamp import named_tensors, storage_key
+from shardviz.names import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.dump.records import Stamp
+    from shardviz.mesh import Mesh
+
+VALUES_LIMIT = 256
+"""Local tensors of at most this many elements are written out value by value."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """One tensor as this rank has it.
+
+    Attributes:
+        name: Its fully qualified name.
+        role: What it is to the model.
+        shape: The global shape.
+        values: What this rank holds, plain and detached.
+        claim: Its mesh and placements; None for a plain tensor.
+        flat: Its place in FSDP1's concatenation, with that concatenation's length.
+        grad: Whether `.grad` is there.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    values: torch.Tensor
+    claim: Claim | None = None
+    flat: tuple[FlatRecord, int] | None = None
+    grad: torch.Tensor | None = None
+
+
+def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
+    """Yield every parameter and buffer of a model, FSDP1's flat parameters taken apart.
+
+    Args:
+        model: Sharded or not.
+        mesh: The run's mesh, whose axes give FSDP1's groups their names.
+    """
+    flat_names = set()
+    for param in flat_params(model):
+        flat_names.add(param.name)
+        grad = None if param.grad is None else param.cut(param.grad.detach())
+        record = FlatRecord(param.shape, param.offset), param.total
+        claim = of_flat_param(param, mesh)
+        yield Local(param.name, "param", param.shape, param.cut(param.local), claim, record, grad)
+    for role, name, tensor in named_tensors(model):
+        cleaned = clean_name(name)
+        if cleaned not in flat_names and not cleaned.endswith("_flat_param"):
+            yield of_tensor(cleaned, role, tensor)
+
+
+def of_tensor(name: str, role: Role, tensor: torch.Tensor) -> Local:
+    """Return what this rank holds of a plain tensor or a DTensor."""
+    grad = tensor.grad if tensor.is_leaf else None
+    if not isinstance(tensor, DTensor):
+        return Local(name, role, tuple(tensor.shape), tensor.detach(), grad=grad)
+    claim = on_root(tensor.device_mesh, [placement_of(p) for p in tensor.placements])
+    local_grad = grad.to_local() if isinstance(grad, DTensor) else grad
+    return Local(name, role, tuple(tensor.shape), tensor.to_local().detach(), claim, grad=local_grad)
+
+
+@dataclass
+class Capture:
+    """What one rank has to say, gathered stage by stage.
+
+    Attributes:
+        rank: The global rank.
+        num_ranks: The world's size.
+        stamps: The stamped tensors by name.
+        values_limit: Local tensors of at most this many elements are written out.
+    """
+
+    rank: int
+    num_ranks: int
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    values_limit: int = VALUES_LIMIT
+    dense: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    not_checked: list[tuple[str, str]] = field(default_factory=list)
+    _meshes: dict[MeshRecord, int] = field(default_factory=dict)
+    _positions: dict[int, Position] = field(default_factory=dict)
+    _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
+    _bodies: dict[Any, int] = field(default_factory=dict)
+    _tensors: list[tuple[str, int, str]] = field(default_factory=list)
+    _tied: set[tuple[str, ...]] = field(default_factory=set)
+    _gathered: list[GatherRecord] = field(default_factory=list)
+    _body_list: list[Body] = field(default_factory=list)
+
+    def add_mesh(self, device_mesh: DeviceMesh) -> None:
+        """Note where this rank stands on a mesh: its coordinate, and its rank in the group along every axis."""
+        from torch import distributed
+
+        coord = device_mesh.get_coordinate()
+        index = self._mesh(plain_mesh(device_mesh))
+        if coord is not None:
+            groups = [device_mesh.get_group(axis) for axis in range(device_mesh.ndim)]
+            self._positions[index] = Position(index, tuple(coord), tuple(distributed.get_rank(g) for g in groups))
+
+    def add_values(self, local: Local, stage: Stage) -> None:
+        """Write down a tensor's own values: a digest, and the values themselves where they are few."""
+        small = local.values.numel() <= self.values_limit
+        body = self._body(local, stage, values=describe.nested(local.values) if small else None)
+        self._add(local.name, body, describe.digest(local.values))
+
+    def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:
+        """Write down a stamped tensor's ids."""
+        stamp = self.stamps.get(local.name)
+        if stamp is None:
+            self.not_checked.append((local.name, "it was not stamped: the unsharded model has no tensor of this name"))
+            return
+        held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
+        runs = None if held is not None else describe.as_runs(ids)
+        body = self._body(local, "stamped", held=held, runs=runs, dense=held is None and runs is None)
+        if body.dense:
+            self.dense[f"stamped/{local.role}/{local.name}"] = ids
+        self._add(local.name, body, "")
+
+    def add_gathered(self, name: str, collective: str, ids: NDArray[np.int64]) -> None:
+        """Write down the ids that a torch collective gave back for a stamped tensor."""
+        stamp = self.stamps[name]
+        held = describe.as_ranges(ids, stamp, stamp.shape)
+        runs = describe.as_runs(ids) if held is None else None
+        if held is None and runs is None:
+            self.not_checked.append((name, f"{collective} gave ids in more than {describe.MAX_RUNS:,} runs"))
+        else:
+            self._gathered.append(GatherRecord(name, collective, held, runs))
+
+    def add_gather_error(self, name: str, collective: str, error: Exception) -> None:
+        """Write down that a torch collective raised."""
+        line = str(error).strip().partition("\n")[0]
+        self._gathered.append(GatherRecord(name, collective, error=f"{type(error).__name__}: {line}"))
+
+    def add_ties(self, model: nn.Module) -> None:
+        """Note which names share storage on this rank."""
+        groups: dict[Any, list[str]] = {}
+        for _, name, tensor in named_tensors(model):
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if local.numel():
+                groups.setdefault(storage_key(local), []).append(clean_name(name))
+        self._tied |= {tuple(names) for names in groups.values() if len(names) > 1}
+
+    def record(self) -> RankRecord:
+        """Return all of it as this rank's record."""
+        digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
+        folded = fold((name, body) for name, body, _ in self._tensors)
+        return RankRecord(
+            schema=SCHEMA,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            hostname=socket.gethostname(),
+            meshes=tuple(self._meshes),
+            positions=tuple(self._positions.values()),
+            layouts=tuple(self._layouts),
+            bodies=tuple(self._body_list),
+            tensors=tuple(
+                TensorRecord(f.prefix, body, f.numbers, f.suffix, "".join(digests[name, body] for name in f.names()))
+                for f, body in folded
+            ),
+            tied=tuple(sorted(self._tied)),
+            gathered=tuple(self._gathered),
+            not_checked=tuple(dict.fromkeys(self.not_checked)),
+        )
+
+    def _add(self, name: str, body: Body, digest: str) -> None:
+        key = repr(body)
+        if key not in self._bodies:
+            self._bodies[key] = len(self._body_list)
+            self._body_list.append(body)
+        self._tensors.append((name, self._bodies[key], digest))
+
+    def _body(self, local: Local, stage: Stage, **content: Any) -> Body:
+        return Body(
+            role=local.role,
+            stage=stage,
+            shape=local.shape,
+            local_shape=tuple(local.values.shape),
+            dtype=str(local.values.dtype).removeprefix("torch."),
+            device=str(local.values.device),
+            layout=self._layout(local),
+            grad=None if local.role != "param" else "none" if local.grad is None else "here",
+            **content,
+        )
+
+    def _layout(self, local: Local) -> int | None:
+        if local.claim is None:
+            return None
+        mesh, placements = local.claim
+        shape = (local.flat[1],) if local.flat else local.shape
+        flat = local.flat[0] if local.flat else None
+        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), shape, flat)
+        return self._layouts.setdefault(record, len(self._layouts))
+
+    def _mesh(self, mesh: Mesh) -> int:
+        record = MeshRecord(mesh.axes, mesh.shape, mesh.ranks)
+        return self._meshes.setdefault(record, len(self._meshes))

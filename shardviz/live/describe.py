@@ -1,0 +1,120 @@
+"""Ids and values of one local tensor, written as small as they can be: ranges, runs, nested lists or a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shardviz.dump.read import DIGEST_LENGTH
+from shardviz.dump.tensors import ID_NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.records import Stamp
+    from shardviz.region import Ranges
+
+Run = tuple[int, int, int]
+
+MAX_RANGES = 4096
+MAX_RUNS = 4096
+
+
+def ids_of(values: torch.Tensor, last: int) -> NDArray[np.int64]:
+    """Return a tensor's values as ids: 0 for zero, `ID_NONE` for what is no whole number from 0 to `last`."""
+    if not values.is_floating_point():
+        wide = values.to(torch.int64).cpu().numpy()
+        return np.where((wide >= 0) & (wide <= last), wide, ID_NONE)
+    numbers = values.to(torch.float64).cpu().numpy()
+    whole = np.isfinite(numbers) & (numbers >= 0) & (numbers <= last) & (np.floor(numbers) == numbers)
+    return np.where(whole, numbers, ID_NONE).astype(np.int64)
+
+
+def as_ranges(ids: NDArray[np.int64], stamp: Stamp, shape: Sequence[int]) -> tuple[Ranges, ...] | None:
+    """Write ids as index ranges in each dim.
+
+    Args:
+        ids: Ids as they lie in memory.
+        stamp: The tensor's own ids.
+        shape: The shape in which indices count: the tensor's own, or its number of elements where it is held flat.
+
+    Returns:
+        The ranges; None where the ids are not the product of one list of indices a dim.
+    """
+    if ids.ndim != len(shape):
+        return None
+    own = ids - stamp.first
+    if not own.size:
+        return tuple(((0, size),) if size else () for size in ids.shape)
+    if own.min() < 0 or own.max() >= math.prod(shape):
+        return None
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    corner = np.unravel_index(int(own[(0,) * own.ndim]), shape) if shape else ()
+    parts, dims = np.zeros((), np.int64), []
+    for dim, stride in enumerate(strides):
+        edge = own[tuple(slice(None) if other == dim else 0 for other in range(own.ndim))]
+        along = (edge - edge[0]) // stride + int(corner[dim])
+        if along.min() < 0 or along.max() >= shape[dim]:
+            return None
+        parts = np.add.outer(parts, along * stride)
+        ranges = _index_ranges(along)
+        if ranges is None:
+            return None
+        dims.append(ranges)
+    return tuple(dims) if np.array_equal(parts, own) else None
+
+
+def _index_ranges(along: NDArray[np.int64]) -> Ranges | None:
+    breaks = np.flatnonzero(np.diff(along) != 1) + 1
+    if len(breaks) >= MAX_RANGES:
+        return None
+    starts, ends = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(along)]))
+    return tuple((int(along[start]), int(along[end - 1]) + 1) for start, end in zip(starts, ends, strict=True))
+
+
+def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:
+    """Write ids, in memory order, as runs `(first, step, count)`; None where that takes more than `MAX_RUNS`."""
+    flat = ids.ravel()
+    steps = np.diff(flat)
+    bends = np.flatnonzero(np.diff(steps)) + 2
+    if len(bends) > 2 * MAX_RUNS:
+        return None
+    runs: list[Run] = []
+    start = 0
+    for end in [*bends.tolist(), len(flat)]:
+        # A bend belongs to the run before it; what is left of a lone element joins the next run.
+        if end - start == 1 and end < len(flat):
+            continue
+        if end > start:
+            runs.append((int(flat[start]), int(flat[start + 1] - flat[start]) if end - start > 1 else 0, end - start))
+            start = end
+    return tuple(runs) if len(runs) <= MAX_RUNS else None
+
+
+def nested(values: torch.Tensor) -> Any:
+    """Return values as nested lists that JSON can say; what is not finite becomes a string."""
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return _spelled(values.detach().cpu().tolist())
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_spelled(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def digest(values: torch.Tensor) -> str:
+    """Return 16 hex digits of the BLAKE2b hash of a tensor's dtype, shape and bytes."""
+    local = values.detach().cpu().contiguous()
+    hashed = hashlib.blake2b(f"{local.dtype}{list(local.shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
+    hashed.update(local.view(-1).view(torch.uint8).numpy().data if local.numel() else b"")
+    return hashed.hexdigest()

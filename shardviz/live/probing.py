@@ -1,0 +1,203 @@
+"""Run a probe on this rank: build, stamp, parallelize, capture; once with the model's own values and once with ids."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardviz.dump.records import SCHEMA, MeshRecord, RunRecord
+from shardviz.dump.tensors import ID_NONE
+from shardviz.dump.write import write_rank, write_run
+from shardviz.errors import ProbeError
+from shardviz.live import describe
+from shardviz.live.capture import Capture, Local, local_tensors
+from shardviz.live.compat import DTensor, clean_name, quiet_redistribution
+from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.live.job import ProbeJob
+    from shardviz.live.world import World
+
+MAX_GATHERED = 1 << 26
+"""Tensors of more elements than this are not gathered whole on every rank."""
+
+
+def run_probe(world: World, job: ProbeJob) -> None:
+    """Run a probe on this rank and write the rank's file; rank 0 writes `run.json` too.
+
+    Raises:
+        ProbeError: The probe's `build` returns no module.
+    """
+    probe = load_probe(job.path, job.build)
+    device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
+    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
+    capture.add_mesh(device_mesh)
+    run = Run(probe, job, device_mesh, capture)
+    run.capture_initial()
+    stamped = run.capture_stamped()
+    if world.rank == 0:
+        write_run(job.folder, _run_record(job, probe, stamped))
+    write_rank(job.folder, capture.record(), capture.dense)
+
+
+def load_probe(path: Path, build: str = "build") -> ModuleType:
+    """Import a probe's file under a name of its own; the files beside it can be imported by it.
+
+    Raises:
+        ProbeError: It defines no such function.
+    """
+    name = f"shardviz_probe_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    for needed in (build, "parallelize"):
+        if not callable(getattr(module, needed, None)):
+            raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
+    return module
+
+
+@dataclass
+class Run:
+    """One probe on one rank.
+
+    Attributes:
+        probe: The probe's module.
+        job: What to run.
+        device_mesh: The mesh, as torch has it.
+        capture: Where what is seen goes.
+    """
+
+    probe: ModuleType
+    job: ProbeJob
+    device_mesh: DeviceMesh
+    capture: Capture
+
+    def capture_initial(self) -> None:
+        """Capture the model's own values after sharding: arange hides what only real values show."""
+        model = self._parallelized(self._built())
+        for local in self._locals(model):
+            self.capture.add_values(local, "initial")
+        self.capture.add_ties(model)
+
+    def capture_stamped(self) -> Stamped:
+        """Capture where every element went, by its id, and what torch gathers from the shards."""
+        model, stamped = self._stamped_model(None)
+        self.capture.stamps = {stamp.name: stamp for stamp in stamped.stamps}
+        self.capture.not_checked += [*stamped.not_applied, *stamped.not_stamped]
+        last = max((stamp.first + math.prod(stamp.shape) - 1 for stamp in stamped.stamps), default=0)
+        locals_ = self._locals(model)
+        bits = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
+        if last < 2**bits:
+            for local in locals_:
+                if exact_bits(local.values.dtype):
+                    self.capture.add_ids(local, describe.ids_of(local.values, last))
+            self._gather(model, last)
+        else:
+            self._capture_digits(bits, last)
+        return stamped
+
+    def _capture_digits(self, bits: int, last: int) -> None:
+        """Stamp again, a digit a pass, where some dtype is too narrow for whole ids."""
+        base = 2**bits - 1
+        places = math.ceil(math.log(last + 1, base))
+        ids: dict[str, NDArray[np.int64]] = {}
+        known: dict[str, Local] = {}
+        for place in range(places):
+            model, _ = self._stamped_model(Digits(base, place, places))
+            for local in self._locals(model):
+                if exact_bits(local.values.dtype):
+                    digits = describe.ids_of(local.values, base)
+                    before = ids.get(local.name, np.zeros_like(digits))
+                    whole = np.where((digits > 0) & (before >= 0), before + (digits - 1) * base**place, ID_NONE)
+                    ids[local.name] = np.where((digits == 0) & (before == 0), 0, whole)
+                    known[local.name] = local
+        for name, local in known.items():
+            self.capture.add_ids(local, ids[name])
+        self.capture.not_checked.append(("", f"full_tensor: ids were written in {places} passes, a digit a pass"))
+
+    def _gather(self, model: nn.Module, last: int) -> None:
+        """Let torch reassemble every DTensor, to be laid beside shardviz's own reassembly."""
+        for role, name, tensor in named_tensors(_unwrapped(model)):
+            name = clean_name(name)
+            if not isinstance(tensor, DTensor) or name not in self.capture.stamps or not exact_bits(tensor.dtype):
+                continue
+            if tensor.numel() > MAX_GATHERED or any(p.is_partial() for p in tensor.placements):
+                why = "pending sum" if tensor.numel() <= MAX_GATHERED else f"{tensor.numel():,} elements"
+                self.capture.not_checked.append((name, f"full_tensor of a {role} with {why} was not run"))
+                continue
+            try:
+                with quiet_redistribution():
+                    full = tensor.full_tensor().detach()
+            except Exception as error:
+                self.capture.add_gather_error(name, "full_tensor", error)
+            else:
+                self.capture.add_gathered(name, "full_tensor", describe.ids_of(full, last))
+
+    def _built(self) -> nn.Module:
+        torch.manual_seed(0)
+        model = getattr(self.probe, self.job.build)()
+        if not isinstance(model, torch.nn.Module):
+            kind = type(model).__name__
+            raise ProbeError(f"probe {self.job.name}: {self.job.build}() returned {kind}", "return a torch.nn.Module")
+        return model
+
+    def _parallelized(self, model: nn.Module) -> nn.Module:
+        returned = self.probe.parallelize(model, self.device_mesh)
+        return model if returned is None else returned
+
+    def _stamped_model(self, digits: Digits | None) -> tuple[nn.Module, Stamped]:
+        """Build, stamp and shard; where the model's own dtypes are too narrow for whole ids, in float64."""
+        model = self._built()
+        if digits is None and not _holds_ids(model):
+            model = model.double()
+        stamped = stamp(model, digits)
+        return self._parallelized(model), stamped
+
+    def _locals(self, model: nn.Module) -> list[Local]:
+        return list(local_tensors(_unwrapped(model), self.job.mesh))
+
+
+def _holds_ids(model: nn.Module) -> bool:
+    tensors = [tensor for _, _, tensor in named_tensors(model) if tensor.is_floating_point()]
+    bits = min((exact_bits(tensor.dtype) for tensor in tensors), default=64)
+    return sum(tensor.numel() for _, _, tensor in named_tensors(model)) < 2**bits
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Look inside DistributedDataParallel and DataParallel, which put `module.` before every name."""
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    return model.module if isinstance(model, wrappers) else model
+
+
+def _run_record(job: ProbeJob, probe: ModuleType, stamped: Stamped) -> RunRecord:
+    intended: Any = getattr(probe, "expect", {})
+    return RunRecord(
+        schema=SCHEMA,
+        shardviz=version("shardviz"),
+        torch=str(torch.__version__),
+        num_ranks=job.mesh.size,
+        command=job.command,
+        probe=job.name,
+        mesh=MeshRecord(job.mesh.axes, job.mesh.shape, job.mesh.ranks),
+        stamps=stamped.stamps,
+        intended=dict(intended),
+    )

@@ -1,0 +1,130 @@
+"""Stamping: fill every weight of an unsharded model with its own global index, and make sure that it took.
+
+Ids count from 1 over the whole model, row-major in each tensor, in the order of `named_parameters` and then
+`named_buffers`. Parameters that share storage get one range of ids. Where a dtype cannot hold every id exactly, the ids
+are written a digit a pass, to be put together again by `shardviz.live.capture`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.dump.records import Role, Stamp
+from shardviz.errors import ShardvizError
+from shardviz.live.compat import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+EXACT_BITS = {
+    torch.float64: 53,
+    torch.float32: 24,
+    torch.float16: 11,
+    torch.bfloat16: 8,
+    torch.int64: 62,
+    torch.int32: 31,
+    torch.int16: 15,
+}
+"""Every integer up to 2 to this power is exact: the significand's bits, the hidden one included, or the integer's."""
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """What stamping did.
+
+    Attributes:
+        stamps: Every stamped tensor, in model order.
+        not_applied: Tensors that did not read back as written: `(name, reason)`.
+        not_stamped: Tensors that cannot hold ids: `(name, reason)`.
+    """
+
+    stamps: tuple[Stamp, ...]
+    not_applied: tuple[tuple[str, str], ...] = ()
+    not_stamped: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Ids written one digit a pass: pass `place` writes the id's digit in base `base`, plus 1 so that none is zero."""
+
+    base: int
+    place: int
+    places: int
+
+
+def exact_bits(dtype: torch.dtype) -> int:
+    """Return how many bits of an integer the dtype holds exactly; 0 where it cannot hold ids."""
+    return EXACT_BITS.get(dtype, 0)
+
+
+def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
+    """Fill every parameter and buffer of an unsharded model with ids, in place, and read them back.
+
+    Args:
+        model: Not sharded yet: a fill through placements would only repeat what they claim.
+        digits: Write one digit of each id instead of the whole id.
+
+    Raises:
+        ShardvizError: A tensor is a DTensor already, or on the meta device, where it has no values to fill.
+    """
+    stamps: list[Stamp] = []
+    not_applied, not_stamped = [], []
+    seen: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
+    first = 1
+    for role, name, tensor in named_tensors(model):
+        _refuse_sharded(name, tensor)
+        if not exact_bits(tensor.dtype):
+            not_stamped.append((name, f"{tensor.dtype} cannot hold ids"))
+            continue
+        key = storage_key(tensor)
+        if tensor.numel() and key in seen:
+            stamps.append(Stamp(name, seen[key].first, tuple(tensor.shape), role, tied_to=seen[key].name))
+            continue
+        seen[key] = Stamp(name, first, tuple(tensor.shape), role)
+        stamps.append(seen[key])
+        if reason := _fill(tensor, first, digits):
+            not_applied.append((name, reason))
+        first += tensor.numel()
+    return Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped))
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
+    """Yield every parameter, then every buffer, tied names included."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield "param", name, parameter
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        yield "buffer", name, buffer
+
+
+def storage_key(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+    """Return what two tensors share when they are views of the same elements."""
+    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)
+
+
+def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, DTensor):
+        raise ShardvizError(f"{name} is sharded already", "stamp the model before it is parallelized")
+    if tensor.is_meta:
+        raise ShardvizError(
+            f"{name} is on the meta device and has no values", "stamp the model after it is materialized"
+        )
+
+
+def _fill(tensor: torch.Tensor, first: int, digits: Digits | None) -> str:
+    """Write ids and read them back; return what is wrong with what is read, if anything is."""
+    numel = math.prod(tensor.shape)
+    ids = torch.arange(first, first + numel, dtype=torch.int64, device=tensor.device).view(tensor.shape)
+    if digits is not None:
+        ids = ids // digits.base**digits.place % digits.base + 1
+    elif first + numel > 2 ** exact_bits(tensor.dtype):
+        return f"ids to {first + numel - 1:,} are not exact in {tensor.dtype}"
+    with torch.no_grad():
+        tensor.copy_(ids)
+        wrong = int((tensor.detach().to(torch.int64) != ids).sum())
+    return f"{wrong:,} of {numel:,} elements did not read back as written" if wrong else ""
