@@ -68,6 +68,7 @@ class Body(Record, frozen=True):
         values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
         dense: The values stand in the safetensors file, under `stage/role/name`.
         grad: Whether `.grad` was there: `none` or `here`. None where it was not looked at.
+        constant: Every element is the same number, as in a fresh bias: equal shards of it say nothing.
     """
 
     role: Role
@@ -82,6 +83,7 @@ class Body(Record, frozen=True):
     values: Any = None
     dense: bool = False
     grad: Literal["none", "here"] | None = None
+    constant: bool = False
 
 
 class TensorRecord(Record, frozen=True):
