@@ -5,6 +5,7 @@ That is why FSDP1's layouts count elements, not rows: `[flat(10, 10)/shard]`. Be
 copies. Where a unit has several parameters, each is a stretch of the concatenation.
 """
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -22,7 +23,9 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return FullyShardedDataParallel(model, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    device = torch.device(mesh.device_type)
+    strategy = ShardingStrategy.HYBRID_SHARD
+    return FullyShardedDataParallel(model, sharding_strategy=strategy, device_mesh=mesh, device_id=device)
 
 
 if __name__ == "__main__":

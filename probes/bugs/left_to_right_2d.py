@@ -23,8 +23,9 @@ def build() -> nn.Module:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     fsdp, tp = (mesh.get_local_rank(axis) for axis in AXES)
     rows = model.weight.detach().chunk(mesh["tp"].size())[tp].chunk(mesh["fsdp"].size())[fsdp]
-    weight = DTensor.from_local(rows, mesh, (Shard(0), Shard(0)), run_check=False)
-    model.weight = nn.Parameter(weight)
+    whole = model.weight
+    label = (Shard(0), Shard(0))
+    model.weight = nn.Parameter(DTensor.from_local(rows, mesh, label, shape=whole.shape, stride=whole.stride()))
 
 
 if __name__ == "__main__":

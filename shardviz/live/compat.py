@@ -14,21 +14,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardviz.placements import Partial, Placement, Replicate, Shard, StridedShard
+from shardviz import placements
 
 try:
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 except ImportError:  # torch 2.4
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
+    from torch.distributed._tensor import DTensor, Partial, Replicate, Shard  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["DTensor", "FlatParam", "flat_params", "fully_shard", "make_ranks_of_threads", "placement_of", "root_mesh"]
+__all__ = [
+    "DTensor",
+    "FlatParam",
+    "Partial",
+    "Replicate",
+    "Shard",
+    "clean_name",
+    "flat_params",
+    "fully_shard",
+    "make_ranks_of_threads",
+    "placement_of",
+    "quiet_redistribution",
+    "root_mesh",
+]
 
 
 def make_ranks_of_threads() -> None:
@@ -42,7 +55,7 @@ def make_ranks_of_threads() -> None:
     multi_threaded_pg._install_threaded_pg()  # type: ignore[no-untyped-call]
 
 
-def placement_of(placement: Any) -> Placement:
+def placement_of(placement: Any) -> placements.Placement:
     """Return one of torch's placements as a plain value.
 
     `_StridedShard` is a subclass of `Shard` in torch 2.4.1 and a class of its own in 2.13.0 and 2.15.0: it is looked
@@ -52,13 +65,13 @@ def placement_of(placement: Any) -> Placement:
         TypeError: A placement of a kind that shardviz does not know.
     """
     if hasattr(placement, "split_factor"):
-        return StridedShard(placement.dim, int(placement.split_factor))
+        return placements.StridedShard(placement.dim, int(placement.split_factor))
     if placement.is_replicate():
-        return Replicate()
+        return placements.Replicate()
     if placement.is_partial():
-        return Partial(str(placement.reduce_op))
+        return placements.Partial(str(placement.reduce_op))
     if placement.is_shard():
-        return Shard(placement.dim)
+        return placements.Shard(placement.dim)
     raise TypeError(f"unknown placement {placement!r}")
 
 
@@ -148,7 +161,9 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
     shard_group, replicas = (shard_ranks, me) if split else (me, shard_ranks)
     if replicate_group is not None:
         replicas = tuple(distributed.get_process_group_ranks(replicate_group))
-    local = flat._local_shard if split else flat
+    local = (
+        getattr(flat, "_local_shard", flat) if split else flat
+    )  # before the first forward the parameter is the shard
     size = local.numel()
     grad = getattr(flat, "_saved_grad_shard", None) if split else flat.grad
     grad = flat.grad if grad is None else grad

@@ -17,9 +17,9 @@ from shardviz.dump.records import SCHEMA, MeshRecord, RunRecord
 from shardviz.dump.tensors import ID_NONE
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
-from shardviz.live import describe
+from shardviz.live import describe, gather
 from shardviz.live.capture import Capture, Local, local_tensors
-from shardviz.live.compat import DTensor, clean_name, quiet_redistribution
+from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     from shardviz.live.job import ProbeJob
     from shardviz.live.world import World
-
-MAX_GATHERED = 1 << 26
-"""Tensors of more elements than this are not gathered whole on every rank."""
 
 
 def run_probe(world: World, job: ProbeJob) -> None:
@@ -136,17 +133,18 @@ class Run:
 
     def _gather(self, model: nn.Module, last: int) -> None:
         """Let torch reassemble every DTensor, to be laid beside shardviz's own reassembly."""
-        for role, name, tensor in named_tensors(_unwrapped(model)):
-            name = clean_name(name)
-            if not isinstance(tensor, DTensor) or name not in self.capture.stamps or not exact_bits(tensor.dtype):
-                continue
-            if tensor.numel() > MAX_GATHERED or any(p.is_partial() for p in tensor.placements):
-                why = "pending sum" if tensor.numel() <= MAX_GATHERED else f"{tensor.numel():,} elements"
-                self.capture.not_checked.append((name, f"full_tensor of a {role} with {why} was not run"))
+        sharded = {
+            clean_name(name): tensor
+            for _, name, tensor in named_tensors(_unwrapped(model))
+            if isinstance(tensor, DTensor) and clean_name(name) in self.capture.stamps and exact_bits(tensor.dtype)
+        }
+        refused = gather.refused(sharded)
+        for name, tensor in sharded.items():
+            if name in refused:
+                self.capture.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
                 continue
             try:
-                with quiet_redistribution():
-                    full = tensor.full_tensor().detach()
+                full = gather.full_tensor(tensor)
             except Exception as error:
                 self.capture.add_gather_error(name, "full_tensor", error)
             else:
@@ -179,7 +177,8 @@ class Run:
 def _holds_ids(model: nn.Module) -> bool:
     tensors = [tensor for _, _, tensor in named_tensors(model) if tensor.is_floating_point()]
     bits = min((exact_bits(tensor.dtype) for tensor in tensors), default=64)
-    return sum(tensor.numel() for _, _, tensor in named_tensors(model)) < 2**bits
+    numel: int = sum(tensor.numel() for _, _, tensor in named_tensors(model))
+    return bool(numel < 2**bits)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

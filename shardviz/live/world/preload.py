@@ -7,6 +7,11 @@ import gc
 import importlib
 import os
 import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MODULES = (
     "torch",
@@ -19,18 +24,33 @@ MODULES = (
 
 
 def main() -> None:
-    """Import `MODULES`, quietly, and stop early if the launcher is gone."""
+    """Import `MODULES`, quietly, and stop at once if the launcher is gone."""
     _be_quiet()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; a forked thread pool is a dead one
-    launcher = os.getppid()
     gc.disable()  # a third of the time to import torch goes to collecting what is not garbage
-    for name in MODULES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-        if os.getppid() != launcher:
-            os._exit(0)
+    with _ending_with(os.getppid()):
+        for name in MODULES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     gc.enable()
     gc.freeze()  # ranks share these pages, a collection in a rank would copy them
+
+
+@contextlib.contextmanager
+def _ending_with(launcher: int) -> Iterator[None]:
+    """Exit once `launcher` is gone; `multiprocessing` looks only after the imports. No thread is left to fork."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            if os.getppid() != launcher:
+                os._exit(0)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield
+    over.set()
+    watcher.join()
 
 
 def _be_quiet() -> None:

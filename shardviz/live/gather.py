@@ -1,0 +1,54 @@
+"""Torch's own reassembly of a sharded tensor, run only where it can be: on misshapen shards gloo aborts the process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+from shardviz.layout import Layout
+from shardviz.live.compat import DTensor, placement_of, quiet_redistribution
+from shardviz.live.meshes import plain_mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+MAX_ELEMENTS = 1 << 26
+"""Tensors of more elements than this are not gathered whole on every rank."""
+
+
+def refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
+    """Return the tensors that must not be gathered, with the reason. Every rank calls this, and gets the same.
+
+    Args:
+        tensors: This rank's DTensors by name.
+    """
+    mine = {name: reason for name, tensor in tensors.items() if (reason := _reason(tensor))}
+    of_all: list[dict[str, str]] = [{} for _ in range(distributed.get_world_size())]
+    distributed.all_gather_object(of_all, mine)
+    return {name: reason for one in reversed(of_all) for name, reason in one.items()}
+
+
+def full_tensor(tensor: DTensor) -> torch.Tensor:
+    """Return what torch's `full_tensor` makes of the shards."""
+    with quiet_redistribution():
+        full: torch.Tensor = tensor.full_tensor()
+    return full.detach()
+
+
+def _reason(tensor: DTensor) -> str:
+    if any(placement.is_partial() for placement in tensor.placements):
+        return "a sum is pending"
+    if tensor.numel() > MAX_ELEMENTS:
+        return f"{tensor.numel():,} elements are more than {MAX_ELEMENTS:,}"
+    mesh = plain_mesh(tensor.device_mesh)
+    rank = distributed.get_rank()
+    if rank not in mesh:
+        return ""
+    claimed = Layout.from_placements(mesh, tuple(tensor.shape), [placement_of(p) for p in tensor.placements])
+    wanted, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
+    if wanted != local:
+        return f"rank {rank} has a shard of {list(local)} where its placements say {list(wanted)}"
+    return ""
