@@ -1,0 +1,136 @@
+"""The held layout is derived exactly, whatever the notation can say."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardviz.check.infer.layout import holds, infer_layout
+from shardviz.layout import JOIN, Chain, Layout
+from shardviz.mesh import Coord, Mesh, parse_mesh
+from shardviz.notation import parse, write
+from shardviz.region import Region
+
+
+def held_by(layout: Layout) -> dict[Coord, Region]:
+    return {coord: layout.region(coord) for coord in layout.mesh.coords()}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        ("fsdp=2,tp=4", "[12, 12]"),
+        ("fsdp=2,tp=4", "[12/tp/fsdp, 12]"),
+        ("fsdp=2,tp=4", "[12/fsdp/tp, 12]"),
+        ("fsdp=2,tp=4", "[12, 12/tp]"),
+        ("fsdp=2,tp=4", "[12/tp, 12/fsdp]"),
+        ("fsdp=2,tp=4", "[24/3/tp, 8]"),
+        ("fsdp=2,tp=4", "[24/3/tp/fsdp, 8]"),
+        ("fsdp=2,tp=4", "[24/tp/3/fsdp, 8]"),
+        ("dp=2,fsdp=3,tp=2", "[13/tp/fsdp, 5]"),
+        ("fsdp=2,tp=2", "[(12/3/fsdp)/tp, 3]"),
+        ("a=2,b=2,c=2,d=2,e=2", "[64/e/c/a/d/b, 3]"),
+        ("a=3,b=2,c=2", "[7/b, 11/c/a, 2]"),
+    ],
+)
+def test_the_layout_that_made_the_shards_is_found(mesh: str, text: str) -> None:
+    layout = parse(text).layout(parse_mesh(mesh))
+    found = infer_layout(layout.mesh, layout.shape, held_by(layout))
+    assert found is not None
+    assert write(found) == text
+
+
+@pytest.mark.parametrize("text", ["[1/fsdp/tp]", "[3/tp/fsdp, 2]", "[0/tp]", "[]", "[5/fsdp, 3/tp]"])
+def test_empty_shards_and_tensors_fit_their_own_claim(text: str) -> None:
+    layout = parse(text).layout(parse_mesh("fsdp=2,tp=4"))
+    assert infer_layout(layout.mesh, layout.shape, held_by(layout), layout) is layout
+    assert infer_layout(layout.mesh, layout.shape, held_by(layout)) is not None
+
+
+def chains(axes: list[str]) -> st.SearchStrategy[Chain]:
+    """Chains with at most one number before each axis and joins where they can matter.
+
+    Axes of one rank are left out: they would bring two numbers together, which is a number that nobody writes.
+    """
+
+    def build(order: list[str], numbers: list[int], joins: list[bool]) -> Chain:
+        chain: list[str | int] = []
+        for axis, number, join in zip(order, numbers, joins, strict=False):
+            if join and any(isinstance(link, int) for link in chain):
+                chain.append(JOIN)
+            if number > 1:
+                chain.append(number)
+            chain.append(axis)
+        return tuple(chain)
+
+    size = len(axes)
+    numbers = st.lists(st.sampled_from([1, 1, 2, 3]), min_size=size, max_size=size)
+    return st.builds(build, st.permutations(axes), numbers, st.lists(st.booleans(), min_size=size, max_size=size))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    axes = [f"a{index}" for index in range(len(sizes))]
+    mesh = Mesh(tuple(axes), tuple(sizes))
+    shape = draw(st.lists(st.integers(0, 30), min_size=1, max_size=3))
+    on_dim = draw(st.lists(st.integers(-1, len(shape) - 1), min_size=len(axes), max_size=len(axes)))
+    by_dim = [
+        [axis for axis, at in zip(axes, on_dim, strict=True) if at == dim and mesh.axis_size(axis) > 1]
+        for dim in range(len(shape))
+    ]
+    return Layout(mesh, tuple(shape), tuple(draw(chains(of)) for of in by_dim))
+
+
+@settings(max_examples=200, deadline=None)
+@given(layouts())
+def test_any_layout_is_found_from_its_shards_alone(layout: Layout) -> None:
+    held = held_by(layout)
+    found = infer_layout(layout.mesh, layout.shape, held)
+    assert found is not None, write(layout)
+    assert holds(found, held)
+
+
+def test_a_missing_rank_does_not_stop_inference() -> None:
+    layout = parse("[12/tp/fsdp, 12]").layout(parse_mesh("fsdp=2,tp=4"))
+    held = held_by(layout)
+    del held[1, 2]
+    found = infer_layout(layout.mesh, layout.shape, held)
+    assert found is not None
+    assert write(found) == "[12/tp/fsdp, 12]"
+
+
+def test_reversed_coordinates_are_no_layout() -> None:
+    layout = parse("[12/tp]").layout(parse_mesh("tp=4"))
+    held = {(3 - coord[0],): region for coord, region in held_by(layout).items()}
+    assert infer_layout(layout.mesh, layout.shape, held) is None
+
+
+def test_one_axis_on_two_dims_is_no_layout() -> None:
+    mesh = parse_mesh("tp=2")
+    held = {(i,): Region((((6 * i, 6 * i + 6),), ((6 * i, 6 * i + 6),))) for i in range(2)}
+    assert infer_layout(mesh, (12, 12), held) is None
+
+
+def test_flat_parameters_of_fsdp1_are_found_too() -> None:
+    layout = parse("[flat(10, 10)/fsdp]").layout(parse_mesh("dp=2,fsdp=4"))
+    claimed = parse("[flat(10, 10)/dp]").layout(parse_mesh("dp=2,fsdp=4"))
+    claimed = Layout(claimed.mesh, layout.shape, claimed.chains, flat=claimed.flat)
+    found = infer_layout(layout.mesh, (100,), held_by(layout), claimed)
+    assert found is not None
+    assert write(found) == "[flat(10, 10)/fsdp]"
+
+
+def test_a_thousand_ranks_take_a_moment() -> None:
+    mesh = Mesh(("dp", "fsdp", "tp"), (4, 32, 8))
+    layout = parse("[8192/tp/fsdp, 28672]").layout(mesh)
+    held = {coord: layout.region(coord) for coord in product(range(4), range(32), range(8))}
+    began = time.perf_counter()
+    found = infer_layout(mesh, layout.shape, held)
+    assert found is not None
+    assert write(found) == "[8192/tp/fsdp, 28672]"
+    assert time.perf_counter() - began < 1
