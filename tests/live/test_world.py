@@ -411,9 +411,11 @@ def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, numbe
 def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Path) -> None:
     launcher = script(tmp_path, "launch('tests.live.world_tasks:add_up', num_ranks=2)")
     wait_until(lambda: len(children(launcher.pid)) >= 2, 30)
+    pids = list(children(launcher.pid))
     os.killpg(launcher.pid, signal.SIGINT)
     stderr = launcher.communicate(timeout=10)[1]
     assert stderr.count("KeyboardInterrupt") == 1
+    wait_until(lambda: not any(map(is_running, pids)), 1)
 
 
 def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:
