@@ -1,1 +1,37 @@
-"""Find and name silent sharding bugs in PyTorch models."""
+"""Find and name silent sharding bugs in PyTorch models.
+
+The names below are imported when they are first used, so that `import shardviz` costs nothing and never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardviz.check.run import check
+    from shardviz.layout import Layout
+    from shardviz.live.api import capture, run_probe
+    from shardviz.live.stamp import stamp
+    from shardviz.mesh import Mesh
+
+_HOMES = {
+    "Layout": "shardviz.layout",
+    "Mesh": "shardviz.mesh",
+    "capture": "shardviz.live.api",
+    "check": "shardviz.check.run",
+    "run_probe": "shardviz.live.api",
+    "stamp": "shardviz.live.stamp",
+}
+
+__all__ = ["Layout", "Mesh", "capture", "check", "run_probe", "stamp"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardviz' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from torch import distributed
 
 from shardviz.dump.records import (
     SCHEMA,
@@ -20,6 +23,7 @@ from shardviz.dump.records import (
     Position,
     RankRecord,
     Role,
+    RunRecord,
     Stage,
     TensorRecord,
 )
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records import Stamp
+    from shardviz.live.stamp import Stamped
     from shardviz.mesh import Mesh
 
 VALUES_LIMIT = 256
@@ -126,8 +131,6 @@ class Capture:
 
     def add_mesh(self, device_mesh: DeviceMesh) -> None:
         """Note where this rank stands on a mesh: its coordinate, and its rank in the group along every axis."""
-        from torch import distributed
-
         coord = device_mesh.get_coordinate()
         index = self._mesh(plain_mesh(device_mesh))
         if coord is not None:
@@ -137,7 +140,9 @@ class Capture:
     def add_values(self, local: Local, stage: Stage) -> None:
         """Write down a tensor's own values: a digest, and the values themselves where they are few."""
         small = local.values.numel() <= self.values_limit
-        body = self._body(local, stage, values=describe.nested(local.values) if small else None)
+        constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
+        values = describe.nested(local.values) if small else None
+        body = self._body(local, stage, values=values, constant=constant)
         self._add(local.name, body, describe.digest(local.values))
 
     def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:
@@ -231,3 +236,25 @@ class Capture:
     def _mesh(self, mesh: Mesh) -> int:
         record = MeshRecord(mesh.axes, mesh.shape, mesh.ranks)
         return self._meshes.setdefault(record, len(self._meshes))
+
+
+def run_record(
+    mesh: Mesh,
+    stamped: Stamped | None,
+    intended: Mapping[str, str] | None,
+    *,
+    command: tuple[str, ...] = (),
+    probe: str = "",
+) -> RunRecord:
+    """Return what is true of the whole run, for `run.json`."""
+    return RunRecord(
+        schema=SCHEMA,
+        shardviz=version("shardviz"),
+        torch=version("torch"),
+        num_ranks=distributed.get_world_size(),
+        command=command,
+        probe=probe,
+        mesh=MeshRecord(mesh.axes, mesh.shape, mesh.ranks),
+        stamps=stamped.stamps if stamped else (),
+        intended=dict(intended or {}),
+    )

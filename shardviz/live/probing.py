@@ -6,19 +6,17 @@ import importlib.util
 import math
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.dump.records import SCHEMA, MeshRecord, RunRecord
 from shardviz.dump.tensors import ID_NONE
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live import describe, gather
-from shardviz.live.capture import Capture, Local, local_tensors
+from shardviz.live.capture import Capture, Local, local_tensors, run_record
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
 
@@ -48,7 +46,8 @@ def run_probe(world: World, job: ProbeJob) -> None:
     run.capture_initial()
     stamped = run.capture_stamped()
     if world.rank == 0:
-        write_run(job.folder, _run_record(job, probe, stamped))
+        intended = getattr(probe, "expect", {})
+        write_run(job.folder, run_record(job.mesh, stamped, intended, command=job.command, probe=job.name))
     write_rank(job.folder, capture.record(), capture.dense)
 
 
@@ -185,18 +184,3 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     """Look inside DistributedDataParallel and DataParallel, which put `module.` before every name."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     return model.module if isinstance(model, wrappers) else model
-
-
-def _run_record(job: ProbeJob, probe: ModuleType, stamped: Stamped) -> RunRecord:
-    intended: Any = getattr(probe, "expect", {})
-    return RunRecord(
-        schema=SCHEMA,
-        shardviz=version("shardviz"),
-        torch=str(torch.__version__),
-        num_ranks=job.mesh.size,
-        command=job.command,
-        probe=job.name,
-        mesh=MeshRecord(job.mesh.axes, job.mesh.shape, job.mesh.ranks),
-        stamps=stamped.stamps,
-        intended=dict(intended),
-    )

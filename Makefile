@@ -1,0 +1,26 @@
+# What CI runs, by name. PYTHON is the interpreter of an environment with `pip install -e ".[dev]"`.
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+
+.PHONY: check format lint types test wheel bench
+
+check: lint types test
+
+format:
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+lint:
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+
+types:
+	$(PYTHON) -m mypy
+
+test:
+	$(PYTHON) -m pytest
+
+wheel:
+	$(PYTHON) tests/packaging/wheel.py
+
+bench:
+	for bench in tests/benchmarks/bench_*.py; do $(PYTHON) $$bench || exit 1; done

@@ -1,0 +1,82 @@
+"""Build the sdist and the wheel, install the wheel in a fresh environment, and use it from an empty folder.
+
+Run by `make wheel`, not by pytest: it installs torch anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """Fail loudly on the first thing that a user of the wheel would not get."""
+    with tempfile.TemporaryDirectory(prefix="shardviz-wheel-") as folder:
+        wheel = build(Path(folder))
+        python = install(wheel, Path(folder) / "venv")
+        use(python, Path(folder))
+    print("wheel: builds, installs in a fresh environment, and runs there")
+
+
+def build(folder: Path) -> Path:
+    """Build both, and check what is in them."""
+    run(sys.executable, "-m", "build", "--quiet", "--outdir", str(folder), str(ROOT))
+    (wheel,) = folder.glob("*.whl")
+    (sdist,) = folder.glob("*.tar.gz")
+    names = zipfile.ZipFile(wheel).namelist()
+    outside = [name for name in names if not name.startswith(("shardviz/", "shardviz-"))]
+    assert not outside, f"the wheel puts files outside its package: {outside}"
+    for needed in ("shardviz/py.typed", "shardviz/probes/tp_fsdp.py", "shardviz/tui/app.py"):
+        assert needed in names, f"the wheel lacks {needed}"
+    packaged = {name for name in names if name.startswith("shardviz/") and name.endswith((".py", ".tcss"))}
+    assert packaged == sources(), f"wheel and checkout differ: {sorted(packaged ^ sources())}"
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/pyproject.toml") for name in archive.getnames())
+    return wheel
+
+
+def sources() -> set[str]:
+    """Return the wheel's names of every module and style sheet in the checkout."""
+    rooms = {"shardviz": "shardviz", "probes": "shardviz/probes", "tui": "shardviz/tui"}
+    return {
+        f"{inside}/{path.relative_to(ROOT / room).as_posix()}"
+        for room, inside in rooms.items()
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in (".py", ".tcss")
+    }
+
+
+def install(wheel: Path, venv: Path) -> Path:
+    """Install the wheel in an environment of its own, beside the torch that runs this."""
+    run(sys.executable, "-m", "venv", str(venv))
+    python = venv / "bin" / "python"
+    run(str(python), "-m", "pip", "install", "--quiet", f"torch=={version('torch').partition('+')[0]}", str(wheel))
+    return python
+
+
+def use(python: Path, folder: Path) -> None:
+    """Do what the README does."""
+    shardviz = str(python.with_name("shardviz"))
+    work = folder / "work"
+    work.mkdir()
+    run(shardviz, "probe", "tp_fsdp", "--mesh", "2,4", cwd=work)
+    run(shardviz, "show", "tp_fsdp-2x4.shardviz", "up.weight", cwd=work)
+    run(shardviz, "view", "tp_fsdp-2x4.shardviz", cwd=work)
+    run(shardviz, "check", "tp_fsdp-2x4.shardviz", cwd=work)
+
+
+def run(*command: str, cwd: Path | None = None) -> None:
+    """Run a command; its failure is ours."""
+    print("+", *command, flush=True)
+    subprocess.run(command, check=True, cwd=cwd)
+
+
+if __name__ == "__main__":
+    main()
