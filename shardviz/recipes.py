@@ -73,7 +73,7 @@ def _shipped_folder() -> Path:
 
 def _read(name: str, path: Path, build: str = "build") -> Recipe:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=path.name)
     except OSError as error:
         raise ProbeError(f"cannot read probe {path}: {error.strerror}") from error
     except (SyntaxError, ValueError) as error:

@@ -1,0 +1,83 @@
+"""Probes on real gloo ranks: what is captured is what is there."""
+
+import pytest
+
+from shardviz.notation import parse, write
+from tests.live.probing import run_probe
+
+HEALTHY = [
+    ("tp", "4"),
+    ("tp", "5"),
+    ("fsdp", "4"),
+    ("fsdp", "7"),
+    ("hsdp", "2,3"),
+    ("hsdp_fsdp1", "2,4"),
+    ("hsdp_fsdp1", "2,3"),
+    ("tp_fsdp", "2,4"),
+    ("tp_fsdp", "3,2"),
+    ("tp_fsdp", "2,5"),
+]
+
+
+@pytest.mark.parametrize(("probe", "mesh"), HEALTHY)
+def test_a_healthy_probe_holds_what_it_claims_and_claims_what_it_says(probe, mesh, tmp_path):
+    model = run_probe(probe, mesh, tmp_path / "dump")
+    stamped = model.stage("stamped")
+    assert len(stamped) == len(model.stage("initial")) > 0
+    for tensor in stamped:
+        (claimed,) = tensor.by_claim
+        assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(claimed.regions())
+    for gathered in (gathered for rank in model.dump.ranks.values() for gathered in rank.gathered):
+        whole = next(stamp.shape for stamp in model.dump.run.stamps if stamp.name == gathered.name)
+        assert gathered.held == tuple(((0, size),) for size in whole)
+    assert not any(rank.not_checked for rank in model.dump.ranks.values())
+
+
+def test_hybrid_shard_cuts_a_10x10_weight_into_four_shards_of_25(tmp_path):
+    (weight,) = run_probe("hsdp_fsdp1", "2,4", tmp_path / "dump").stage("stamped")
+    assert write(weight.claimed, equal=True) == "[flat(10, 10)/shard] =replicate"
+    assert [str(weight.shards[rank].held) for rank in range(8)] == ["[0:25]", "[25:50]", "[50:75]", "[75:100]"] * 2
+
+
+def test_left_to_right_labels_say_fsdp_first_where_the_data_is_tp_first(tmp_path):
+    model = run_probe("bugs/left_to_right_2d", "2,4", tmp_path / "dump")
+    (weight,) = model.stage("stamped")
+    assert write(weight.claimed) == "[12/fsdp/tp, 12]"
+    held = parse("[12/tp/fsdp, 12]").layout(model.dump.mesh)
+    assert {rank: shard.held for rank, shard in weight.shards.items()} == dict(held.regions())
+    assert model.dump.ranks[0].not_checked == (
+        ("weight", "full_tensor was not run: rank 3 has a shard of [2, 12] where its placements say [0, 12]"),
+    )
+
+
+def test_a_model_in_bfloat16_only_is_stamped_a_digit_a_pass(tmp_path):
+    probe = tmp_path / "narrow.py"
+    probe.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from shardviz.live.compat import fully_shard\n"
+        "def build():\n"
+        "    return nn.Linear(40, 30)\n"
+        "def parallelize(model, mesh):\n"
+        "    fully_shard(model.to(torch.bfloat16), mesh=mesh)\n"
+    )
+    model = run_probe(str(probe), "fsdp=4", tmp_path / "dump")
+    for tensor in model.stage("stamped"):
+        assert tensor.dtype == "bfloat16"
+        assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(tensor.claimed.regions())
+
+
+def test_ties_and_missing_gradients_are_noted(tmp_path):
+    probe = tmp_path / "tied.py"
+    probe.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    model = nn.ModuleDict({'embed': nn.Embedding(4, 2), 'head': nn.Linear(2, 4, bias=False)})\n"
+        "    model['head'].weight = model['embed'].weight\n"
+        "    return model\n"
+        "def parallelize(model, mesh): ...\n"
+    )
+    model = run_probe(str(probe), "dp=2", tmp_path / "dump")
+    assert [stamp.tied_to for stamp in model.dump.run.stamps] == ["", "embed.weight"]
+    assert model.dump.ranks[1].tied == (("embed.weight", "head.weight"),)
+    assert model.tensors[0].first.body.grad == "none"

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from torch import nn
+
+from shardviz.errors import ShardvizError
+from shardviz.live.stamp import Digits, stamp
+
+
+def test_ids_count_from_one_over_the_whole_model_row_major():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False))
+    stamped = stamp(model)
+    assert [(s.name, s.first, s.shape) for s in stamped.stamps] == [
+        ("0.weight", 1, (2, 3)),
+        ("0.bias", 7, (2,)),
+        ("1.weight", 9, (2, 2)),
+    ]
+    assert model[0].weight.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert model[1].weight.tolist() == [[9, 10], [11, 12]]
+
+
+def test_buffers_are_stamped_after_parameters_whatever_their_dtype():
+    model = nn.BatchNorm1d(2)
+    stamped = stamp(model)
+    assert [(s.name, s.role, s.first) for s in stamped.stamps] == [
+        ("weight", "param", 1),
+        ("bias", "param", 3),
+        ("running_mean", "buffer", 5),
+        ("running_var", "buffer", 7),
+        ("num_batches_tracked", "buffer", 9),
+    ]
+    assert model.num_batches_tracked.item() == 9
+
+
+def test_tied_parameters_get_one_range_and_say_whose():
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
+    model["head"].weight = model["embed"].weight
+    first, second = stamp(model).stamps
+    assert (first.name, first.first, first.tied_to) == ("embed.weight", 1, "")
+    assert (second.name, second.first, second.tied_to) == ("head.weight", 1, "embed.weight")
+
+
+def test_a_dtype_that_cannot_hold_ids_is_named_and_left_alone():
+    model = nn.Linear(1, 1)
+    model.register_buffer("mask", torch.tensor([True, False]))
+    stamped = stamp(model)
+    assert stamped.not_stamped == (("mask", "torch.bool cannot hold ids"),)
+    assert model.mask.tolist() == [True, False]
+
+
+def test_ids_that_would_collapse_are_refused_not_rounded():
+    model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
+    stamped = stamp(model)
+    assert stamped.not_applied == (("weight", "ids to 400 are not exact in torch.bfloat16"),)
+
+
+def test_digits_put_together_again_give_every_id_in_a_narrow_dtype():
+    base, ids = 255, torch.zeros(20, 40, dtype=torch.int64)
+    for place in range(2):
+        model = nn.Linear(40, 20, bias=False).to(torch.bfloat16)
+        assert not stamp(model, Digits(base, place, 2)).not_applied
+        ids += (model.weight.to(torch.int64) - 1) * base**place
+    assert torch.equal(ids, torch.arange(1, 801).view(20, 40))
+
+
+class _LosesWrites(torch.Tensor):
+    """A tensor whose storage is not what it shows, like some views torch hands out."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.copy_:
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_fill_that_did_not_take_is_reported_with_its_count():
+    model = nn.Module()
+    model.register_buffer("lost", torch.zeros(3).as_subclass(_LosesWrites))
+    assert stamp(model).not_applied == (("lost", "3 of 3 elements did not read back as written"),)
+
+
+def test_a_model_on_meta_has_nothing_to_stamp():
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(ShardvizError, match="weight is on the meta device and has no values"):
+        stamp(model)

@@ -1,0 +1,57 @@
+import pytest
+
+from shardviz import recipes
+from shardviz.errors import ProbeError
+
+
+def test_shipped_probes_come_by_name_with_a_line_each():
+    by_name = {recipe.name: recipe for recipe in recipes.shipped()}
+    assert by_name["tp_fsdp"].axes == ("fsdp", "tp")
+    assert by_name["tp_fsdp"].mesh == (2, 4)
+    assert by_name["bugs/left_to_right_2d"].summary.endswith("(pytorch#129229).")
+    assert all(recipe.summary.endswith(".") for recipe in by_name.values())
+
+
+def test_a_misspelt_probe_gets_the_name_that_was_meant():
+    with pytest.raises(ProbeError) as caught:
+        recipes.find("tp_fdsp")
+    assert str(caught.value) == "there is no probe 'tp_fdsp'\nHint: did you mean tp_fsdp?"
+
+
+def test_a_users_file_is_read_and_not_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        '"""My model."""\nraise SystemExit\nAXES = ("dp",)\ndef make(): ...\ndef parallelize(model, mesh): ...\n'
+    )
+    recipe = recipes.find(f"{file}:make")
+    assert (recipe.summary, recipe.axes, recipe.mesh, recipe.build) == ("My model.", ("dp",), (), "make")
+
+
+def test_functions_that_a_users_file_imports_count_as_its_own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from model import make as build\nfrom training import parallelize\n")
+    assert recipes.find(str(file)).build == "build"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def parallelize(model, mesh): ...", "has no build()"),
+        ("def build(): ...", "has no parallelize()"),
+        ("def build(:", "is not Python: invalid syntax (mine.py, line 1)"),
+        ("AXES = 3\ndef build(): ...\ndef parallelize(m, d): ...", "AXES is no literal tuple of str"),
+        ("MESH = ('2',)\ndef build(): ...\ndef parallelize(m, d): ...", "MESH is no literal tuple of int"),
+    ],
+)
+def test_a_file_that_is_no_probe_says_what_is_wrong_with_it(tmp_path, source, message):
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    with pytest.raises(ProbeError) as caught:
+        recipes.find(str(file))
+    assert message in caught.value.message
+    assert caught.value.hint or "not Python" in message
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(ProbeError, match=r"cannot read probe .*nowhere\.py: No such file or directory"):
+        recipes.find(str(tmp_path / "nowhere.py"))
