@@ -8,8 +8,9 @@ nothing is enumerated but orders that fit so far.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from shardviz.layout import JOIN, Chain, Link, chunk
@@ -54,9 +55,7 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
     Returns:
         The chain without trailing numbers; None where no chain fits.
     """
-    if any(
-        start < stop for ranges in table.values() for (_, stop), (start, _) in zip(ranges, ranges[1:], strict=False)
-    ):
+    if any(start < stop for ranges in table.values() for (_, stop), (start, _) in pairwise(ranges)):
         return None
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
     for numbers, joins in ((False, False), (True, False), (True, True)):
@@ -81,7 +80,7 @@ class _Wanted:
         self.table = table
         self.numbers = numbers
         self.joins = joins
-        self.complete = len(table) == _count(axes.values())
+        self.complete = len(table) == math.prod(axes.values())
         self._unions: dict[tuple[str, ...], Table] = {}
 
     def union(self, axes: tuple[str, ...]) -> Table:
@@ -112,8 +111,10 @@ def _peel(peeled: _Peeled, wanted: _Wanted) -> Iterator[Chain]:
 def _glued(peeled: _Peeled) -> Iterator[_Peeled]:
     yield peeled
     if any(len(segments) > 1 for segments in peeled.segments.values()):
-        joined = {place: (_joined(segments),) for place, segments in peeled.segments.items()}
-        yield _Peeled((*peeled.links, JOIN), peeled.axes, joined)
+        whole: dict[Place, tuple[Ranges, ...]] = {}
+        for place, segments in peeled.segments.items():
+            whole[place] = (_joined(segments),)
+        yield _Peeled((*peeled.links, JOIN), peeled.axes, whole)
 
 
 def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
@@ -173,10 +174,3 @@ def _union(parts: Iterable[Ranges]) -> Ranges:
         else:
             covered.append((start, stop))
     return tuple(covered)
-
-
-def _count(sizes: Iterable[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
