@@ -415,7 +415,7 @@ def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Pat
     os.killpg(launcher.pid, signal.SIGINT)
     stderr = launcher.communicate(timeout=10)[1]
     assert stderr.count("KeyboardInterrupt") == 1
-    wait_until(lambda: not any(map(is_running, pids)), 1)
+    wait_until(lambda: not any(map(is_running, pids)), 3)
 
 
 def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:
