@@ -5,6 +5,7 @@ the weights, gradients and optimizer state. Sizes need not divide: dim 0 is cut 
 hold less, or nothing.
 """
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -13,6 +14,7 @@ from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)
+BATCH_AXES = ("fsdp",)
 
 expect = {"*.weight": "[*/fsdp, *]", "*.bias": "[*/fsdp]"}
 
@@ -25,6 +27,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ gradients are summed between groups after they were reduced and split within one
 typically one machine.
 """
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -13,6 +14,7 @@ from shardviz.live.compat import fully_shard
 
 AXES = ("replicate", "shard")
 MESH = (2, 4)
+BATCH_AXES = ("replicate", "shard")
 
 expect = {"*.weight": "[*/shard, *] =replicate", "*.bias": "[*/shard] =replicate"}
 
@@ -25,6 +27,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
 
 
 if __name__ == "__main__":

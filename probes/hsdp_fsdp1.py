@@ -14,6 +14,7 @@ import shardviz
 
 AXES = ("replicate", "shard")
 MESH = (2, 4)
+BATCH_AXES = ("replicate", "shard")
 
 expect = {"weight": "[flat(10, 10)/shard] =replicate"}
 
@@ -26,6 +27,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     device = torch.device(mesh.device_type)
     strategy = ShardingStrategy.HYBRID_SHARD
     return FullyShardedDataParallel(model, sharding_strategy=strategy, device_mesh=mesh, device_id=device)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 10)
 
 
 if __name__ == "__main__":

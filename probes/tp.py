@@ -43,5 +43,9 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
 if __name__ == "__main__":
     shardviz.run_probe(__file__)

@@ -16,6 +16,7 @@ from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp", "tp")
 MESH = (2, 4)
+BATCH_AXES = ("fsdp",)
 
 expect = {
     "up.weight": "[*/tp/fsdp, *]",
@@ -44,6 +45,10 @@ def build() -> nn.Module:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["fsdp"])
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import msgspec
 SCHEMA = 1
 
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
-Stage = Literal["initial", "stamped", "step"]
-"""When it was captured: the model's own values after sharding, the ids after sharding, or after one training step."""
+Stage = Literal["initial", "stamped", "step", "reference"]
+"""When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
+after the same step of the unsharded model, which rank 0 writes."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -129,6 +129,12 @@ class Model:
         """The first id of every stamped tensor."""
         return {stamp.name: stamp.first for stamp in self.dump.run.stamps}
 
+    @cached_property
+    def id_owners(self) -> tuple[list[int], list[str]]:
+        """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
+        own = sorted((stamp.first, stamp.name) for stamp in self.dump.run.stamps if math.prod(stamp.shape) and not stamp.tied_to)
+        return [first for first, _ in own], [name for _, name in own]
+
     def stage(self, stage: Stage) -> list[Tensor]:
         """Return the tensors captured at one stage."""
         return [tensor for tensor in self.tensors if tensor.stage == stage]
@@ -178,7 +184,7 @@ def model_of(dump: Dump) -> Model:
 
 
 def _order(dump: Dump) -> Callable[[Tensor], tuple[object, ...]]:
-    stages = ("stamped", "initial", "step")
+    stages = ("stamped", "initial", "step", "reference")
     position = {stamp.name: index for index, stamp in enumerate(dump.run.stamps)}
 
     def key(tensor: Tensor) -> tuple[object, ...]:

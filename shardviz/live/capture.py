@@ -61,7 +61,8 @@ class Local:
         values: What this rank holds, plain and detached.
         claim: Its mesh and placements; None for a plain tensor.
         flat: Its place in FSDP1's concatenation, with that concatenation's length.
-        grad: Whether `.grad` is there.
+        grad: This rank's part of `.grad`, if it is there.
+        grad_claim: The gradient's own mesh and placements, where it is a DTensor.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Local:
     claim: Claim | None = None
     flat: tuple[FlatRecord, int] | None = None
     grad: torch.Tensor | None = None
+    grad_claim: Claim | None = None
 
 
 def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
@@ -96,11 +98,16 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
 def of_tensor(name: str, role: Role, tensor: torch.Tensor) -> Local:
     """Return what this rank holds of a plain tensor or a DTensor."""
     grad = tensor.grad if tensor.is_leaf else None
+    values, claim = _taken_apart(tensor.detach())
+    grad_values, grad_claim = _taken_apart(grad.detach()) if grad is not None else (None, None)
+    return Local(name, role, tuple(tensor.shape), values, claim, grad=grad_values, grad_claim=grad_claim)
+
+
+def _taken_apart(tensor: torch.Tensor) -> tuple[torch.Tensor, Claim | None]:
     if not isinstance(tensor, DTensor):
-        return Local(name, role, tuple(tensor.shape), tensor.detach(), grad=grad)
+        return tensor, None
     claim = on_root(tensor.device_mesh, [placement_of(p) for p in tensor.placements])
-    local_grad = grad.to_local() if isinstance(grad, DTensor) else grad
-    return Local(name, role, tuple(tensor.shape), tensor.to_local().detach(), claim, grad=local_grad)
+    return tensor.to_local(), claim
 
 
 @dataclass
@@ -138,11 +145,14 @@ class Capture:
             self._positions[index] = Position(index, tuple(coord), tuple(distributed.get_rank(g) for g in groups))
 
     def add_values(self, local: Local, stage: Stage) -> None:
-        """Write down a tensor's own values: a digest, and the values themselves where they are few."""
+        """Write down a tensor's own values: a digest, and the values themselves where they are few or compared."""
         small = local.values.numel() <= self.values_limit
+        dense = not small and stage in ("step", "reference")
         constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
         values = describe.nested(local.values) if small else None
-        body = self._body(local, stage, values=values, constant=constant)
+        body = self._body(local, stage, values=values, constant=constant, dense=dense)
+        if dense:
+            self.dense[f"{stage}/{local.role}/{local.name}"] = local.values.cpu().numpy()
         self._add(local.name, body, describe.digest(local.values))
 
     def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from shardviz.live import describe, gather
 from shardviz.live.capture import Capture, Local, local_tensors, run_record
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
+from shardviz.live.step import batch_axes, gradients, own_batch, reference_step, results, sharded_step, whole_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,8 @@ def run_probe(world: World, job: ProbeJob) -> None:
     run = Run(probe, job, device_mesh, capture)
     run.capture_initial()
     stamped = run.capture_stamped()
+    if hasattr(probe, "batch"):
+        run.capture_step()
     if world.rank == 0:
         intended = getattr(probe, "expect", {})
         write_run(job.folder, run_record(job.mesh, stamped, intended, command=job.command, probe=job.name))
@@ -110,6 +113,22 @@ class Run:
         else:
             self._capture_digits(bits, last)
         return stamped
+
+    def capture_step(self) -> None:
+        """Step the sharded model, and on rank 0 write the unsharded model's step beside it."""
+        batch = whole_batch(self.probe)
+        axes = batch_axes(self.probe, self.job.mesh)
+        model = self._parallelized(self._built().double())
+        own = own_batch(batch, axes, self.device_mesh)
+        step = sharded_step(self.probe, model, own, self.device_mesh)
+        for local in [*gradients(self._locals(model)), *results(step, self.job.mesh, axes)]:
+            self.capture.add_values(local, "step")
+        if self.capture.rank == 0:
+            unsharded = self._built().double()
+            reference = reference_step(self.probe, unsharded, batch)
+            whole = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
+            for local in whole:
+                self.capture.add_values(replace(local, claim=None), "reference")
 
     def _capture_digits(self, bits: int, last: int) -> None:
         """Stamp again, a digit a pass, where some dtype is too narrow for whole ids."""

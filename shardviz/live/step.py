@@ -1,0 +1,165 @@
+"""One training step of a probe, sharded on every rank and unsharded beside it, so that numbers can be compared.
+
+A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that what is left of a
+difference is no rounding. What a probe may define:
+
+    batch()                    the whole batch: a tensor, or a tuple of what the model takes
+    BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
+    loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
+    step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
+    log(model, batch, loss)    what the training loop would print after the step, by name
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.errors import ProbeError
+from shardviz.live.capture import Local, of_tensor
+from shardviz.live.compat import DTensor
+from shardviz.placements import Partial, Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.mesh import Mesh
+
+Batch = tuple[Any, ...]
+
+
+@dataclass
+class Step:
+    """What one step left behind.
+
+    Attributes:
+        loss: The loss, as the step returned it.
+        output: The model's output in its last forward; None where it is no tensor.
+        logged: What `log` returned.
+    """
+
+    loss: torch.Tensor
+    output: torch.Tensor | None = None
+    logged: Mapping[str, Any] = field(default_factory=dict)
+
+
+def whole_batch(probe: ModuleType) -> Batch:
+    """Return the probe's batch in float64, the same on every rank."""
+    torch.manual_seed(1)
+    batch = probe.batch()
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    return tuple(part.double() if torch.is_tensor(part) and part.is_floating_point() else part for part in parts)
+
+
+def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes over which the batch is split.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+    """
+    axes = tuple(getattr(probe, "BATCH_AXES", ()))
+    for axis in axes:
+        mesh.axis_index(axis)
+    return axes
+
+
+def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
+    """Return this rank's part of the batch.
+
+    Raises:
+        ProbeError: Dim 0 of a tensor does not divide: a mean over unequal parts is not the mean of the whole.
+    """
+    parts, mine = 1, 0
+    for axis in axes:
+        size = mesh[axis].size()
+        parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
+    own: list[Any] = []
+    for part in batch:
+        if torch.is_tensor(part) and part.shape[0] % parts:
+            raise ProbeError(
+                f"a batch of {part.shape[0]} rows does not divide over {' * '.join(axes)} = {parts} ranks",
+                f"let batch() return a multiple of {parts} rows",
+            )
+        own.append(part.chunk(parts)[mine] if torch.is_tensor(part) else part)
+    return tuple(own)
+
+
+def reference_step(probe: ModuleType, model: nn.Module, batch: Batch) -> Step:
+    """Step the unsharded model on the whole batch."""
+    return _stepped(probe, model, batch, None)
+
+
+def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> Step:
+    """Step the sharded model on this rank's part of the batch."""
+    return _stepped(probe, model, batch, mesh)
+
+
+def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh | None) -> Step:
+    outputs: list[Any] = []
+    handle = model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    torch.manual_seed(2)
+    if mesh is not None and hasattr(probe, "step"):
+        loss = probe.step(model, _passed(batch), mesh)
+    else:
+        loss = _loss(probe, model, batch)
+        loss.backward()
+    handle.remove()
+    output = outputs[-1] if outputs and torch.is_tensor(outputs[-1]) else None
+    logged = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
+    return Step(loss.detach(), output.detach() if output is not None else None, logged)
+
+
+def _passed(batch: Batch) -> Any:
+    """A batch of one is passed as itself, as the probe wrote it."""
+    return batch[0] if len(batch) == 1 else batch
+
+
+def _loss(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
+    if hasattr(probe, "loss"):
+        loss: torch.Tensor = probe.loss(model, _passed(batch))
+        return loss
+    output = model(*batch)
+    square: torch.Tensor = output.square().mean()
+    return square
+
+
+def results(step: Step, mesh: Mesh, axes: Sequence[str]) -> list[Local]:
+    """Return a sharded step's loss, output and logged values, each with where it is claimed to be.
+
+    A loss is the mean of this rank's part, so an average over the batch's axes is pending. Logged values are what
+    every rank would print: equal everywhere, and of the whole batch.
+    """
+    found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
+    if step.output is not None:
+        found.append(_claimed("output", "output", step.output, mesh, {axis: Shard(0) for axis in axes}))
+    for name, value in step.logged.items():
+        tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
+        found.append(_claimed(name, "scalar", tensor.detach(), mesh, {}))
+    return found
+
+
+def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
+    """Claim a plain tensor's layout on the run's mesh; a DTensor claims for itself."""
+    if isinstance(tensor, DTensor):
+        return of_tensor(name, role, tensor)
+    shape = list(tensor.shape)
+    for axis, placement in by_axis.items():
+        if isinstance(placement, Shard):
+            shape[placement.dim] *= mesh.axis_size(axis)
+    claim = mesh, tuple(by_axis.get(axis, Replicate()) for axis in mesh.axes)
+    return Local(name, role, tuple(shape), tensor, claim)
+
+
+def gradients(locals_: Sequence[Local]) -> list[Local]:
+    """Return the gradients of captured parameters, claimed where their parameters are."""
+    return [
+        Local(local.name, "grad", local.shape, local.grad.detach(), local.grad_claim or local.claim, local.flat)
+        for local in locals_
+        if local.grad is not None
+    ]
