@@ -14,13 +14,14 @@ from shardviz.live.compat import DTensor, Shard
 
 AXES = ("fsdp", "tp")
 MESH = (2, 4)
+KINDS = ("misordered",)
 
 
-def build() -> nn.Module:
+def build() -> nn.Linear:
     return nn.Linear(12, 12, bias=False)
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+def parallelize(model: nn.Linear, mesh: DeviceMesh) -> None:
     fsdp, tp = (mesh.get_local_rank(axis) for axis in AXES)
     rows = model.weight.detach().chunk(mesh["tp"].size())[tp].chunk(mesh["fsdp"].size())[fsdp]
     whole = model.weight

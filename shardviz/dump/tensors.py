@@ -132,7 +132,9 @@ class Model:
     @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:
         """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
-        own = sorted((stamp.first, stamp.name) for stamp in self.dump.run.stamps if math.prod(stamp.shape) and not stamp.tied_to)
+        own = sorted(
+            (stamp.first, stamp.name) for stamp in self.dump.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
+        )
         return [first for first, _ in own], [name for _, name in own]
 
     def stage(self, stage: Stage) -> list[Tensor]:

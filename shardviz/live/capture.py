@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +163,8 @@ class Capture:
             return
         held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
         runs = None if held is not None else describe.as_runs(ids)
-        body = self._body(local, "stamped", held=held, runs=runs, dense=held is None and runs is None)
+        whole = local if local.claim else replace(local, shape=stamp.shape)
+        body = self._body(whole, "stamped", held=held, runs=runs, dense=held is None and runs is None)
         if body.dense:
             self.dense[f"stamped/{local.role}/{local.name}"] = ids
         self._add(local.name, body, "")

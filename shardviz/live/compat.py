@@ -18,10 +18,10 @@ from shardviz import placements
 
 try:
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 except ImportError:  # torch 2.4
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-    from torch.distributed._tensor import DTensor, Partial, Replicate, Shard  # type: ignore[attr-defined]
+    from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,7 @@ __all__ = [
     "Replicate",
     "Shard",
     "clean_name",
+    "distribute_tensor",
     "flat_params",
     "fully_shard",
     "make_ranks_of_threads",

@@ -92,7 +92,7 @@ class Run:
 
     def capture_initial(self) -> None:
         """Capture the model's own values after sharding: arange hides what only real values show."""
-        model = self._parallelized(self._built())
+        model = self._initialized(self._parallelized(self._built()))
         for local in self._locals(model):
             self.capture.add_values(local, "initial")
         self.capture.add_ties(model)
@@ -118,7 +118,7 @@ class Run:
         """Step the sharded model, and on rank 0 write the unsharded model's step beside it."""
         batch = whole_batch(self.probe)
         axes = batch_axes(self.probe, self.job.mesh)
-        model = self._parallelized(self._built().double())
+        model = self._initialized(self._parallelized(self._built().double()))
         own = own_batch(batch, axes, self.device_mesh)
         step = sharded_step(self.probe, model, own, self.device_mesh)
         for local in [*gradients(self._locals(model)), *results(step, self.job.mesh, axes)]:
@@ -179,6 +179,12 @@ class Run:
     def _parallelized(self, model: nn.Module) -> nn.Module:
         returned = self.probe.parallelize(model, self.device_mesh)
         return model if returned is None else returned
+
+    def _initialized(self, model: nn.Module) -> nn.Module:
+        """Let a probe fill a model that it shards before it has values; stamped weights are left alone."""
+        if hasattr(self.probe, "initialize"):
+            self.probe.initialize(model, self.device_mesh)
+        return model
 
     def _stamped_model(self, digits: Digits | None) -> tuple[nn.Module, Stamped]:
         """Build, stamp and shard; where the model's own dtypes are too narrow for whole ids, in float64."""

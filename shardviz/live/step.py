@@ -108,7 +108,7 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh
         loss = probe.step(model, _passed(batch), mesh)
     else:
         loss = _loss(probe, model, batch)
-        loss.backward()
+        torch.autograd.backward(loss)
     handle.remove()
     output = outputs[-1] if outputs and torch.is_tensor(outputs[-1]) else None
     logged = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
