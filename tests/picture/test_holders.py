@@ -1,0 +1,112 @@
+"""Windows of holders are compared with the layouts laid out element by element."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardviz.dump.read import read_dump
+from shardviz.dump.tensors import model_of
+from shardviz.mesh import parse_mesh
+from shardviz.notation import parse
+from shardviz.picture.holders import Holders, Plane, mask_of, ranks_of, ranks_text
+from shardviz.picture.sides import sides_of
+from tests.dumps import Made, make_dump
+
+MESH = parse_mesh("fsdp=2,tp=3")
+LAYOUTS = [
+    "[7, 5]",
+    "[7/tp, 5]",
+    "[7/tp/fsdp, 5]",
+    "[12/fsdp/tp, 4]",
+    "[7/fsdp, 5/tp]",
+    "[9/3/tp, 4]",
+    "[1/fsdp, 4]",
+    "[5/tp]",
+    "[]",
+    "[4, 3/tp, 5/fsdp]",
+    "[flat(5, 3)/fsdp/tp]",
+    "[flat(4, 2) at 3 of 18/tp]",
+]
+
+
+def holders_of(text: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Holders, dict[tuple[int, ...], int]]:
+    path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", MESH, {"w": text})
+    model = model_of(read_dump(path))
+    sides = sides_of(model, model.tensors[0])
+    layout = parse(text).layout(MESH)
+    masks = np.zeros(sides.holders.shape, object)
+    for rank, region in layout.regions():
+        masks.ravel()[region.flat_ids(layout.index_shape).ravel()] |= 1 << rank | 1 << sides.shift + rank
+    return sides.holders, dict(np.ndenumerate(masks))
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_every_element_has_the_ranks_that_the_layout_gives_it(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    holders, masks = holders_of(text, tmp_path_factory)
+    assert {index: holders.at(index) for index in masks} == masks
+
+
+@pytest.mark.parametrize("text", [text for text in LAYOUTS if "flat" not in text])
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_cell_of_many_elements_knows_all_the_holders_that_its_elements_have(
+    text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    holders, masks = holders_of(text, tmp_path_factory)
+    dims = data.draw(st.permutations(range(len(holders.shape))))
+    plane = Plane(dims[0], dims[1], tuple(data.draw(st.integers(0, size - 1)) for size in holders.shape))
+    rows, cols = (data.draw(spans(holders.shape[dim])) for dim in dims[:2])
+    window = holders.window(plane, rows, cols)
+    for i, row in enumerate(rows):
+        for j, col in enumerate(cols):
+            cell = []
+            for y in range(*row):
+                for x in range(*col):
+                    index = list(plane.at)
+                    index[plane.rows], index[plane.cols] = y, x
+                    cell.append(masks[tuple(index)])
+            assert window.masks[window.codes[i, j]] == set(cell)
+
+
+@st.composite
+def spans(draw: st.DrawFn, size: int) -> np.ndarray:
+    found = draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(1, size)), min_size=1, max_size=4))
+    return np.array([(min(a, b - 1), max(a + 1, b)) for a, b in found], np.int64)
+
+
+def test_scattered_ids_are_drawn_where_they_are(tmp_path_factory: pytest.TempPathFactory) -> None:
+    ids = {0: np.array([[6, 1], [3, 0]]), 1: np.array([[2, 5], [-1, 4]])}
+    path = make_dump(
+        tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("tp=2"), {"w": Made("[3, 2/tp]", ids=ids)}
+    )
+    model = model_of(read_dump(path))
+    sides = sides_of(model, model.tensors[0])
+    assert [sides.at(index).held for index in np.ndindex(3, 2)] == [1, 2, 1, 2, 2, 1]
+
+
+def test_a_rank_whose_file_is_missing_is_claimed_but_not_held(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("tp=3"), {"w": "[6/tp, 2]"})
+    (path / "rank_00001.json").unlink()
+    model = model_of(read_dump(path))
+    sides = sides_of(model, model.tensors[0])
+    assert [ranks_text(sides.at((row, 0)).claimed) for row in (0, 2, 4)] == ["0", "1", "2"]
+    assert [ranks_text(sides.at((row, 0)).held) for row in (0, 2, 4)] == ["0", "", "2"]
+    assert [sides.at((row, 0)).different for row in (0, 2, 4)] == [False, True, False]
+
+
+def test_a_cell_of_many_elements_is_different_if_any_of_them_is(tmp_path_factory: pytest.TempPathFactory) -> None:
+    swapped = Made("[12/fsdp/tp, 12]", "[12/tp/fsdp, 12]")
+    path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})
+    model = model_of(read_dump(path))
+    sides = sides_of(model, model.tensors[0])
+    rows = np.array([[0, 12], [0, 3], [2, 4], [9, 12]])
+    window = sides.holders.window(Plane(0, 1, (0, 0)), rows, np.array([[0, 12]]))
+    assert [sides.cell(window.masks[code]).different for code in window.codes[:, 0]] == [True, False, True, False]
+
+
+def test_ranks_are_written_as_spans() -> None:
+    assert ranks_text(mask_of([0, 1, 2, 5, 7, 8])) == "0-2,5,7-8"
+    assert ranks_of(mask_of([3, 1000])) == (3, 1000)

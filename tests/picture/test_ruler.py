@@ -1,0 +1,52 @@
+"""A ruler shows every index, in order, and never two blocks in one cell where it has room for them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardviz.picture.ruler import Ruler
+
+
+@st.composite
+def edges(draw: st.DrawFn) -> np.ndarray:
+    size = draw(st.integers(1, 400))
+    return np.array(sorted({0, size, *draw(st.lists(st.integers(1, size), max_size=30))}), np.int64)
+
+
+@given(edges(), st.integers(3, 120), st.integers(1, 6))
+def test_a_fitted_ruler_fits_and_shows_every_index_once_in_order(edges: np.ndarray, room: int, most: int) -> None:
+    ruler = Ruler.fitted(edges, room, most)
+    assert 0 < ruler.extent <= room
+    shown = [tuple(span) for span in ruler.spans(0, room).tolist() if span[0] < span[1]]
+    indices = [index for start, stop in dict.fromkeys(shown) for index in range(start, stop)]
+    assert indices == list(range(int(edges[-1])))
+
+
+@given(edges(), st.integers(1, 50), st.integers(0, 399))
+def test_the_cell_of_an_index_covers_it(edges: np.ndarray, each: int, index: int) -> None:
+    ruler = Ruler.scaled(edges, each)
+    index %= ruler.size
+    start, stop = ruler.spans(ruler.cell_of(index), 1)[0]
+    assert start <= index < stop
+
+
+def test_blocks_are_framed_by_lines_where_there_is_room() -> None:
+    ruler = Ruler.fitted(np.array([0, 4, 6]), 9)
+    assert ruler.spans(0, 99).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 4], [4, 5], [5, 6], [6, 6]]
+
+
+def test_a_part_of_the_ruler_is_the_same_as_that_part_of_all_of_it() -> None:
+    ruler = Ruler.scaled(np.arange(0, 128_257, 167), 40)
+    assert np.array_equal(ruler.spans(1_000, 50), ruler.spans(0, ruler.extent)[1_000:1_050])
+
+
+@pytest.mark.parametrize("blocks", [1024, 128_256])
+def test_more_blocks_than_room_share_cells(blocks: int) -> None:
+    ruler = Ruler.fitted(np.linspace(0, 128_256, blocks + 1).astype(np.int64), 40)
+    assert not ruler.lines
+    assert ruler.extent <= 40
+
+
+def test_a_dim_of_size_zero_has_no_cells() -> None:
+    assert Ruler.fitted(np.array([0], np.int64), 20).extent == 0
