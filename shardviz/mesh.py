@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Coord = tuple[int, ...]
 AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+MAX_RANKS = 1 << 20
+MAX_AXES = 32
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -32,7 +35,8 @@ class Mesh:
         ranks: The global rank at each coordinate, row-major. Left empty, ranks count up from 0.
 
     Raises:
-        MeshError: An axis is repeated or unnamed, a size is below one, or the ranks do not fill the grid once each.
+        MeshError: An axis is repeated or unnamed, a size is below one, the ranks do not fill the grid once each, or
+            there are more than `MAX_RANKS` of them.
     """
 
     axes: tuple[str, ...]
@@ -46,13 +50,16 @@ class Mesh:
         if len(self.ranks) != self.size:
             sizes = " * ".join(map(str, self.shape))
             raise MeshError(f"mesh has {sizes} = {self.size} places but {len(self.ranks)} ranks")
-        repeated = [rank for rank, count in Counter(self.ranks).items() if count > 1]
-        if repeated:
-            raise MeshError(f"mesh names rank {repeated[0]} more than once")
+        if min(self.ranks) < 0:
+            raise MeshError(f"mesh names rank {min(self.ranks)}", "ranks count from 0")
+        if len(set(self.ranks)) < self.size:
+            raise MeshError(f"mesh names rank {Counter(self.ranks).most_common(1)[0][0]} more than once")
 
     def _check_axes(self) -> None:
         if len(self.axes) != len(self.shape):
-            raise MeshError(f"mesh has {len(self.shape)} sizes but {len(self.axes)} axis names: {', '.join(self.axes)}")
+            raise MeshError(f"mesh has {len(self.shape)} sizes but {len(self.axes)} axis names")
+        if self.ndim > MAX_AXES:
+            raise MeshError(f"mesh has {self.ndim} axes, more than {MAX_AXES}")
         for axis, size in zip(self.axes, self.shape, strict=True):
             if not AXIS_NAME.fullmatch(axis):
                 raise MeshError(f"mesh axis {axis!r} is not a name", "letters, digits and _ only, as in fsdp=2,tp=4")
@@ -64,6 +71,8 @@ class Mesh:
                 f"mesh axis {repeated[0]} is named {self.axes.count(repeated[0])} times",
                 "name each axis once",
             )
+        if self.size > MAX_RANKS:
+            raise MeshError(f"mesh {self} has more than {MAX_RANKS:,} ranks")
 
     @property
     def size(self) -> int:
@@ -139,29 +148,32 @@ class Mesh:
 
 
 def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:
-    """Read `2,4` or `fsdp=2,tp=4`.
+    """Read `2,4`, `2x4` or `fsdp=2,tp=4`.
 
     Args:
-        text: Sizes separated by commas (or `x`), each optionally with the name of its axis.
+        text: Sizes separated by commas, each optionally with the name of its axis; or sizes alone separated by `x`.
         default_axes: Names for sizes that come without one. Where there are none either, `dim0`, `dim1`, ...
 
     Raises:
         MeshError: The text is not a mesh, or it names some axes and not others.
     """
-    parts = [part.strip() for part in re.split(r"[,x](?![A-Za-z_])|,", text.strip())]
-    names, sizes = [], []
-    for part in parts:
-        name, equals, size = part.rpartition("=")
-        if not re.fullmatch(r"\d{1,9}", size.strip()):
-            raise MeshError(f"mesh {text!r}: {size.strip()!r} is not a size", "write it as 2,4 or fsdp=2,tp=4")
-        if equals:
-            names.append(name.strip())
-        sizes.append(int(size))
+    separator = "," if "," in text or "=" in text else "x"
+    parts = [part.rpartition("=") for part in text.split(separator)]
+    sizes = [_size(text, size.strip()) for _, _, size in parts]
+    names = [name.strip() for name, equals, _ in parts if equals]
     if names and len(names) != len(sizes):
         raise MeshError(f"mesh {text!r} names {len(names)} of its {len(sizes)} axes", "name all of them or none")
     if not names:
         names = _default_names(text, len(sizes), default_axes)
     return Mesh(tuple(names), tuple(sizes))
+
+
+def _size(text: str, size: str) -> int:
+    if not re.fullmatch("[0-9]+", size):
+        raise MeshError(f"mesh {text!r}: {size!r} is not a size", "write it as 2,4 or fsdp=2,tp=4")
+    if len(size) > len(str(MAX_RANKS)):
+        raise MeshError(f"mesh {text!r} has more than {MAX_RANKS:,} ranks")
+    return int(size)
 
 
 def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[str]:

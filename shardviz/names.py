@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", bound="Hashable")
 
-_NUMBER = re.compile(r"(?<![^.])(0|[1-9]\d{0,17})(?![^.])")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,17})(?![^.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +54,17 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
     """
     groups: dict[tuple[str, str, Key], list[int]] = {}
     for name, key in named:
-        match = _NUMBER.search(name)
-        if match is None:
-            groups.setdefault((name, "", key), [])
-        else:
-            groups.setdefault((name[: match.start()], name[match.end() :], key), []).append(int(match[1]))
+        prefix, number, suffix = cut(name)
+        numbers = groups.setdefault((prefix, suffix, key), [])
+        if number is not None:
+            numbers.append(number)
     return [(Fold(prefix, _spans(numbers), suffix), key) for (prefix, suffix, key), numbers in groups.items()]
+
+
+def cut(name: str) -> tuple[str, int | None, str]:
+    """Return what stands before a name's first number, the number, and what stands after; None where it has none."""
+    match = _NUMBER.search(name)
+    return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
 def _spans(numbers: list[int]) -> tuple[tuple[int, int], ...]:
@@ -75,9 +79,15 @@ def _spans(numbers: list[int]) -> tuple[tuple[int, int], ...]:
 
 def natural_key(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key under which `layers.2` comes before `layers.10`."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d{1,18})", name) if part]
+    parts = re.split("([0-9]{1,18})", name)
+    return [(0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts) if part]
 
 
 def printable(name: str) -> str:
-    """Return the name with control and direction-changing characters spelled out: a terminal shows it as text."""
-    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", name)
+    """Return the name with control, invisible and direction-changing characters spelled out, so that it shows as text.
+
+    What is spelled out is what `str.isprintable` says no to.
+    """
+    if name.isprintable():
+        return name
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in name)

@@ -53,11 +53,16 @@ class Partial:
 
 Placement = Replicate | Shard | StridedShard | Partial
 
+REDUCTIONS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum")
+"""The reductions of torch's `Partial`, and `premul_sum` of its collectives."""
+
 _SPELLINGS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
     re.compile(r"Replicate\(\)"): lambda m: Replicate(),
-    re.compile(r"Shard\((\d{1,4})\)"): lambda m: Shard(int(m[1])),
-    re.compile(r"_StridedShard\((\d{1,4}), split_factor=(\d{1,9})\)"): lambda m: StridedShard(int(m[1]), int(m[2])),
-    re.compile(r"Partial\((?:'(\w+)')?\)"): lambda m: Partial(m[1] or "sum"),
+    re.compile(r"Shard\(([0-9]{1,4})\)"): lambda m: Shard(int(m[1])),
+    re.compile(r"_StridedShard\(([0-9]{1,4}), split_factor=([0-9]{1,9})\)"): lambda m: StridedShard(
+        int(m[1]), int(m[2])
+    ),
+    re.compile(rf"Partial\((?:'({'|'.join(REDUCTIONS)})')?\)"): lambda m: Partial(m[1] or "sum"),
 }
 
 
