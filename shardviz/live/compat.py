@@ -42,6 +42,7 @@ __all__ = [
     "placement_of",
     "quiet_redistribution",
     "root_mesh",
+    "torch_placement",
 ]
 
 
@@ -74,6 +75,23 @@ def placement_of(placement: Any) -> placements.Placement:
     if placement.is_shard():
         return placements.Shard(placement.dim)
     raise TypeError(f"unknown placement {placement!r}")
+
+
+def torch_placement(placement: placements.Placement) -> Any:
+    """Return a plain value as one of torch's placements.
+
+    Raises:
+        TypeError: This torch has no `_StridedShard`: it came after 2.4.1. Tried on 2.13.0 and 2.15.0.
+    """
+    if isinstance(placement, placements.StridedShard):
+        from torch.distributed.tensor import placement_types
+
+        if not hasattr(placement_types, "_StridedShard"):
+            raise TypeError(f"torch {torch.__version__} cannot say {placement}")
+        return placement_types._StridedShard(placement.dim, split_factor=placement.split_factor)
+    if isinstance(placement, placements.Shard):
+        return Shard(placement.dim)
+    return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -1,0 +1,108 @@
+"""`shardviz audit`: sweep the installed torch's own sharding for results that differ from what the placements say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
+from shardviz.mesh import parse_mesh
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardviz.live.audit.sweep import Audit, Disagreement
+
+AXES = ("pp", "replicate", "fsdp", "tp")
+MAX_SIZE = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("--mesh", default="2,2", help="the mesh to try on; default: 2,2")
+    parser.add_argument("--max-size", type=int, default=6, metavar="N", help="the longest vector; default: 6")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each class's repro to this folder")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sweep, and print each class of disagreement once with its smallest case and a repro.
+
+    Returns:
+        0 where torch and the oracle agree in every case, 1 where they do not.
+    """
+    from shardviz.live.audit.sweep import audit
+
+    if not 1 <= args.max_size <= MAX_SIZE:
+        raise ShardvizError(f"--max-size is {args.max_size}, expected 1 to {MAX_SIZE}")
+    num_axes = args.mesh.count(",") + 1
+    mesh = parse_mesh(args.mesh, AXES[-num_axes:] if num_axes <= len(AXES) else ())
+    found = audit(mesh, args.max_size, on_progress=_progress if sys.stderr.isatty() else None)
+    if args.output:
+        _write_repros(found, args.output)
+    print(json.dumps(_as_json(found), indent=1) if args.format == "json" else _as_text(found))
+    return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
+
+
+def _progress(done: int, of: int) -> None:
+    print(f"\r{done:,} of {of:,} cases", end="" if done < of else "\n", file=sys.stderr)
+
+
+def _write_repros(found: Audit, folder: Path) -> None:
+    from shardviz.live.audit.repro import repro
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, one in enumerate(found.disagreements, 1):
+        name = _name(number, one)
+        (folder / name).write_text(repro(one.case, name))
+        print(f"wrote {folder / name}", file=sys.stderr)
+
+
+def _name(number: int, one: Disagreement) -> str:
+    return f"{number:02d}_{one.case.operation}.py"
+
+
+def _as_text(found: Audit) -> str:
+    from importlib.metadata import version
+
+    from shardviz.live.audit.repro import repro
+
+    lines = [f"torch {version('torch')}: {found.num_cases:,} cases tried, {found.num_wrong:,} wrong"]
+    if found.not_tried:
+        lines.append(f"not tried: {found.not_tried:,} cases, after too many worlds had died")
+    for number, one in enumerate(found.disagreements, 1):
+        lines += ["", f"{number}. {one.case}", f"   {one.count:,} cases of this class; the smallest:"]
+        lines += [f"   {line}" for line in _differences(one)]
+        lines += ["", *(f"    {line}".rstrip() for line in repro(one.case, _name(number, one)).splitlines())]
+    return "\n".join(lines)
+
+
+def _differences(one: Disagreement) -> list[str]:
+    lines = []
+    for rank, got in sorted(one.got.items()):
+        wanted = one.case.wanted(rank).flat_ids(one.case.shape).ravel().tolist()
+        lines.append(f"rank {rank}: wanted {wanted}, got {got}")
+    return lines
+
+
+def _as_json(found: Audit) -> dict[str, Any]:
+    from shardviz.live.audit.repro import repro
+
+    return {
+        "schema": 1,
+        "num_cases": found.num_cases,
+        "num_wrong": found.num_wrong,
+        "not_tried": found.not_tried,
+        "disagreements": [
+            {
+                "case": str(one.case),
+                "operation": one.case.operation,
+                "num_cases": one.count,
+                "got": {str(rank): got for rank, got in sorted(one.got.items())},
+                "repro": repro(one.case, _name(number, one)),
+            }
+            for number, one in enumerate(found.disagreements, 1)
+        ],
+    }

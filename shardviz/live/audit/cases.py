@@ -1,0 +1,138 @@
+"""What the audit tries: every small shape under every placement on a mesh, smallest first. No torch here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from shardviz.layout import Layout
+from shardviz.mesh import Mesh
+from shardviz.placements import Placement, Replicate, Shard, StridedShard, spell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.region import Region
+
+Operation = Literal["distribute", "gather", "redistribute", "fsdp_tp", "checkpoint"]
+Placements = tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to try, and what must come of it.
+
+    Attributes:
+        operation: What torch is asked to do.
+        mesh: On which mesh; its ranks may be permuted.
+        shape: The global shape.
+        source: How the tensor lies before.
+        target: How it must lie after.
+    """
+
+    operation: Operation
+    mesh: Mesh
+    shape: tuple[int, ...]
+    source: Placements
+    target: Placements
+
+    def layout(self, placements: Placements) -> Layout:
+        """Return the oracle's reading of placements on this case's mesh and shape."""
+        return Layout.from_placements(self.mesh, self.shape, placements)
+
+    def wanted(self, rank: int) -> Region:
+        """Return what a rank must hold after the operation."""
+        return self.wanted_layout.region(self.mesh.coord_of(rank))
+
+    @property
+    def wanted_layout(self) -> Layout:
+        """The layout that must come of it."""
+        if self.operation == "gather":
+            return Layout.replicated(self.mesh, self.shape)
+        return self.layout(self.target)
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What cases of one class of disagreement share: all but sizes; on a permuted mesh, the operation."""
+        if self.permuted:
+            return self.operation, "permuted"
+        return self.operation, spell(self.source), spell(self.target)
+
+    @property
+    def permuted(self) -> bool:
+        """Whether the mesh's ranks do not rise."""
+        return self.mesh.ranks != tuple(sorted(self.mesh.ranks))
+
+    @property
+    def weight(self) -> tuple[int, int, tuple[int, ...]]:
+        """Sorts smaller and plainer cases first."""
+        return math.prod(self.shape), sum(self.shape), self.shape
+
+    def __str__(self) -> str:
+        before, after = spell(self.source), spell(self.target)
+        arrow = f"{before} -> {after}" if self.operation in ("redistribute", "checkpoint") else after
+        ranks = f" of ranks {list(self.mesh.ranks)}" if self.permuted else ""
+        return f"{self.operation} {list(self.shape)} on {self.mesh}{ranks}: {arrow}"
+
+
+def all_cases(mesh: Mesh, max_size: int) -> list[Case]:
+    """Return every case, smallest first in each operation, so that the first of a class is its smallest."""
+    reversed_mesh = Mesh(mesh.axes, mesh.shape, tuple(reversed(mesh.ranks)))
+    found: list[Case] = []
+    for shape in shapes(max_size):
+        for on in (mesh, reversed_mesh) if mesh.size > 1 else (mesh,):
+            found += _of_shape(on, shape)
+    order: dict[str, int] = {"distribute": 0, "gather": 1, "redistribute": 2, "fsdp_tp": 3, "checkpoint": 4}
+    return sorted(found, key=lambda case: (order[case.operation], case.weight))
+
+
+def shapes(max_size: int) -> Iterator[tuple[int, ...]]:
+    """Yield vectors of up to `max_size` elements, and matrices of up to a row or column fewer than half of that."""
+    for size in range(1, max_size + 1):
+        yield (size,)
+    side = max(2, max_size // 2)
+    yield from product(range(1, side + 1), repeat=2)
+
+
+def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+    plain: list[Placements] = list(product(kinds, repeat=mesh.ndim))
+    strided = list(_strided(mesh, len(shape)))
+    for placements in plain:
+        yield Case("distribute", mesh, shape, placements, placements)
+    for placements in [*plain, *strided]:
+        yield Case("gather", mesh, shape, placements, placements)
+    for source, target in product([*plain, *strided], plain):
+        if source != target:
+            yield Case("redistribute", mesh, shape, source, target)
+    if mesh.ranks != tuple(sorted(mesh.ranks)):
+        return
+    if mesh.ndim >= 2 and len(shape) == 2:
+        for placements in _fsdp_tp(mesh):
+            yield Case("fsdp_tp", mesh, shape, placements, placements)
+    if len(shape) == 1:
+        for source, target in product([*plain, *strided], [*plain, *strided]):
+            yield Case("checkpoint", mesh, shape, source, target)
+
+
+def _strided(mesh: Mesh, ndim: int) -> Iterator[Placements]:
+    """Yield what FSDP2 leaves over one later axis: a dim split by an inner axis first."""
+    for dim in range(ndim):
+        for outer in range(mesh.ndim - 1):
+            for inner in range(outer + 1, mesh.ndim):
+                placements: list[Placement] = [Replicate()] * mesh.ndim
+                placements[outer] = StridedShard(dim, mesh.shape[inner])
+                placements[inner] = Shard(dim)
+                if mesh.shape[inner] > 1:
+                    yield tuple(placements)
+
+
+def _fsdp_tp(mesh: Mesh) -> Iterator[Placements]:
+    """Yield what `fully_shard` over tensor parallel must leave, column-wise and row-wise; extra axes replicate."""
+    tp = mesh.shape[-1]
+    copies = (Replicate(),) * (mesh.ndim - 2)
+    column: Placement = StridedShard(0, tp) if tp > 1 else Shard(0)
+    yield (*copies, column, Shard(0))
+    yield (*copies, Shard(0), Shard(1))

@@ -1,0 +1,109 @@
+"""What the audit asks of torch, on one rank: the ids that this rank holds afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from shardviz.live import compat
+from shardviz.placements import Placement, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardviz.live.audit.cases import Case
+
+Meshes = dict[object, DeviceMesh]
+
+
+def perform(case: Case, meshes: Meshes) -> torch.Tensor:
+    """Do what a case says and return this rank's part of what came of it.
+
+    Args:
+        case: What to do.
+        meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
+    """
+    if case.mesh not in meshes:
+        grid = torch.tensor(case.mesh.ranks).reshape(case.mesh.shape)
+        meshes[case.mesh] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
+    with torch.no_grad(), compat.quiet_redistribution():
+        return _OPERATIONS[case.operation](case, meshes[case.mesh])
+
+
+def whole(case: Case) -> torch.Tensor:
+    """Return the tensor whose every element is its own index."""
+    return torch.arange(torch.Size(case.shape).numel(), dtype=torch.float32).view(case.shape)
+
+
+def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:
+    """Return a DTensor whose shards are cut by the oracle, not by torch."""
+    region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
+    local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
+    spelled = [compat.torch_placement(p) for p in placements]
+    return compat.DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)
+
+
+def _distribute(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+    placements = [compat.torch_placement(p) for p in case.target]
+    local: torch.Tensor = compat.distribute_tensor(whole(case), mesh, placements).to_local()
+    return local
+
+
+def _gather(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+    full: torch.Tensor = sharded(case, mesh, case.source, whole(case)).full_tensor()
+    return full
+
+
+def _redistribute(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+    placements = [compat.torch_placement(p) for p in case.target]
+    local: torch.Tensor = sharded(case, mesh, case.source, whole(case)).redistribute(placements=placements).to_local()
+    return local
+
+
+def _fsdp_tp(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+    rows, columns = case.shape
+    linear = nn.Linear(columns, rows, bias=False)
+    linear.weight.copy_(whole(case))
+    model = nn.Sequential(linear)
+    column_wise = case.target[-1] == Shard(0)
+    names = mesh.mesh_dim_names
+    assert names is not None
+    parallelize_module(model, mesh[names[-1]], {"0": ColwiseParallel() if column_wise else RowwiseParallel()})
+    compat.fully_shard(model, mesh=mesh[names[:-1]])
+    weight: Any = linear.weight
+    local: torch.Tensor = weight.to_local()
+    return local
+
+
+def _checkpoint(case: Case, mesh: DeviceMesh) -> torch.Tensor:
+    """Save under one layout and load under another."""
+    path = [tempfile.mkdtemp(prefix="shardviz-audit-") if distributed.get_rank() == 0 else ""]
+    distributed.broadcast_object_list(path)
+    try:
+        save({"w": sharded(case, mesh, case.source, whole(case))}, checkpoint_id=path[0])
+        empty = sharded(case, mesh, case.target, torch.full(case.shape, -1.0))
+        load({"w": empty}, checkpoint_id=path[0])
+        local: torch.Tensor = empty.to_local()
+        return local
+    finally:
+        distributed.barrier()
+        if distributed.get_rank() == 0:
+            shutil.rmtree(Path(path[0]))
+
+
+_OPERATIONS: dict[str, Callable[[Case, DeviceMesh], torch.Tensor]] = {
+    "distribute": _distribute,
+    "gather": _gather,
+    "redistribute": _redistribute,
+    "fsdp_tp": _fsdp_tp,
+    "checkpoint": _checkpoint,
+}

@@ -1,0 +1,137 @@
+"""A case as a few lines of plain torch that run by themselves and end in an assertion. No torch needed to write them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.placements import spell
+
+if TYPE_CHECKING:
+    from shardviz.live.audit.cases import Case
+
+_FRAME = '''"""{what}.
+
+Run it with: python {name}
+"""
+
+import os
+{stdlib}
+import torch
+import torch.multiprocessing as mp
+from torch import distributed
+{imports}
+
+WANTED = {wanted}  # what each rank must hold, in memory order
+
+
+def main(rank):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29531", RANK=str(rank), WORLD_SIZE="{size}")
+    distributed.init_process_group("gloo")
+    mesh = DeviceMesh("cpu", torch.tensor({ranks}).reshape({shape}), mesh_dim_names={axes})
+    whole = torch.arange({numel}.0).reshape({global_shape})
+{body}
+    print(f"rank {{rank}}: wanted {{WANTED[rank]}}, got {{got.flatten().int().tolist()}}", flush=True)
+    wrong = torch.tensor(got.flatten().tolist() != WANTED[rank], dtype=torch.int)
+    distributed.all_reduce(wrong)
+    distributed.destroy_process_group()
+    assert not wrong, f"{{int(wrong)}} of {size} ranks hold something else than the placements say"
+
+
+if __name__ == "__main__":
+    mp.spawn(main, nprocs={size})
+'''
+
+_TENSOR_IMPORTS = """from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
+from torch.distributed.tensor.placement_types import _StridedShard  # noqa: F401"""
+
+_FSDP_IMPORTS = """from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: F401"""
+
+_CHECKPOINT_IMPORTS = "from torch.distributed import checkpoint\n" + _TENSOR_IMPORTS
+
+_SHARDED = "DTensor.from_local({local}, mesh, {placements}, shape=whole.shape, stride=whole.stride())"
+_OWN = "whole.flatten()[torch.tensor(HELD[rank], dtype=torch.long)].reshape(SHAPES[rank])"
+
+
+def repro(case: Case, name: str) -> str:
+    """Return a script that shows a case.
+
+    Args:
+        case: What went wrong.
+        name: The file's name, for its own docstring.
+    """
+    imports = {"fsdp_tp": _FSDP_IMPORTS, "checkpoint": _CHECKPOINT_IMPORTS}.get(case.operation, _TENSOR_IMPORTS)
+    text = _FRAME.format(
+        what=str(case),
+        name=name,
+        stdlib="import tempfile\n" if case.operation == "checkpoint" else "",
+        imports=imports,
+        wanted=_held(case, case.wanted_layout.placements() or ()),
+        size=case.mesh.size,
+        ranks=list(case.mesh.ranks),
+        shape=case.mesh.shape,
+        axes=case.mesh.axes,
+        numel=_numel(case),
+        global_shape=case.shape,
+        body="\n".join(f"    {line}" for line in _body(case)),
+    )
+    return text if "HELD[" not in text else text.replace("\n\n\ndef main", f"\n{_source(case)}\n\n\ndef main", 1)
+
+
+def _numel(case: Case) -> int:
+    numel = 1
+    for size in case.shape:
+        numel *= size
+    return numel
+
+
+def _held(case: Case, placements: tuple[object, ...]) -> dict[int, list[int]]:
+    layout = case.layout(placements)  # type: ignore[arg-type]
+    return {rank: region.flat_ids(case.shape).ravel().tolist() for rank, region in sorted(layout.regions())}
+
+
+def _source(case: Case) -> str:
+    """Spell out what each rank starts with, so that the script relies on no other part of torch."""
+    shapes = {rank: region.shape for rank, region in sorted(case.layout(case.source).regions())}
+    return f"HELD = {_held(case, case.source)}  # what each rank starts with\nSHAPES = {shapes}"
+
+
+def _body(case: Case) -> list[str]:
+    source, target = spell(case.source), spell(case.target)
+    sharded = f"tensor = {_SHARDED.format(local=_OWN, placements=source)}"
+    if case.operation == "distribute":
+        return [f"got = distribute_tensor(whole, mesh, {target}).to_local()"]
+    if case.operation == "gather":
+        return [sharded, "got = tensor.full_tensor()"]
+    if case.operation == "redistribute":
+        return [sharded, f"got = tensor.redistribute(placements={target}).to_local()"]
+    if case.operation == "checkpoint":
+        return _checkpoint_body(sharded, target)
+    return _fsdp_body(case)
+
+
+def _checkpoint_body(sharded: str, target: str) -> list[str]:
+    return [
+        sharded,
+        'path = [tempfile.mkdtemp() if rank == 0 else ""]',
+        "distributed.broadcast_object_list(path)",
+        'checkpoint.save({"w": tensor}, checkpoint_id=path[0])',
+        f"loaded = distribute_tensor(torch.full_like(whole, -1), mesh, {target})",
+        'checkpoint.load({"w": loaded}, checkpoint_id=path[0])',
+        "got = loaded.to_local()",
+    ]
+
+
+def _fsdp_body(case: Case) -> list[str]:
+    style = "ColwiseParallel" if str(case.target[-1]) == "Shard(0)" else "RowwiseParallel"
+    rows, columns = case.shape
+    return [
+        f"linear = torch.nn.Linear({columns}, {rows}, bias=False)",
+        "linear.weight.data.copy_(whole)",
+        "model = torch.nn.Sequential(linear)",
+        f'parallelize_module(model, mesh["{case.mesh.axes[-1]}"], {{"0": {style}()}})',
+        f"fully_shard(model, mesh=mesh[{case.mesh.axes[:-1]}])",
+        "got = linear.weight.to_local().detach()",
+    ]
