@@ -16,18 +16,29 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.errors import LayoutError, NotationError
 from shardviz.layout import JOIN, Chain, FlatView, Layout
+from shardviz.mesh import AXIS_NAME
+from shardviz.placements import REDUCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardviz.mesh import Mesh
 
-REDUCTIONS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum")
-_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.]*|\d+|\*|[\[\](),/=+:]|$)")
+MAX_LENGTH = 4096
+MAX_DIGITS = 18
+MAX_DIMS = 32
+SHOWN = 80
+"""Of a text longer than this, a message shows the beginning."""
+
+Item = TypeVar("Item")
+
+_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.]*|[0-9]+|\S|\Z)")
+_NAME = re.compile("[A-Za-z_]")
+_NUMBER = re.compile("[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +70,11 @@ class Pattern:
 
         Raises:
             NotationError: A size is `*` and no shape is given, or the shape is another.
-            LayoutError: The pattern names an axis twice, or one that is both split and equal.
+            LayoutError: The pattern names an axis twice, or one that is both split and equal; a flat tensor does not
+                lie within its concatenation.
             MeshError: The mesh has no such axis.
         """
-        sizes = self._flat_sizes(mesh) if self.flat else self._sizes(shape)
+        sizes = self._sizes(mesh, shape)
         layout = Layout(mesh, sizes, self.chains, self.partial, self.flat)
         for axis in self.equal:
             mesh.axis_index(axis)
@@ -70,20 +82,15 @@ class Pattern:
                 raise LayoutError(f"axis {axis} is written as equal and as split or pending", f"drop ={axis}")
         return layout
 
-    def _sizes(self, shape: Sequence[int] | None) -> tuple[int, ...]:
+    def _sizes(self, mesh: Mesh, shape: Sequence[int] | None) -> tuple[int, ...]:
+        if shape is not None and not self.fits_shape(shape):
+            raise NotationError(f"layout {self} does not fit a tensor of shape {list(shape)}")
+        if self.flat:
+            return (_padded(self.flat, self.chains[0], mesh) if self.sizes[0] is None else self.sizes[0],)
         if shape is None and None in self.sizes:
             raise NotationError("a layout with * needs a shape to be applied to", "write the sizes, as in [12/tp, 12]")
-        wanted = tuple(shape) if shape is not None else ()
-        if shape is not None and not self.fits_shape(wanted):
-            raise NotationError(f"layout {self} does not fit a tensor of shape {list(wanted)}")
-        return tuple(wanted[dim] if size is None else size for dim, size in enumerate(self.sizes))
-
-    def _flat_sizes(self, mesh: Mesh) -> tuple[int, ...]:
-        assert self.flat is not None
-        if self.sizes[0] is not None:
-            return (self.sizes[0],)
-        parts = math.prod(mesh.axis_size(link) if isinstance(link, str) else link for link in self.chains[0])
-        return (_padded(math.prod(self.flat.shape), parts),)
+        wanted = self.sizes if shape is None else tuple(shape)
+        return tuple(size for size in wanted if size is not None)
 
     def fits_shape(self, shape: Sequence[int]) -> bool:
         """Whether every written size is the shape's."""
@@ -94,10 +101,17 @@ class Pattern:
         )
 
     def matches(self, layout: Layout, dtype: str = "") -> bool:
-        """Whether `layout` puts every element where this pattern does, however either is spelled."""
+        """Whether `layout` puts every element where this pattern does, however either is spelled.
+
+        A flat layout is matched by a flat pattern only.
+
+        Raises:
+            LayoutError: As `layout`.
+            MeshError: The layout's mesh has no such axis.
+        """
         if not self.fits_shape(layout.tensor_shape) or (self.dtype and dtype and self.dtype != dtype):
             return False
-        own = self.layout(layout.mesh, None if self.flat else layout.tensor_shape)
+        own = self.layout(layout.mesh, layout.tensor_shape)
         return set(own.partial) == set(layout.partial) and own.same_regions(layout)
 
     def __str__(self) -> str:
@@ -120,8 +134,7 @@ def write(layout: Layout, dtype: str = "", *, equal: bool = False) -> str:
         equal: Also name the axes along which copies are equal.
     """
     if layout.flat:
-        parts = math.prod(layout.mesh.axis_size(link) for link in layout.chains[0] if isinstance(link, str))
-        plain = layout.flat.offset == 0 and layout.shape[0] == _padded(math.prod(layout.flat.shape), parts)
+        plain = layout.flat.offset == 0 and layout.shape[0] == _padded(layout.flat, layout.chains[0], layout.mesh)
         sizes: tuple[int | None, ...] = (None if plain else layout.shape[0],)
     else:
         sizes = layout.shape
@@ -139,8 +152,10 @@ def parse(text: str) -> Pattern:
     return _Parser(text).pattern()
 
 
-def _padded(numel: int, parts: int) -> int:
-    return -(-numel // parts) * parts
+def _padded(flat: FlatView, chain: Chain, mesh: Mesh) -> int:
+    """Return the length of a concatenation that holds one tensor and is padded until every rank has as much."""
+    parts = math.prod(mesh.axis_size(link) for link in chain if isinstance(link, str) and link != JOIN)
+    return -(-math.prod(flat.shape) // parts) * parts
 
 
 def _flat_text(flat: FlatView, total: int | None) -> str:
@@ -161,109 +176,125 @@ def _suffixes(equal: Sequence[str], partial: Sequence[tuple[str, str]]) -> str:
 
 
 class _Parser:
-    """Recursive descent over the grammar in this module's docstring."""
+    """Reads the grammar in this module's docstring, token by token."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        if len(text) > MAX_LENGTH:
+            raise NotationError(f"layout {self._shown()} has {len(text):,} characters, more than {MAX_LENGTH:,}")
+        self.tokens = [(match[1], match.start(1)) for match in _TOKEN.finditer(text)]
         self.position = 0
 
     def peek(self) -> str:
-        match = _TOKEN.match(self.text, self.position)
-        if match is None:
-            raise self.error("a name, a number or one of [ ] ( ) , / = + : *")
-        return match[1]
+        return self.tokens[self.position][0]
 
-    def take(self, *wanted: str) -> str:
+    def take(self) -> str:
         token = self.peek()
-        if wanted and token not in wanted:
-            raise self.error(" or ".join(map(repr, wanted)))
-        match = _TOKEN.match(self.text, self.position)
-        assert match is not None
-        self.position = match.end()
+        self.position += bool(token)
         return token
 
+    def accept(self, wanted: str) -> bool:
+        return self.peek() == wanted and bool(self.take())
+
+    def expect(self, wanted: str) -> None:
+        if not self.accept(wanted):
+            raise self.error(repr(wanted))
+
     def error(self, wanted: str) -> NotationError:
-        column = len(self.text) - len(self.text[self.position :].lstrip()) + 1
-        found = self.text[column - 1 :][:12] or "the end"
+        start = self.tokens[self.position][1]
+        found = repr(self.text[start : start + 12]) if self.peek() else "the end"
         return NotationError(
-            f"layout {self.text!r}: expected {wanted} at column {column}, found {found!r}",
+            f"layout {self._shown()}: expected {wanted} at column {start + 1}, found {found}",
             "write it as [12/tp/fsdp, 12]: each dim's size, then the axes that split it, outermost first",
         )
 
+    def _shown(self) -> str:
+        return repr(self.text) if len(self.text) <= SHOWN else f"{self.text[:SHOWN]!r}..."
+
     def number(self) -> int:
-        if not re.fullmatch(r"\d{1,18}", self.peek()):
+        if not _NUMBER.match(self.peek()):
             raise self.error("a number")
+        if len(self.peek()) > MAX_DIGITS:
+            raise self.error(f"a number of at most {MAX_DIGITS} digits")
         return int(self.take())
 
-    def name(self) -> str:
-        if not re.match(r"[A-Za-z_]", self.peek()):
+    def axis(self) -> str:
+        if not AXIS_NAME.fullmatch(self.peek()):
             raise self.error("an axis")
         return self.take()
 
     def pattern(self) -> Pattern:
-        dtype = "" if self.peek() == "[" else self.name()
-        self.take("[")
-        flat, sizes, chains = None, [], []
+        dtype = "" if self.peek() == "[" else self.dtype()
+        self.expect("[")
         if self.peek() == "flat":
             flat, total, chain = self.flat()
-            sizes, chains = [total], [chain]
-            self.take("]")
-        else:
-            while self.peek() != "]":
-                size, chain = self.dim()
-                sizes.append(size)
-                chains.append(chain)
-                if self.peek() != "]":
-                    self.take(",", "/")
-            self.take("]")
-        equal, partial = self.suffixes()
-        return Pattern(tuple(sizes), tuple(chains), dtype.removeprefix("torch."), equal, partial, flat)
+            self.expect("]")
+            return Pattern((total,), (chain,), dtype, *self.suffixes(), flat)
+        dims = self.listed("]", self.dim)
+        if len(dims) > MAX_DIMS:
+            raise NotationError(f"layout {self._shown()} has {len(dims)} dims, more than {MAX_DIMS}")
+        return Pattern(tuple(size for size, _ in dims), tuple(chain for _, chain in dims), dtype, *self.suffixes())
+
+    def dtype(self) -> str:
+        if not _NAME.match(self.peek()):
+            raise self.error("'[' or an element type")
+        return self.take().removeprefix("torch.")
+
+    def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:
+        """Read items separated by commas up to `close`."""
+        items: list[Item] = []
+        while not self.accept(close):
+            items.append(read())
+            if not self.accept(",") and self.peek() != close:
+                raise self.error(f"',' or {close!r}")
+        return items
 
     def flat(self) -> tuple[FlatView, int | None, Chain]:
-        self.take("flat")
-        self.take("(")
-        shape = []
-        while self.peek() != ")":
-            shape.append(self.number())
-            if self.peek() != ")":
-                self.take(",")
-        self.take(")")
+        self.expect("flat")
+        self.expect("(")
+        shape = tuple(self.listed(")", self.number))
         offset, total = 0, None
-        if self.peek() == "at":
-            self.take("at")
+        if self.accept("at"):
             offset = self.number()
-            self.take("of")
+            self.expect("of")
             total = self.number()
-        return FlatView(tuple(shape), offset), total, self.links()
+        return FlatView(shape, offset), total, self.links()
 
     def dim(self) -> tuple[int | None, Chain]:
-        if self.peek() == "(":
-            self.take("(")
-            size, chain = self.dim()
-            self.take(")")
+        opened = 0
+        while self.accept("("):
+            opened += 1
+        size = None if self.accept("*") else self.number()
+        chain = self.links()
+        for _ in range(opened):
+            self.expect(")")
             rest = self.links()
-            return size, (*chain, JOIN, *rest) if rest else chain
-        if self.peek() == "*":
-            self.take("*")
-            return None, self.links()
-        return self.number(), self.links()
+            chain = (*chain, JOIN, *rest) if rest else chain
+        return size, chain
 
     def links(self) -> Chain:
         chain: list[str | int] = []
-        while self.peek() == "/":
-            self.take("/")
-            chain.append(self.number() if self.peek().isdigit() else self.name())
+        while self.accept("/"):
+            chain.append(self.segments() if _NUMBER.match(self.peek()) else self.axis())
         return tuple(chain)
+
+    def segments(self) -> int:
+        if not self.peek().strip("0"):
+            raise self.error("an axis, or a number from 1")
+        return self.number()
 
     def suffixes(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
         equal, partial = [], []
         while self.peek():
-            if self.take("=", "+") == "=":
-                equal.append(self.name())
-                continue
-            axis, op = self.name(), "sum"
-            if self.peek() == ":":
-                self.take(":")
-                op = self.take(*REDUCTIONS)
-            partial.append((axis, op))
+            if self.accept("="):
+                equal.append(self.axis())
+            elif self.accept("+"):
+                partial.append((self.axis(), self.reduction() if self.accept(":") else "sum"))
+            else:
+                raise self.error("'=' or '+'")
         return tuple(equal), tuple(partial)
+
+    def reduction(self) -> str:
+        if self.peek() not in REDUCTIONS:
+            raise self.error("one of " + ", ".join(REDUCTIONS))
+        return self.take()
