@@ -37,6 +37,7 @@ __all__ = [
     "clean_name",
     "distribute_tensor",
     "flat_params",
+    "flatten_mesh",
     "fully_shard",
     "make_ranks_of_threads",
     "placement_of",
@@ -107,6 +108,15 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     resources: Any = device_mesh._mesh_resources
     find = getattr(resources, "get_root_mesh", None) or resources.get_parent_mesh
     return find(mesh) or mesh
+
+
+def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Flatten a mesh's axes into one, which torch from then on may use to merge collectives.
+
+    `DeviceMesh._flatten` is in torch 2.13.0 and 2.15.0; in 2.4.1 there is none, and the mesh itself is returned.
+    """
+    flat: DeviceMesh = mesh._flatten() if hasattr(mesh, "_flatten") else mesh
+    return flat
 
 
 @contextmanager

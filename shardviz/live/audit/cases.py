@@ -30,6 +30,7 @@ class Case:
         shape: The global shape.
         source: How the tensor lies before.
         target: How it must lie after.
+        flattened: The mesh's axes are also flattened into one, over which torch may then merge collectives.
     """
 
     operation: Operation
@@ -37,6 +38,7 @@ class Case:
     shape: tuple[int, ...]
     source: Placements
     target: Placements
+    flattened: bool = False
 
     def layout(self, placements: Placements) -> Layout:
         """Return the oracle's reading of placements on this case's mesh and shape."""
@@ -58,12 +60,12 @@ class Case:
         """What cases of one class of disagreement share: all but sizes; on a permuted mesh, the operation."""
         if self.permuted:
             return self.operation, "permuted"
-        return self.operation, spell(self.source), spell(self.target)
+        return self.operation, self.flattened, spell(self.source), spell(self.target)
 
     @property
     def permuted(self) -> bool:
         """Whether the mesh's ranks do not rise."""
-        return self.mesh.ranks != tuple(sorted(self.mesh.ranks))
+        return is_permuted(self.mesh)
 
     @property
     def weight(self) -> tuple[int, int, tuple[int, ...]]:
@@ -73,8 +75,9 @@ class Case:
     def __str__(self) -> str:
         before, after = spell(self.source), spell(self.target)
         arrow = f"{before} -> {after}" if self.operation in ("redistribute", "checkpoint") else after
+        flat = " with its axes flattened" if self.flattened else ""
         ranks = f" of ranks {list(self.mesh.ranks)}" if self.permuted else ""
-        return f"{self.operation} {list(self.shape)} on {self.mesh}{ranks}: {arrow}"
+        return f"{self.operation} {list(self.shape)} on {self.mesh}{ranks}{flat}: {arrow}"
 
 
 def all_cases(mesh: Mesh, max_size: int) -> list[Case]:
@@ -96,6 +99,11 @@ def shapes(max_size: int) -> Iterator[tuple[int, ...]]:
     yield from product(range(1, side + 1), repeat=2)
 
 
+def is_permuted(mesh: Mesh) -> bool:
+    """Whether the mesh's ranks do not rise."""
+    return mesh.ranks != tuple(sorted(mesh.ranks))
+
+
 def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     plain: list[Placements] = list(product(kinds, repeat=mesh.ndim))
@@ -107,7 +115,9 @@ def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
     for source, target in product([*plain, *strided], plain):
         if source != target:
             yield Case("redistribute", mesh, shape, source, target)
-    if mesh.ranks != tuple(sorted(mesh.ranks)):
+            if mesh.ndim > 1 and not is_permuted(mesh):
+                yield Case("redistribute", mesh, shape, source, target, flattened=True)
+    if is_permuted(mesh):
         return
     if mesh.ndim >= 2 and len(shape) == 2:
         for placements in _fsdp_tp(mesh):

@@ -32,11 +32,14 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
         case: What to do.
         meshes: Device meshes made so far, by the mesh they are of: process groups are dear.
     """
-    if case.mesh not in meshes:
+    key = case.mesh, case.flattened
+    if key not in meshes:
         grid = torch.tensor(case.mesh.ranks).reshape(case.mesh.shape)
-        meshes[case.mesh] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
+        meshes[key] = DeviceMesh("cpu", grid, mesh_dim_names=case.mesh.axes)
+        if case.flattened:
+            compat.flatten_mesh(meshes[key])
     with torch.no_grad(), compat.quiet_redistribution():
-        return _OPERATIONS[case.operation](case, meshes[case.mesh])
+        return _OPERATIONS[case.operation](case, meshes[key])
 
 
 def whole(case: Case) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A case as a few lines of plain torch that run by themselves and end in an assertion. No torch needed to write them."""
+"""A case as a few lines of plain torch that run by themselves and end in an assertion. Written without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(rank):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29531", RANK=str(rank), WORLD_SIZE="{size}")
     distributed.init_process_group("gloo")
     mesh = DeviceMesh("cpu", torch.tensor({ranks}).reshape({shape}), mesh_dim_names={axes})
-    whole = torch.arange({numel}.0).reshape({global_shape})
+{flatten}    whole = torch.arange({numel}.0).reshape({global_shape})
 {body}
     print(f"rank {{rank}}: wanted {{WANTED[rank]}}, got {{got.flatten().int().tolist()}}", flush=True)
     wrong = torch.tensor(got.flatten().tolist() != WANTED[rank], dtype=torch.int)
@@ -73,6 +73,7 @@ def repro(case: Case, name: str) -> str:
         ranks=list(case.mesh.ranks),
         shape=case.mesh.shape,
         axes=case.mesh.axes,
+        flatten="    mesh._flatten()\n" if case.flattened else "",
         numel=_numel(case),
         global_shape=case.shape,
         body="\n".join(f"    {line}" for line in _body(case)),
