@@ -61,7 +61,7 @@ def ranks_text(mask: Mask) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stripes:
     """A line of indices cut into stripes of equal holders.
 
@@ -137,7 +137,7 @@ class Window:
     masks: tuple[Masks, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Holders:
     """Who holds a tensor.
 

@@ -1,0 +1,130 @@
+"""What the screens show: a dump with its verdicts, as plain data that knows nothing of widgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from shardviz.dump.tensors import Model, Tensor
+from shardviz.names import printable
+from shardviz.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from shardviz.check.finding import Finding, Report
+    from shardviz.picture.sides import Sides
+
+Verdict = Literal["error", "warning", "unchecked", "clean", "pending"]
+
+GLYPHS: dict[Verdict, str] = {"error": "✗", "warning": "!", "unchecked": "?", "clean": "✓", "pending": "…"}
+"""One glyph a verdict, so that no verdict is told by colour alone. Worst first."""
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the worst of some verdicts."""
+    return min(verdicts, key=list(GLYPHS).index, default="clean")
+
+
+def layout_text(tensor: Tensor) -> str:
+    """Write what the placements of a tensor claim, in the notation; a plain tensor's shape in its place."""
+    layouts = [layout for layout in tensor.by_claim if layout is not None]
+    if not layouts:
+        return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+    more = f" and {len(layouts) - 1} more" if len(layouts) > 1 else ""
+    return write(layouts[0], tensor.dtype) + more
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the tensor list.
+
+    Attributes:
+        tensor: The tensor, or identical layers of it.
+        verdict: The worst that was found of it.
+        findings: Indices into the report's findings.
+    """
+
+    tensor: Tensor
+    verdict: Verdict
+    findings: tuple[int, ...] = ()
+
+    @cached_property
+    def title(self) -> str:
+        """Its name, safe to print, with its role where it is no parameter."""
+        role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
+        return printable(self.tensor.name) + role
+
+    @cached_property
+    def layout(self) -> str:
+        """What its placements claim, in the notation."""
+        return layout_text(self.tensor)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that split it or over which it is pending."""
+        layouts = [layout for layout in self.tensor.by_claim if layout is not None]
+        return frozenset(a for one in layouts for a in (*one.split_axes, *(axis for axis, _ in one.partial)))
+
+
+@dataclass(frozen=True)
+class Document:
+    """A dump, read as far as it is there.
+
+    Attributes:
+        path: Its folder.
+        model: Its tensors.
+        report: What the check found; None while it is running.
+        failed: Why there is no report and will be none; empty where there is or will be one.
+    """
+
+    path: Path
+    model: Model
+    report: Report | None = None
+    failed: str = ""
+    _sides: dict[tuple[int, str], Sides] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings, worst first."""
+        return self.report.findings if self.report else ()
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The tensors in model order: as they were stamped, and those that were captured at other stages only."""
+        stamped = {(name, tensor.role) for tensor in self.model.stage("stamped") for name in tensor.names}
+        shown = [
+            tensor
+            for tensor in self.model.tensors
+            if tensor.stage == "stamped" or (tensor.names[0], tensor.role) not in stamped
+        ]
+        return tuple(self._entry(tensor) for tensor in shown)
+
+    def _entry(self, tensor: Tensor) -> Entry:
+        if self.report is None:
+            return Entry(tensor, "unchecked" if self.failed else "pending")
+        names = {tensor.name, *tensor.names}
+        found = tuple(index for index, finding in enumerate(self.findings) if finding.tensor in names)
+        verdicts: list[Verdict] = [self.findings[index].severity for index in found]
+        unseen = any(skipped.tensor in names for skipped in self.report.not_checked)
+        return Entry(tensor, worst([*verdicts, "unchecked" if unseen else "clean"]), found)
+
+    @cached_property
+    def by_finding(self) -> dict[int, int]:
+        """The entry that each finding is about; findings of the whole dump are left out."""
+        return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
+
+    def sides(self, entry: int) -> Sides:
+        """Return both sides of an entry's tensor, made once.
+
+        Raises:
+            DumpError: Its ids are too many to draw.
+        """
+        from shardviz.picture.sides import sides_of
+
+        key = (entry, "")
+        if key not in self._sides:
+            self._sides[key] = sides_of(self.model, self.entries[entry].tensor)
+        return self._sides[key]

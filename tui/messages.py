@@ -1,0 +1,78 @@
+"""What widgets tell the screens: which tensor, place, rank or finding was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+if TYPE_CHECKING:
+    from shardviz.tui.document import Document
+
+    from shardviz.picture.paint import Side
+
+
+@dataclass
+class Progressed(Message):
+    """Rank files have been read."""
+
+    read: int
+    files: int
+
+    def can_replace(self, message: Message) -> bool:
+        """Let a newer count stand for an older one."""
+        return isinstance(message, Progressed)
+
+
+@dataclass
+class DocumentRead(Message):
+    """A dump was read, or checked."""
+
+    document: Document
+
+
+@dataclass
+class ReadFailed(Message):
+    """A dump could not be read."""
+
+    why: str
+
+
+@dataclass
+class TensorChosen(Message):
+    """A tensor was chosen from the list."""
+
+    entry: int
+
+
+@dataclass
+class SideChosen(Message):
+    """Claimed, held or their difference was asked for."""
+
+    side: Side
+
+
+@dataclass
+class PlaceChosen(Message):
+    """The cursor came to an element of the map.
+
+    Attributes:
+        place: Its index in the shape of the holders, which has at least two dims.
+    """
+
+    place: tuple[int, ...]
+
+
+@dataclass
+class RankChosen(Message):
+    """A rank was chosen."""
+
+    rank: int
+
+
+@dataclass
+class FindingChosen(Message):
+    """A finding was chosen."""
+
+    finding: int

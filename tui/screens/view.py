@@ -1,0 +1,60 @@
+"""What all views share: the title above, the keys below, and the app's document and selection coming down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.tui.widgets.title import Title
+from textual.screen import Screen
+from textual.widgets import Footer
+
+if TYPE_CHECKING:
+    from shardviz.tui.app import ShardvizApp
+    from shardviz.tui.document import Document
+    from shardviz.tui.selection import Selection
+    from textual.app import ComposeResult
+
+
+class View(Screen[None]):
+    """A view of the dump. Subclasses give `compose_view` and `show`."""
+
+    app: ShardvizApp
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: tuple[Document | None, Selection] | None = None
+
+    def compose(self) -> ComposeResult:
+        """Put the view between the title and the keys."""
+        yield Title(id="title")
+        yield from self.compose_view()
+        yield Footer(show_command_palette=False)
+
+    def compose_view(self) -> ComposeResult:
+        """Make the widgets of the view."""
+        raise NotImplementedError
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show a document and what is chosen in it."""
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        """Follow the app."""
+        self.watch(self.app, "document", self._changed, init=False)
+        self.watch(self.app, "selection", self._changed, init=False)
+        self.watch(self.app, "note", self._changed, init=False)
+
+    def on_screen_resume(self) -> None:
+        """Catch up with what changed while another view was shown."""
+        self._changed()
+
+    def _changed(self) -> None:
+        """Show the app's state; a view that is not on screen waits until it is."""
+        if not self.is_current and self._shown is not None:
+            return
+        self.query_one(Title).show(self.app.document, self.app.note)
+        state = (self.app.document, self.app.selection)
+        if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
+            self._shown = state
+            self.show(*state)

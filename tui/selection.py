@@ -1,0 +1,60 @@
+"""What is chosen on all screens alike: a tensor, a side, a place in it, a rank, a finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardviz.picture.holders import Plane
+
+if TYPE_CHECKING:
+    from shardviz.tui.document import Document
+
+    from shardviz.picture.paint import Side
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is chosen.
+
+    Attributes:
+        entry: Index of the tensor among the document's entries.
+        side: Which description of it is drawn.
+        plane: The dims drawn, and the place of the cursor; None for a tensor without elements.
+        rank: The rank that is looked at; None until one was chosen.
+        finding: Index of the finding that is looked at.
+    """
+
+    entry: int = 0
+    side: Side = "claimed"
+    plane: Plane | None = None
+    rank: int | None = None
+    finding: int = 0
+
+
+def first_selection(document: Document) -> Selection:
+    """Return what a document opens on: its first finding, or its first tensor."""
+    if document.by_finding:
+        return of_finding(document, Selection(), min(document.by_finding))
+    return of_entry(document, Selection(), 0) if document.entries else Selection()
+
+
+def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
+    """Return the selection with another tensor: its first finding, the side that tells most, its first element."""
+    found = document.entries[entry]
+    shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
+    plane = Plane(len(shape) - 2, len(shape) - 1, (0,) * len(shape)) if all(shape) else None
+    finding = found.findings[0] if found.findings else selection.finding
+    side: Side = "difference" if found.findings else "claimed" if selection.side == "difference" else selection.side
+    if found.tensor.claimed is None:
+        side = "held"
+    return replace(selection, entry=entry, plane=plane, finding=finding, side=side)
+
+
+def of_finding(document: Document, selection: Selection, finding: int) -> Selection:
+    """Return the selection with a finding, its tensor, and the first place where that is wrong."""
+    if finding not in document.by_finding:
+        return replace(selection, finding=finding)
+    selection = of_entry(document, selection, document.by_finding[finding])
+    ranks = document.findings[finding].ranks
+    return replace(selection, finding=finding, rank=ranks[0] if ranks else selection.rank)

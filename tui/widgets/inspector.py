@@ -1,0 +1,62 @@
+"""The lines below the map: which element the cursor is on and who holds it, and what the map's signs mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from shardviz.tui.colours import verdict_style
+from textual.widgets import Static
+
+from shardviz.names import printable
+from shardviz.picture.holders import ranks_of, ranks_text
+
+if TYPE_CHECKING:
+    from shardviz.tui.document import Document
+    from shardviz.tui.selection import Selection
+
+    from shardviz.mesh import Mesh
+    from shardviz.picture.sides import Sides
+
+LEGENDS = {
+    "claimed": "where the placements say each part is: the numbers are ranks",
+    "held": "where each part really is, by the ids found there: the numbers are ranks",
+    "difference": "1→4: the placements say rank 1, it is on rank 4; grey is in place",
+}
+
+
+class Inspector(Static):
+    """The lines."""
+
+    def show(self, document: Document, selection: Selection, sides: Sides | None, why: str = "") -> None:
+        """Show the element under the cursor."""
+        self.update(inspector_text(document, selection, sides, why))
+
+
+def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:
+    """Write the lines."""
+    if sides is None:
+        return Text(f"? not drawn: {printable(why)}", verdict_style("unchecked"))
+    if selection.plane is None:
+        return Text("a tensor without elements: there is nothing to draw", "dim")
+    entry = document.entries[selection.entry]
+    at = selection.plane.at
+    cell = sides.at(at)
+    index = at[len(at) - len(entry.tensor.shape) :]
+    mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.model.dump.mesh
+    text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"), no_wrap=True, overflow="ellipsis")
+    if sides.has_claimed:
+        text.append("  claimed ", "dim").append(_who(cell.claimed, mesh))
+    if sides.has_held:
+        text.append("  held ", "dim")
+        text.append(_who(cell.held, mesh), verdict_style("error") if cell.different else "")
+    return text.append(f"\n{LEGENDS[selection.side]}", "dim")
+
+
+def _who(mask: int, mesh: Mesh) -> str:
+    ranks = ranks_of(mask)
+    if not ranks:
+        return "by nobody"
+    if len(ranks) == 1 and ranks[0] in mesh:
+        return f"by rank {ranks[0]} ({mesh.label(ranks[0])})"
+    return f"by ranks {ranks_text(mask)}"

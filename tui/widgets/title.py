@@ -1,0 +1,52 @@
+"""The line at the top: which dump, how many ranks on which mesh, how many findings, and how far it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from shardviz.tui.colours import verdict_style
+from shardviz.tui.document import GLYPHS, Verdict
+from textual.widgets import Static
+
+from shardviz.names import printable
+
+if TYPE_CHECKING:
+    from shardviz.tui.document import Document
+
+
+class Title(Static):
+    """The line."""
+
+    def show(self, document: Document | None, note: str = "") -> None:
+        """Show what is known of the dump, with a note on its right."""
+        self.update(title_text(document, note))
+
+
+def title_text(document: Document | None, note: str = "") -> Text:
+    """Write the line."""
+    text = Text.assemble(("shardviz", "bold"), no_wrap=True, overflow="ellipsis")
+    if document is not None:
+        run = document.model.dump.run
+        text.append(f"  {printable(document.path.name)}")
+        text.append(f" · {_count(run.num_ranks, 'rank')} {document.model.dump.mesh}", "dim")
+        text.append(f" · {_count(sum(len(entry.tensor.fold) for entry in document.entries), 'tensor')}", "dim")
+        text.append(" · ").append_text(_verdict(document))
+        if missing := len(document.model.dump.missing_ranks):
+            text.append(f" · {_count(missing, 'rank')} missing", verdict_style("warning"))
+    return text.append(f"  {note}", "dim") if note else text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _verdict(document: Document) -> Text:
+    verdict: Verdict = "clean"
+    if document.report is None:
+        verdict = "unchecked" if document.failed else "pending"
+        return Text(f"{GLYPHS[verdict]} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))
+    count = len(document.findings)
+    if count:
+        verdict = document.findings[0].severity
+    return Text(f"{GLYPHS[verdict]} {_count(count, 'finding') if count else 'no findings'}", verdict_style(verdict))
