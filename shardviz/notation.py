@@ -22,6 +22,7 @@ from shardviz.errors import LayoutError, NotationError
 from shardviz.layout import JOIN, Chain, FlatView, Layout
 from shardviz.mesh import AXIS_NAME
 from shardviz.placements import REDUCTIONS
+from shardviz.region import MAX_DIMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 4096
 MAX_DIGITS = 18
-MAX_DIMS = 32
 SHOWN = 80
 """Of a text longer than this, a message shows the beginning."""
 

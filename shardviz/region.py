@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
 
+MAX_DIMS = 32
+"""The dims that an array of numpy 1 can have."""
+
 
 def merged(ranges: Iterable[Range]) -> Ranges:
     """Join ranges that follow each other and drop empty ones; the order stays, for it is the order in memory."""
