@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.read import Dump
-    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, Role, Stage, TensorRecord
+    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, Role, Stage, Stamp, TensorRecord
     from shardviz.layout import Layout
     from shardviz.mesh import Mesh
 
@@ -125,9 +125,14 @@ class Model:
     tensors: list[Tensor]
 
     @cached_property
+    def stamps(self) -> dict[str, Stamp]:
+        """The stamped tensors by name."""
+        return {stamp.name: stamp for stamp in self.dump.run.stamps}
+
+    @cached_property
     def first_ids(self) -> dict[str, int]:
         """The first id of every stamped tensor."""
-        return {stamp.name: stamp.first for stamp in self.dump.run.stamps}
+        return {name: stamp.first for name, stamp in self.stamps.items()}
 
     @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:

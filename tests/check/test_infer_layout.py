@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardviz.chain import JOIN, Chain
 from shardviz.check.infer.layout import holds, infer_layout
-from shardviz.layout import JOIN, Chain, Layout
+from shardviz.layout import Layout
 from shardviz.mesh import Coord, Mesh, parse_mesh
 from shardviz.notation import parse, write
 from shardviz.region import Region

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.layout import JOIN, Chain, Link, chunk
+from shardviz.chain import JOIN, Chain, Link, chunk
 from shardviz.region import Ranges, length, merged
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.infer.chain import derive_chain
 from shardviz.errors import LayoutError
-from shardviz.layout import Chain, Layout
+from shardviz.layout import Layout
 from shardviz.region import Ranges, Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from shardviz.chain import Chain
     from shardviz.mesh import Coord, Mesh
 
 Held = dict["Coord", Region]

@@ -1,0 +1,112 @@
+"""The shards are placed as claimed, but a dim was reordered before it was split: which order, read off its indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.advice import CATALOGUE
+from shardviz.check.infer.explanation import Explanation, Shape
+from shardviz.region import Ranges, indices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout import Layout
+    from shardviz.mesh import Coord
+    from shardviz.region import Region
+
+MAX_LISTED = 8
+
+
+def explain_dims(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+    """Yield the one explanation there is if every dim of the tensor is its own indices in another order."""
+    found = []
+    for dim, size in enumerate(claimed.index_shape):
+        order = _order_of_dim(claimed, held, dim, size)
+        if order is None:
+            return
+        if not np.array_equal(order, np.arange(size)):
+            found.append(_name(order, dim))
+    if not found:
+        return
+    name, _, fix = found[0]
+    words = " and ".join(words for _, words, _ in found)
+    yield Explanation(name, f"the shards are in place, but {words}", fix, words)
+
+
+def _order_of_dim(claimed: Layout, held: Mapping[Coord, Region], dim: int, size: int) -> NDArray[np.int64] | None:
+    """Return which index stands at each place of a dim; None where ranks disagree or an index comes twice."""
+    pairs: set[tuple[Ranges, Ranges]] = set()
+    for coord, region in held.items():
+        if region.size:
+            pairs.add((claimed.region(coord).dims[dim], region.dims[dim]))
+    order = np.full(size, -1, np.int64)
+    for places, contents in pairs:
+        at, found = indices(places), indices(contents)
+        if len(at) != len(found) or np.any((order[at] >= 0) & (order[at] != found)):
+            return None
+        order[at] = found
+    return order if np.array_equal(np.sort(order), np.arange(size)) else None
+
+
+def _name(order: NDArray[np.int64], dim: int) -> tuple[Shape, str, str]:
+    """Return the shape of a dim's order, the words for it, and its fix."""
+    size = len(order)
+    if np.array_equal(order, np.arange(size)[::-1]):
+        return "reversed-dim", f"dim {dim} is flipped", CATALOGUE["reversed-dim"].fix.format(dim=dim)
+    if np.array_equal(order, (np.arange(size) + order[0]) % size):
+        words = f"dim {dim} is rolled by {-order[0] % size}"
+        return "rotated-dim", words, CATALOGUE["rotated-dim"].fix.format(undo=int(order[0]), dim=dim)
+    digits = transposed_digits(order)
+    if digits is not None:
+        return _name_digits(dim, *digits)
+    block, blocks = _blocks(order)
+    listed = " ".join(map(str, blocks[:MAX_LISTED].tolist())) + (" ..." if len(blocks) > MAX_LISTED else "")
+    name: Shape = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
+    words = f"dim {dim}'s blocks of {block} come in the order {listed}"
+    return name, words, CATALOGUE[name].fix
+
+
+def transposed_digits(order: NDArray[np.int64]) -> tuple[int, int, int, int] | None:
+    """Recognise `view(a, b, c, d).transpose(1, 2)` of a dim's own order.
+
+    Returns:
+        (a, b, c, d), read off the order: d is how long the first run is, c the step to the next one in runs, b how
+        many steps it takes to come back; None where the whole order is not so.
+    """
+    size = len(order)
+    bends = np.flatnonzero(np.diff(order) != 1)
+    if order[0] != 0 or not len(bends):
+        return None
+    inner = int(bends[0]) + 1
+    if size % inner:
+        return None
+    steps = order[::inner] // inner
+    columns = int(steps[1])
+    back = np.flatnonzero(steps == 1)
+    rows = int(back[0]) if len(back) else 0
+    if columns < 2 or rows < 2 or size % (rows * columns * inner):
+        return None
+    outer = size // (rows * columns * inner)
+    wanted = np.arange(size).reshape(outer, rows, columns, inner).swapaxes(1, 2).ravel()
+    return (outer, rows, columns, inner) if np.array_equal(order, wanted) else None
+
+
+def _name_digits(dim: int, outer: int, rows: int, columns: int, inner: int) -> tuple[Shape, str, str]:
+    name: Shape = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
+    view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
+    step = " ".join(str(columns * index) for index in range(min(rows, 3)))
+    words = f"dim {dim} is in the order of {view}: its blocks of {inner} come back {step} ... 1 ..."
+    undo = f"view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten() of dim {dim}'s indices"
+    return name, words, CATALOGUE[name].fix.format(undo=undo)
+
+
+def _blocks(order: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """Return the largest block that is moved whole, and the order in which such blocks come."""
+    bends = np.flatnonzero(np.diff(order) != 1) + 1
+    block = int(np.gcd.reduce(np.concatenate((bends, order[bends], order[:1], [len(order)]))))
+    return block, order[::block] // block

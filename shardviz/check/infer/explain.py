@@ -1,0 +1,84 @@
+"""All explanations of a case, simplest first: another label, another rank's shard, another split, another order of a
+dim, another order of the elements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.advice import CATALOGUE
+from shardviz.check.infer.dims import explain_dims
+from shardviz.check.infer.elements import explain_elements
+from shardviz.check.infer.explanation import Explanation
+from shardviz.check.infer.labels import explain_label
+from shardviz.check.infer.ranks import explain_ranks
+from shardviz.check.infer.splits import explain_splits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.case import Case
+
+MAX_ELEMENTS = 1 << 26
+"""A tensor with more elements is not looked at element by element once no rule over whole ranges fits."""
+
+MAX_DIFFERENCES = 3
+
+
+def explain(case: Case) -> list[Explanation]:
+    """Return everything that explains what the ranks of a case hold, simplest first.
+
+    Returns:
+        At least one explanation; the one called `scrambled`, with the first differences, where nothing else fits.
+    """
+    assert case.claimed is not None, "a plain tensor claims nothing"
+    found = list(_by_ranges(case))
+    if not found and _num_held(case) <= MAX_ELEMENTS:
+        found = list(explain_elements(case))
+    return found or [_scrambled(case)]
+
+
+def _by_ranges(case: Case) -> Iterator[Explanation]:
+    assert case.claimed is not None
+    if case.held is not None:
+        yield explain_label(case.claimed, case.held)
+    if not case.ids:
+        yield from explain_ranks(case.claimed, case.regions)
+        yield from explain_splits(case.claimed, case.regions)
+        yield from explain_dims(case.claimed, case.regions)
+
+
+def _num_held(case: Case) -> int:
+    return sum(region.size for region in case.regions.values()) + sum(ids.size for ids in case.ids.values())
+
+
+def _scrambled(case: Case) -> Explanation:
+    differences = first_differences(case)
+    sentence = f"no known shape fits; first differences: {'; '.join(differences)}"
+    return Explanation("scrambled", sentence, CATALOGUE["scrambled"].fix, "scrambled: " + "; ".join(differences))
+
+
+def first_differences(case: Case) -> list[str]:
+    """Return, for the first ranks that differ, the first element that is not where it is claimed."""
+    found: list[str] = []
+    for coord, shard in sorted(case.shards.items(), key=lambda item: item[1].rank):
+        wanted, own = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
+        if len(wanted) != len(own):
+            found.append(f"rank {shard.rank} holds {len(own):,} elements of {len(wanted):,}")
+        elif len(wrong := np.flatnonzero(wanted != own)):
+            at = int(wrong[0])
+            claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(own[at]))
+            found.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
+        if len(found) == MAX_DIFFERENCES:
+            break
+    return found
+
+
+def _said(case: Case, element: int) -> str:
+    if element > 0:
+        return str(case.index(element - 1))
+    if element < -1:
+        name, at = case.owner(-1 - element)
+        return f"element {at} of {name}"
+    return "no id" if element else "zero"

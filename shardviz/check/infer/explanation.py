@@ -1,0 +1,56 @@
+"""An explanation: a named shape that fits everything that the ranks hold of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from shardviz.layout import Layout
+
+Shape = Literal[
+    "another-order",
+    "segments",
+    "across-segments",
+    "another-dim",
+    "replicated",
+    "split",
+    "another-layout",
+    "same-shard",
+    "reversed",
+    "rotated",
+    "permuted-ranks",
+    "head-tail",
+    "balanced",
+    "reversed-dim",
+    "rotated-dim",
+    "interleaved",
+    "rotary",
+    "blocks",
+    "permuted-dim",
+    "transposed",
+    "transposed-shards",
+    "padded",
+    "other-tensor",
+    "scrambled",
+]
+"""What happened to a tensor; `shardviz.check.advice` has the cause and the fix of each."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One shape that fits.
+
+    Attributes:
+        name: Which shape.
+        sentence: What it means here, with the numbers in it.
+        fix: What to change, in torch's own words.
+        held: Where the elements are: in the notation where it has a word for it, in words otherwise.
+        layout: The held layout, where the notation has one.
+    """
+
+    name: Shape
+    sentence: str
+    fix: str
+    held: str
+    layout: Layout | None = None

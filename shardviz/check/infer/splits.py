@@ -1,0 +1,96 @@
+"""Splits that are not torch.chunk: the head-tail order of context parallel, and the even split of array_split."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.chain import JOIN, chunk
+from shardviz.check.advice import CATALOGUE
+from shardviz.check.infer.explanation import Explanation
+from shardviz.check.infer.layout import same_region
+from shardviz.region import Ranges, Region, length, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from shardviz.chain import Chain
+    from shardviz.check.infer.explanation import Shape
+    from shardviz.layout import Layout
+    from shardviz.mesh import Coord
+
+
+def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
+    """Return chunk `part` of twice as many chunks and its mirror image: torch's context parallel load balancing."""
+    return merged((*chunk(ranges, 2 * parts, part), *chunk(ranges, 2 * parts, 2 * parts - 1 - part)))
+
+
+def balanced(ranges: Ranges, parts: int, part: int) -> Ranges:
+    """Return the part that numpy.array_split gives: sizes differ by at most one, the longer ones first."""
+    small, longer = divmod(length(ranges), parts)
+    first = part * small + min(part, longer)
+    return _cut(ranges, first, first + small + (part < longer))
+
+
+def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+    """Yield the axes whose split of a dim is head-tail or balanced, all else being as claimed."""
+    kinds: list[tuple[Shape, str, Callable[[Ranges, int, int], Ranges]]] = [
+        ("head-tail", "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
+        ("balanced", "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
+    ]
+    if claimed.flat is not None:
+        return
+    for name, words, split in kinds:
+        for dim, chain in enumerate(claimed.chains):
+            for axis in chain:
+                if isinstance(axis, int) or axis == JOIN or not _fits(claimed, held, dim, axis, split):
+                    continue
+                size = claimed.mesh.axis_size(axis)
+                text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)
+                yield Explanation(name, text, CATALOGUE[name].fix, text)
+
+
+def _fits(
+    claimed: Layout,
+    held: Mapping[Coord, Region],
+    dim: int,
+    axis: str,
+    split: Callable[[Ranges, int, int], Ranges],
+) -> bool:
+    for coord, region in held.items():
+        own = claimed.region(coord)
+        position = dict(zip(claimed.mesh.axes, coord, strict=True))
+        ranges = _follow(claimed, claimed.chains[dim], claimed.shape[dim], position, axis, split)
+        if not same_region(Region((*own.dims[:dim], ranges, *own.dims[dim + 1 :])), region):
+            return False
+    return True
+
+
+def _follow(
+    claimed: Layout,
+    chain: Chain,
+    size: int,
+    position: Mapping[str, int],
+    axis: str,
+    split: Callable[[Ranges, int, int], Ranges],
+) -> Ranges:
+    """Follow a chain as `Layout` does, with another split for one axis."""
+    segments: list[Ranges] = [((0, size),)]
+    for link in chain:
+        if link == JOIN:
+            segments = [merged(range_ for segment in segments for range_ in segment)]
+        elif isinstance(link, int):
+            segments = [chunk(segment, link, part) for segment in segments for part in range(link)]
+        else:
+            cut = split if link == axis else chunk
+            segments = [cut(segment, claimed.mesh.axis_size(link), position[link]) for segment in segments]
+    return merged(range_ for segment in segments for range_ in segment)
+
+
+def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
+    kept, before = [], 0
+    for start, stop in ranges:
+        low, high = max(first - before, 0), min(last - before, stop - start)
+        if low < high:
+            kept.append((start + low, start + high))
+        before += stop - start
+    return tuple(kept)

@@ -1,0 +1,146 @@
+"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids, not where they should be.
+
+Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and what
+the ranks hold is named. Otherwise ids are missing or held too often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.advice import CATALOGUE
+from shardviz.check.counts import Counts, count_ids
+from shardviz.check.finding import Finding, Kind
+from shardviz.check.infer.explain import explain
+from shardviz.check.infer.labels import shape_of_difference
+from shardviz.check.infer.layout import same_region
+from shardviz.region import indices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.case import Case
+    from shardviz.check.infer.explanation import Explanation
+    from shardviz.mesh import Coord
+
+
+def check_places(case: Case) -> Iterator[Finding]:
+    """Yield what is wrong with where a case's own ids are.
+
+    Raises:
+        CountError: The ids are too many to be counted.
+    """
+    if case.as_claimed:
+        return
+    if case.held is not None and case.claimed is not None:
+        yield _explained(case)
+        return
+    counts = count_ids(case)
+    if not counts.even:
+        yield from _uneven(case, counts)
+    elif case.claimed is not None:
+        yield _explained(case)
+
+
+def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
+    explanations = explain(case) if case.claimed is not None else []
+    cause, fix, refs, also = _advice(explanations)
+    held = explanations[0].held if explanations else _held_in_words(case)
+    base = Finding("missing", "error", case.name, (), "", case.claimed_text, held, cause=cause, fix=fix, refs=refs)
+    copies = "once" if counts.copies == 1 else f"{counts.copies} times"
+    if counts.num_missing:
+        where = case.index(counts.first_missing)
+        how = "on no rank" if counts.least == 0 else f"held less than {copies}"
+        ranks = tuple(sorted(shard.rank for shard in case.shards.values()))
+        text = f"{counts.num_missing:,} of {case.numel:,} elements are {how}, the first at {where}"
+        yield replace(base, ranks=ranks, summary=text + also)
+    if counts.num_duplicated:
+        where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
+        often = f"held up to {counts.most} times instead of {copies}"
+        text = f"{counts.num_duplicated:,} of {case.numel:,} elements are {often}, the first at {where}"
+        yield replace(base, kind="duplicated", ranks=ranks, summary=text + also)
+
+
+def _held_in_words(case: Case) -> str:
+    regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
+    return ", ".join(f"rank {rank} {region}" for rank, region in regions[:3])
+
+
+def _holders(case: Case, element: int) -> tuple[int, ...]:
+    return tuple(sorted(case.rank(coord) for coord in case.shards if _has(case, coord, element)))
+
+
+def _has(case: Case, coord: Coord, element: int) -> bool:
+    if coord in case.ids:
+        return bool(np.any(case.ids[coord] == element + 1))
+    region = case.regions[coord]
+    return bool(region.size) and all(
+        any(start <= at < stop for start, stop in ranges)
+        for at, ranges in zip(case.index(element), region.dims, strict=True)
+    )
+
+
+def _advice(explanations: list[Explanation]) -> tuple[str, str, tuple[str, ...], str]:
+    """Return cause, fix, references, and the sentence that ends a summary."""
+    if not explanations:
+        return "", "", (), ""
+    first, *others = explanations
+    advice = CATALOGUE[first.name]
+    also = "".join(f"; this fits as well: {other.sentence}" for other in others)
+    return advice.cause, first.fix, advice.refs, f": {first.sentence}{also}"
+
+
+def _explained(case: Case) -> Finding:
+    explanations = explain(case)
+    cause, fix, refs, why = _advice(explanations)
+    wrong = wrong_ranks(case)
+    text = f"{len(wrong)} of {len(case.shards)} ranks hold other elements than their placements say{why}"
+    kind = _kind(case)
+    if kind == "misordered-within-shard":
+        text = f"{len(wrong)} of {len(case.shards)} ranks hold the right elements in another order{why}"
+    return Finding(kind, "error", case.name, wrong, text, case.claimed_text, explanations[0].held, "", cause, fix, refs)
+
+
+def _kind(case: Case) -> Kind:
+    assert case.claimed is not None
+    if case.held is not None:
+        if set(case.held.split_axes) != set(case.claimed.split_axes):
+            return "wrong-placement"
+        if shape_of_difference(case.claimed, case.held) in ("another-order", "segments", "across-segments"):
+            return "misordered"
+    if shape_differs(case):
+        return "wrong-shape"
+    within = all(_same_set(case, coord) for coord in case.shards)
+    return "misordered-within-shard" if within else "misordered"
+
+
+def shape_differs(case: Case) -> list[Coord]:
+    """Return the coordinates whose local shape is not the one that chunking gives; empty shards are all alike."""
+    assert case.claimed is not None
+    found = []
+    for coord, shard in case.shards.items():
+        wanted, own = case.claimed.region(coord), shard.body.local_shape
+        if own != wanted.shape and not (wanted.size == 0 and 0 in own):
+            found.append(coord)
+    return found
+
+
+def _same_set(case: Case, coord: Coord) -> bool:
+    assert case.claimed is not None
+    if coord in case.ids:
+        return np.array_equal(np.sort(case.ids[coord].ravel()), np.sort(case.claimed_ids(coord).ravel()))
+    pairs = zip(case.regions[coord].dims, case.claimed.region(coord).dims, strict=True)
+    return all(np.array_equal(np.sort(indices(own)), np.sort(indices(wanted))) for own, wanted in pairs)
+
+
+def wrong_ranks(case: Case) -> tuple[int, ...]:
+    """Return the ranks that do not hold what they claim."""
+    assert case.claimed is not None
+    found = []
+    for coord, shard in case.shards.items():
+        if coord in case.ids or not same_region(case.claimed.region(coord), case.regions[coord]):
+            found.append(shard.rank)
+    return tuple(sorted(found))

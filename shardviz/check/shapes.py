@@ -1,0 +1,101 @@
+"""`wrong-shape` and `wrong-placement`: labels that cannot be right whatever the numbers are.
+
+The global shape must be the same on every rank and that of the unsharded model; the placements must be the same on
+every rank of a mesh; the local shape must be the one that torch.chunk gives, level by level. A label that is only
+contradicted by what the ranks hold (Replicate, but different) is found by `places`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.check.advice import CATALOGUE
+from shardviz.check.finding import Finding
+from shardviz.check.infer.explain import explain
+from shardviz.check.places import shape_differs
+from shardviz.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.case import Case
+    from shardviz.dump.tensors import Model, Tensor
+
+
+def check_global_shape(model: Model, tensor: Tensor) -> Iterator[Finding]:
+    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only."""
+    shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
+    stamp = model.stamps.get(tensor.names[0])
+    if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
+        return
+    wanted = stamp.shape if stamp else shapes.most_common(1)[0][0]
+    others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != wanted}
+    rank, shape = next(iter(others.items()))
+    whose = "the unsharded model has" if stamp else "most ranks have"
+    yield Finding(
+        "wrong-shape",
+        "error",
+        tensor.names[0],
+        tuple(others),
+        f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, where "
+        f"{whose} {list(wanted)}",
+        cause="DTensor.from_local computed the shape from a local shard of another size, or the tensor was transposed "
+        "or padded before it was sharded",
+        fix=f"give from_local the shape={wanted} and its stride, or use distribute_tensor on the whole tensor",
+    )
+
+
+def check_label(case: Case) -> Iterator[Finding]:
+    """Yield ranks of one mesh that disagree on the placements, and local shapes that the placements cannot give."""
+    if case.claimed is None:
+        return
+    claims = Counter(shard.layout for shard in case.shards.values())
+    if len({layout.chains + layout.partial for layout in claims if layout}) > 1:
+        yield _disagreeing(case)
+    wrong = shape_differs(case)
+    if wrong and case.held is None:
+        yield _wrong_local_shape(case)
+
+
+def _disagreeing(case: Case) -> Finding:
+    others = {shard.rank: shard.layout for shard in case.shards.values() if shard.layout != case.claimed}
+    rank, layout = next(iter(others.items()))
+    own = write(layout) if layout else "nothing"
+    return Finding(
+        "wrong-placement",
+        "error",
+        case.name,
+        tuple(others),
+        f"{len(others)} of {len(case.shards)} ranks claim another layout: {own} on rank {rank}, where most claim "
+        f"{case.claimed_text}",
+        case.claimed_text,
+        cause="The placements were chosen by a rule that depends on the rank",
+        fix="give every rank of the mesh the same placements",
+    )
+
+
+def _wrong_local_shape(case: Case) -> Finding:
+    assert case.claimed is not None
+    wrong = shape_differs(case)
+    coord = wrong[0]
+    own, wanted = case.shards[coord].body.local_shape, case.claimed.region(coord).shape
+    whole = not case.claimed.split_axes
+    fits = explain(case)[0]
+    named = fits.name != "scrambled"
+    return Finding(
+        "wrong-placement" if whole else "wrong-shape",
+        "error",
+        case.name,
+        tuple(sorted(case.rank(coord) for coord in wrong)),
+        f"{len(wrong)} of {len(case.shards)} ranks have another local shape than their placements give: "
+        f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
+        + (f": {fits.sentence}" if named else ""),
+        case.claimed_text,
+        fits.held if named else "",
+        cause=CATALOGUE[fits.name].cause
+        if named
+        else "The shards were cut by another rule than torch.chunk, which "
+        "gives full chunks first and what is left last",
+        fix=fits.fix if named else "cut the shards with torch.chunk or distribute_tensor",
+    )

@@ -1,0 +1,106 @@
+"""Ids that are lost or held too often, and ids that are not the tensor's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.check.checking import arange, check_made, kinds, only, reordered
+from tests.dumps import Made
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("claimed", ["[12/tp, 4]", None])
+def test_every_rank_the_first_shard_is_missing_and_duplicated(tmp_path: Path, claimed: str | None) -> None:
+    first = arange(12, 4)[:3]
+    made = Made(claimed, ids=dict.fromkeys(range(4), first), shape=(12, 4))
+    report = check_made(tmp_path, "tp=4", {"w": made})
+    assert kinds(report) == ["duplicated", "missing"]
+    duplicated, missing = report.findings
+    assert "36 of 48 elements are on no rank, the first at [3, 0]" in missing.summary
+    assert "12 of 48 elements are held up to 4 times" in duplicated.summary
+    if claimed:
+        assert "every rank along tp holds the shard of tp=0" in missing.summary
+        assert missing.refs == ("vllm-gguf-plugin#103",)
+
+
+@pytest.mark.parametrize("held", ["[12/tp, 4]", "[12, 4]", "[12/dp/tp, 4]", "[12, 4/dp]", "[12/tp/dp, 4]"])
+def test_a_plain_tensor_claims_nothing_as_long_as_all_of_it_is_held(tmp_path: Path, held: str) -> None:
+    assert check_made(tmp_path, "dp=2,tp=4", {"w": Made(None, held=held, shape=(12, 4))}).findings == ()
+
+
+def test_a_plain_tensor_may_end_in_padding(tmp_path: Path) -> None:
+    padded = np.concatenate([arange(10, 2), np.zeros((2, 2), np.int64)])
+    ids = {rank: padded[3 * rank : 3 * rank + 3] for rank in range(4)}
+    assert check_made(tmp_path, "tp=4", {"w": Made(None, ids=ids, shape=(10, 2))}).findings == ()
+
+
+def test_a_hand_made_split_that_loses_the_rest_is_missing(tmp_path: Path) -> None:
+    ids = {rank: arange(10, 2)[2 * rank : 2 * rank + 2] for rank in range(4)}
+    found = only(check_made(tmp_path, "tp=4", {"w": Made(None, ids=ids, shape=(10, 2))}))
+    assert found.kind == "missing"
+    assert "4 of 20 elements are on no rank, the first at [8, 0]" in found.summary
+
+
+def test_a_shard_that_was_never_written_is_foreign(tmp_path: Path) -> None:
+    made = Made("[8/tp, 2]", ids={1: np.zeros((2, 2), np.int64)})
+    found = only(check_made(tmp_path, "tp=4", {"w": made}))
+    assert (found.kind, found.ranks) == ("foreign", (1,))
+    assert "4 zeros" in found.summary
+    assert "4 of its own 16 elements are lost" in found.summary
+
+
+def test_values_that_are_no_ids_are_foreign(tmp_path: Path) -> None:
+    made = Made("[8/tp, 2]", ids={3: np.full((2, 2), -1)})
+    found = only(check_made(tmp_path, "tp=4", {"w": made}))
+    assert found.kind == "foreign"
+    assert "4 values that are no id" in found.summary
+    assert "never written" in found.cause
+
+
+def test_padding_in_front_is_named(tmp_path: Path) -> None:
+    content = np.concatenate([np.zeros((1, 2), np.int64), arange(8, 2)[:-1]])
+    found = only(check_made(tmp_path, "tp=4", {"w": reordered(content, "[8/tp, 2]", "tp=4")}))
+    assert found.kind == "foreign"
+    assert "moved up by 1" in found.summary
+
+
+def test_another_tensor_under_this_name_is_named(tmp_path: Path) -> None:
+    made = {"a": reordered(arange(4, 2) + 8, "[4/tp, 2]", "tp=2"), "b": "[4/tp, 2]"}
+    found = only(check_made(tmp_path, "tp=2", made))
+    assert (found.kind, found.tensor, found.held) == ("foreign", "a", "the elements of b")
+
+
+def test_experts_renumbered_on_each_rank_collide(tmp_path: Path) -> None:
+    def expert(index: int) -> np.ndarray:
+        return arange(2, 2) + 4 * index
+
+    made: dict[str, Made | str] = {
+        "experts.0": Made(None, ids={0: expert(0), 1: expert(2)}, shape=(2, 2)),
+        "experts.1": Made(None, ids={0: expert(0), 1: expert(2)}, shape=(2, 2)),
+        "experts.2": Made(None, held="[2, 2]", shape=(2, 2)),
+        "experts.3": Made(None, held="[2, 2]", shape=(2, 2)),
+    }
+    report = check_made(tmp_path, "ep=2", made)
+    assert kinds(report) == ["name-collision", "name-collision"]
+    assert "experts.0 on rank 0, experts.2 on rank 1" in report.findings[0].summary
+
+
+def test_a_tensor_on_some_ranks_only_is_a_pipeline_stage(tmp_path: Path) -> None:
+    from shardviz.check.run import check
+    from tests.check.records import without
+
+    check_made(tmp_path, "pp=2", {"first": Made(None, held="[2, 2]", shape=(2, 2)), "last": "[4/pp]"})
+    without(tmp_path / "made.shardviz", rank=1, name="first")
+    assert check(tmp_path / "made.shardviz").findings == ()
+
+
+def test_zeros_under_a_pending_sum_are_not_foreign(tmp_path: Path) -> None:
+    made = Made("[4, 2] +tp", ids={1: np.zeros((4, 2), np.int64)})
+    report = check_made(tmp_path, "tp=2", {"w": made})
+    assert report.findings == ()
+    assert report.not_checked[0].tensor == "w"
