@@ -18,6 +18,7 @@ Kind = Literal[
     "unreduced-gradient",
     "unreduced-scalar",
     "wrong-scale",
+    "wrong-value",
     "wrong-segment",
     "untied",
     "write-not-applied",

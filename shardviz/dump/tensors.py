@@ -146,6 +146,32 @@ class Model:
         """Return the tensors captured at one stage."""
         return [tensor for tensor in self.tensors if tensor.stage == stage]
 
+    def find(self, stage: Stage, role: str, name: str) -> Tensor | None:
+        """Return the tensor of a name, if the stage has it."""
+        return self._by_name.get((stage, role, name))
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str, str], Tensor]:
+        return {(tensor.stage, tensor.role, name): tensor for tensor in self.tensors for name in tensor.names}
+
+    def values(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.float64]:
+        """Return the values that a shard holds, in float64 and the local shape.
+
+        Raises:
+            DumpError: The dump does not have the values, or they are not numbers of the local shape.
+        """
+        body = shard.body
+        if body.dense:
+            raw: object = self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}")
+        elif body.values is not None:
+            raw = body.values
+        else:
+            raise DumpError(f"{name}: rank {shard.rank} has no values in the dump")
+        try:
+            return np.asarray(raw, dtype=np.float64).reshape(body.local_shape)
+        except (TypeError, ValueError) as error:
+            raise DumpError(f"{name}: rank {shard.rank} has values that are no {list(body.local_shape)}") from error
+
     def local_ids(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.int64]:
         """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
 

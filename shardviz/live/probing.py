@@ -126,7 +126,8 @@ class Run:
         if self.capture.rank == 0:
             unsharded = self._built().double()
             reference = reference_step(self.probe, unsharded, batch)
-            whole = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
+            before = list(local_tensors(self._built().double()))
+            whole = [*before, *gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
             for local in whole:
                 self.capture.add_values(replace(local, claim=None), "reference")
 

@@ -1,0 +1,187 @@
+"""One tensor after a step beside the same tensor of the unsharded model's step.
+
+How far two right results may be apart: every element is a sum of up to n products, rounded at each step to the
+coarsest dtype that took part. Rounding errors add like a random walk, so their size is eps * sqrt(n) times the size of
+the terms (Higham & Mary 2019, "A new approach to probabilistic rounding error analysis"); `SAFETY` of that is allowed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.region import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.tensors import Model, Shard, Tensor
+    from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
+
+SAFETY = 16.0
+EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a model's step allows for rounding.
+
+    Attributes:
+        epsilon: The relative precision of the coarsest dtype in the step.
+        terms: The longest sum in the step: elements of its largest tensor.
+        size: The largest gradient of the reference, at least; gradients that cancel are made of terms of that size.
+    """
+
+    epsilon: float
+    terms: int
+    size: float
+
+    def tolerance(self, wanted: NDArray[np.float64], *, gradient: bool) -> float:
+        """Return how far an element may be from what is wanted."""
+        own = float(np.max(np.abs(wanted), initial=0.0))
+        size = max(own, self.size) if gradient else max(own, self.epsilon)
+        return SAFETY * self.epsilon * math.sqrt(self.terms) * size
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One tensor after a step, on every rank, beside its reference.
+
+    Attributes:
+        name: The tensor's name.
+        role: `grad`, `output` or `scalar`.
+        mesh: The mesh on which its ranks stand.
+        claimed: What is claimed of it; None where it is plain.
+        wanted: The unsharded model's values, flattened as regions count.
+        values: What each rank holds.
+        regions: The part of the tensor that each rank holds.
+        rounding: What the step allows for rounding.
+    """
+
+    name: str
+    role: str
+    mesh: Mesh
+    claimed: Layout | None
+    wanted: NDArray[np.float64]
+    values: Mapping[int, NDArray[np.float64]]
+    regions: Mapping[int, Region]
+    rounding: Rounding
+
+    @cached_property
+    def tolerance(self) -> float:
+        """How far an element may be from what is wanted."""
+        return self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
+
+    def wanted_of(self, rank: int) -> NDArray[np.float64]:
+        """Return what a rank should hold."""
+        return self.wanted.ravel()[self.regions[rank].flat_ids(self.wanted.shape)]
+
+    def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
+        """Whether values are what a rank should hold, rounding apart."""
+        return self.near(values, self.wanted_of(rank))
+
+    def near(self, one: NDArray[np.float64], other: NDArray[np.float64], scale: float = 1.0) -> bool:
+        """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
+        return bool(np.all(np.abs(one - other) <= self.tolerance * max(1.0, scale)))
+
+    @cached_property
+    def reduced(self) -> Mapping[int, NDArray[np.float64]]:
+        """What each rank holds after the reductions that its placements say are pending."""
+        values: Mapping[int, NDArray[np.float64]] = self.values
+        for axis, op in self.claimed.partial if self.claimed else ():
+            values = self.over(axis, op, values)
+        return values
+
+    def over(self, axis: str, op: str, values: Mapping[int, NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
+        """Reduce values over an axis, as far as its ranks are there."""
+        reduced: dict[int, NDArray[np.float64]] = {}
+        for group in self.mesh.groups(axis):
+            present = [values[rank] for rank in group if rank in values]
+            if present:
+                whole = _REDUCTIONS[op](np.stack(present))
+                reduced |= {rank: whole for rank in group if rank in values}
+        return reduced
+
+    @cached_property
+    def wrong(self) -> tuple[int, ...]:
+        """The ranks that are off."""
+        return tuple(rank for rank, values in self.reduced.items() if not self.is_right(rank, values))
+
+    @cached_property
+    def copies_differ_along(self) -> tuple[str, ...]:
+        """The axes along which ranks hold the same part with different values."""
+        return tuple(axis for axis in self.mesh.axes if any(map(self._differs, self.mesh.groups(axis))))
+
+    def _differs(self, group: tuple[int, ...]) -> bool:
+        present = [rank for rank in group if rank in self.reduced]
+        return any(
+            self.regions[one] == self.regions[other] and not self.near(self.reduced[one], self.reduced[other])
+            for one, other in itertools.pairwise(present)
+        )
+
+
+_REDUCTIONS = {
+    "sum": lambda stacked: stacked.sum(0),
+    "avg": lambda stacked: stacked.mean(0),
+    "max": lambda stacked: stacked.max(0),
+    "min": lambda stacked: stacked.min(0),
+    "product": lambda stacked: stacked.prod(0),
+}
+
+
+def compared(model: Model) -> Iterator[Compared]:
+    """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
+    references = {(tensor.role, name): tensor for tensor in model.stage("reference") for name in tensor.names}
+    rounding = rounding_of(model)
+    for tensor in model.stage("step"):
+        for name in tensor.names:
+            reference = references.get((tensor.role, name))
+            if reference is not None and tensor.role != "param":
+                wanted = model.values(reference, reference.first, name)
+                yield _laid_out(model, tensor, name, wanted, rounding)
+
+
+def rounding_of(model: Model) -> Rounding:
+    """Return what the step allows for rounding, from the tensors that took part in it."""
+    dtypes = {shard.body.dtype for tensor in model.stage("step") for shard in tensor.shards.values()}
+    epsilon = max((EPSILONS.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+    whole = list(model.stage("reference"))
+    terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
+    gradients = [
+        float(np.max(np.abs(model.values(tensor, tensor.first, name)), initial=0.0))
+        for tensor in whole
+        for name in tensor.names
+        if tensor.role == "grad"
+    ]
+    return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
+
+
+def _laid_out(model: Model, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
+    claimed = tensor.claimed
+    if claimed is not None and claimed.flat:
+        wanted = wanted.ravel()
+    values, regions = {}, {}
+    for rank, shard in tensor.shards.items():
+        values[rank] = model.values(tensor, shard, name)
+        regions[rank] = _region(model, tensor, shard, name, wanted.shape)
+    mesh = claimed.mesh if claimed else model.dump.mesh
+    return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding)
+
+
+def _region(model: Model, tensor: Tensor, shard: Shard, name: str, shape: tuple[int, ...]) -> Region:
+    """Return the part that a rank holds: what is claimed of it, or what its parameter was seen to hold."""
+    if shard.layout is not None:
+        return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
+    if shard.body.local_shape != shape and (stamped := model.find("stamped", "param", name)) is not None:
+        held = stamped.shards[shard.rank].held if shard.rank in stamped.shards else None
+        if held is not None and held.shape == shard.body.local_shape:
+            return held
+    return Region.whole(shape)

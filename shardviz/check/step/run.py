@@ -1,0 +1,69 @@
+"""Go through a step: every gradient, output and logged value, each by the first rule that explains it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.compared import compared
+from shardviz.check.step.gradients import check_gradient
+from shardviz.check.step.scalars import check_scalar
+from shardviz.check.step.scale import check_scale, check_terms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.tensors import Model
+
+
+def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
+    """Yield what a step shows, where the weights that it started from are right.
+
+    Args:
+        model: The dump.
+        earlier: What was found of the weights: numbers that come of wrong weights say nothing new.
+    """
+    steps = model.stage("step")
+    if not steps:
+        return
+    wrong = [finding for finding in earlier if finding.severity == "error"]
+    if wrong:
+        yield NotChecked(
+            "", f"the step: its numbers come of weights that are wrong ({wrong[0].kind}: {wrong[0].tensor})"
+        )
+        return
+    if not model.stage("reference"):
+        yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing")
+        return
+    missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
+    yield from (NotChecked(name, "the unsharded model's step has no tensor of this name") for name in missing)
+    results = [result for one in compared(model) for result in _check(model, one)]
+    explained = any(isinstance(result, Finding) and result.kind != "wrong-value" for result in results)
+    yield from (result for result in results if not explained or not _is_unexplained(result))
+
+
+def _is_unexplained(result: Finding | NotChecked) -> bool:
+    """Whether a result only says that a number is off, which it is wherever an explained one goes into it."""
+    return isinstance(result, Finding) and result.kind == "wrong-value"
+
+
+def _has_reference(model: Model, role: str, name: str) -> bool:
+    return role in ("param", "activation", "optim") or model.find("reference", role, name) is not None
+
+
+def _check(model: Model, one: Compared) -> Iterator[Finding | NotChecked]:
+    misshapen = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
+    if misshapen:
+        shape = list(one.values[misshapen[0]].shape)
+        yield NotChecked(one.name, f"its {one.role}: rank {misshapen[0]} has {shape}, which part that is is not known")
+        return
+    if not one.wrong:
+        return
+    rules = [check_scalar if one.role == "scalar" else check_gradient, check_scale]
+    for rule in rules:
+        found = rule(one)
+        if found is not None:
+            yield found
+            return
+    yield check_terms(model, one)

@@ -1,0 +1,20 @@
+"""Numbers and claims of a step, as findings say them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.notation import write
+
+if TYPE_CHECKING:
+    from shardviz.check.step.compared import Compared
+
+
+def number(value: float) -> str:
+    """Return a number in at most five digits that matter."""
+    return f"{value:.5g}"
+
+
+def claimed_text(one: Compared) -> str:
+    """Return what is claimed of a tensor, in the notation, with the axes along which copies are equal."""
+    return write(one.claimed, equal=True) if one.claimed else ""
