@@ -1,4 +1,4 @@
-"""What stands in the files of a dump, version 1. Reading validates against these types.
+"""What stands in the files of a dump, version 1. Reading validates against these types, their bounds included.
 
 Numbers are JSON numbers; ids count from 1 over the whole model, so that 0 is never an id. Unknown fields are refused:
 a file with them was written by another version.
@@ -6,11 +6,34 @@ a file with them was written by another version.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
+
+from shardviz.mesh import MAX_AXES, MAX_RANKS
+from shardviz.region import MAX_DIMS
 
 SCHEMA = 1
+MAX_NUMBER = 1 << 62
+DIGEST_LENGTH = 16
+
+Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+"""A size, an index or an offset."""
+
+NumRanks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=MAX_DIMS)]
+PerAxis = Annotated[tuple[Count, ...], Meta(max_length=MAX_AXES)]
+Span = tuple[Count, Count]
+Held = Annotated[tuple[tuple[Span, ...], ...], Meta(max_length=MAX_DIMS)]
+"""Index ranges in each dim, half-open."""
+
+Run = tuple[
+    Annotated[int, Meta(ge=-1, le=MAX_NUMBER)],
+    Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)],
+    Annotated[int, Meta(ge=1, le=MAX_NUMBER)],
+]
+"""Ids `first`, `first + step`, ... to a number of `count`."""
 
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
 Stage = Literal["initial", "stamped", "step", "reference"]
@@ -25,16 +48,16 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 class MeshRecord(Record, frozen=True):
     """A device mesh: `axes` with their sizes, and the global rank at each coordinate, row-major."""
 
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    ranks: tuple[int, ...]
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    shape: PerAxis
+    ranks: tuple[Count, ...]
 
 
 class FlatRecord(Record, frozen=True):
     """Where a parameter of `shape` stands in FSDP1's flattened concatenation."""
 
-    shape: tuple[int, ...]
-    offset: int
+    shape: Shape
+    offset: Count
 
 
 class LayoutRecord(Record, frozen=True):
@@ -47,9 +70,9 @@ class LayoutRecord(Record, frozen=True):
         flat: Set for FSDP1's parameters.
     """
 
-    mesh: int
-    placements: tuple[str, ...]
-    shape: tuple[int, ...]
+    mesh: Count
+    placements: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    shape: Shape
     flat: FlatRecord | None = None
 
 
@@ -74,13 +97,13 @@ class Body(Record, frozen=True):
 
     role: Role
     stage: Stage
-    shape: tuple[int, ...]
-    local_shape: tuple[int, ...]
+    shape: Shape
+    local_shape: Shape
     dtype: str
     device: str = "cpu"
-    layout: int | None = None
-    held: tuple[tuple[tuple[int, int], ...], ...] | None = None
-    runs: tuple[tuple[int, int, int], ...] | None = None
+    layout: Count | None = None
+    held: Held | None = None
+    runs: tuple[Run, ...] | None = None
     values: Any = None
     dense: bool = False
     grad: Literal["none", "here"] | None = None
@@ -99,18 +122,18 @@ class TensorRecord(Record, frozen=True):
     """
 
     name: str
-    body: int
-    numbers: tuple[tuple[int, int], ...] = ()
+    body: Count
+    numbers: tuple[Span, ...] = ()
     suffix: str = ""
-    digests: str = ""
+    digests: Annotated[str, Meta(pattern="^[0-9a-f]*$")] = ""
 
 
 class Position(Record, frozen=True):
     """This rank on one mesh: its coordinate, and its rank within the process group along each axis."""
 
-    mesh: int
-    coord: tuple[int, ...]
-    group_ranks: tuple[int, ...]
+    mesh: Count
+    coord: PerAxis
+    group_ranks: PerAxis
 
 
 class GatherRecord(Record, frozen=True):
@@ -118,8 +141,8 @@ class GatherRecord(Record, frozen=True):
 
     name: str
     collective: str
-    held: tuple[tuple[tuple[int, int], ...], ...] | None = None
-    runs: tuple[tuple[int, int, int], ...] | None = None
+    held: Held | None = None
+    runs: tuple[Run, ...] | None = None
     error: str = ""
 
 
@@ -133,15 +156,15 @@ class RankRecord(Record, frozen=True):
     """
 
     schema: int
-    rank: int
-    num_ranks: int
+    rank: Count
+    num_ranks: NumRanks
     hostname: str
     meshes: tuple[MeshRecord, ...] = ()
     positions: tuple[Position, ...] = ()
     layouts: tuple[LayoutRecord, ...] = ()
     bodies: tuple[Body, ...] = ()
     tensors: tuple[TensorRecord, ...] = ()
-    tied: tuple[tuple[str, ...], ...] = ()
+    tied: tuple[Annotated[tuple[str, ...], Meta(min_length=2)], ...] = ()
     gathered: tuple[GatherRecord, ...] = ()
     not_checked: tuple[tuple[str, str], ...] = ()
 
@@ -154,8 +177,8 @@ class Stamp(Record, frozen=True):
     """
 
     name: str
-    first: int
-    shape: tuple[int, ...]
+    first: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+    shape: Shape
     role: Role = "param"
     tied_to: str = ""
 
@@ -172,7 +195,7 @@ class RunRecord(Record, frozen=True):
     schema: int
     shardviz: str
     torch: str
-    num_ranks: int
+    num_ranks: NumRanks
     command: tuple[str, ...] = ()
     probe: str = ""
     mesh: MeshRecord | None = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shardviz.errors import DumpError
+from shardviz.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 SUFFIX = ".shardviz"
+RANK_FILE = re.compile(r"rank_[0-9]{5,7}\.json")
+_OWN_FILE = re.compile(
+    r"run\.json|rank_[0-9]{5,7}\.(json|safetensors)|\.(run|rank_[0-9]{5,7})\.(json|safetensors)\.tmp"
+)
+_ELSEWHERE = "choose another folder with -o"
 
 
 def rank_file(rank: int) -> str:
@@ -45,11 +52,10 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
         DumpError: Something is there and `force` was not given, or it is no dump, or the folder cannot be made.
     """
     check_folder(path, force=force)
-    _clear(path)
-    try:
+    with _disk_errors(f"cannot make {path}"):
+        if path.exists():
+            shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DumpError(f"cannot make {path}: {error.strerror}", "choose another folder with -o") from error
     return path
 
 
@@ -60,16 +66,32 @@ def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     Whatever happens before that, `path` is left as it was and nothing half-written stays.
 
     Raises:
-        DumpError: As `prepare_folder`, before anything is written.
+        DumpError: As `prepare_folder`, before anything is written; or the folder cannot take its place.
     """
+    path = type(path)(os.path.abspath(path))
     check_folder(path, force=force)
     unfinished = prepare_folder(path.with_name(f".{path.name}.{os.getpid()}.tmp"), force=True)
     try:
         yield unfinished
-        _clear(path)
-        os.replace(unfinished, path)
+        with _disk_errors(f"cannot replace {path}"):
+            _exchange(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _exchange(new: Path, path: Path) -> None:
+    """Put a folder in the place of another, which comes back if that fails."""
+    old = new.with_suffix(".old")
+    if not path.exists():
+        os.replace(new, path)
+        return
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        os.replace(old, path)
+        raise
+    shutil.rmtree(old)
 
 
 def check_folder(path: Path, *, force: bool) -> None:
@@ -78,31 +100,54 @@ def check_folder(path: Path, *, force: bool) -> None:
     Raises:
         DumpError: Something is there that may not be replaced.
     """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise DumpError(f"{path} exists and is not a folder", "choose another folder with -o")
-    if not path.exists() or not any(path.iterdir()):
+    with _disk_errors(f"cannot write to {path}"):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise DumpError(f"{path} exists and is not a folder", _ELSEWHERE)
+        there = sorted(path.iterdir()) if path.exists() else []
+    if not there:
         return
-    own = {*path.glob("rank_*.json"), *path.glob("rank_*.safetensors"), *path.glob(".*.tmp"), path / RUN_FILE}
-    if not (path / RUN_FILE).is_file() and not any(path.glob("rank_*.json")):
-        raise DumpError(f"{path} exists and is not a dump: it has no {RUN_FILE}", "choose another folder with -o")
-    others = sorted(set(path.iterdir()) - own)
+    if not _is_dump(path):
+        raise DumpError(f"{path} exists and is not a dump: it has no {RUN_FILE} of shardviz", _ELSEWHERE)
+    others = [entry.name for entry in there if not (_OWN_FILE.fullmatch(entry.name) and _is_plain(entry))]
     if others:
         raise DumpError(
-            f"{path} holds {len(others)} files that are no part of a dump, such as {others[0].name}",
-            "move them away, or choose another folder with -o",
+            f"{path} holds {len(others)} files that are no part of a dump, such as {printable(others[0])}",
+            f"move them away, or {_ELSEWHERE}",
         )
     if not force:
         raise DumpError(f"{path} exists", "give --force to replace it, or another folder with -o")
 
 
-def _clear(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
+class _Marks(msgspec.Struct):
+    """The fields that tell shardviz's files from others of the same name."""
+
+    schema: int
+    num_ranks: int
+
+
+def _is_dump(path: Path) -> bool:
+    """Whether a folder has a `run.json` of shardviz, or, where a job was killed before writing that, a rank file."""
+    ranks = sorted(entry for entry in path.glob("rank_*.json") if RANK_FILE.fullmatch(entry.name))
+    for candidate in [path / RUN_FILE, *ranks[:1]]:
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if _is_plain(candidate):
+                msgspec.json.decode(candidate.read_bytes(), type=_Marks)
+                return True
+    return False
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def write_run(folder: Path, record: RunRecord) -> None:
-    """Write `run.json`."""
-    _write(folder / RUN_FILE, record)
+    """Write `run.json`.
+
+    Raises:
+        DumpError: It cannot be written.
+    """
+    with _renamed(folder / RUN_FILE) as temporary:
+        temporary.write_bytes(_encoded(record))
 
 
 def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.generic]] | None = None) -> None:
@@ -112,21 +157,50 @@ def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.
         folder: The dump.
         record: What the rank holds.
         dense: Large values by `stage/role/name`.
+
+    Raises:
+        DumpError: A file cannot be written.
     """
     if dense:
-        from safetensors.numpy import save_file
-
-        final = folder / dense_file(record.rank)
-        temporary = final.with_name(f".{final.name}.tmp")
-        save_file(dict(dense), temporary)
-        os.replace(temporary, final)
-    _write(folder / rank_file(record.rank), record)
+        _write_dense(folder / dense_file(record.rank), dense)
+    with _renamed(folder / rank_file(record.rank)) as temporary:
+        temporary.write_bytes(_encoded(record))
 
 
-def _write(path: Path, record: Record) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+def _write_dense(path: Path, dense: Mapping[str, NDArray[np.generic]]) -> None:
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    # safetensors writes the memory of an array as it lies, whatever its strides (0.8.0, tried).
+    contiguous = {key: np.asarray(array, order="C") for key, array in dense.items()}
     try:
-        temporary.write_bytes(msgspec.json.encode(record) + b"\n")
-        os.replace(temporary, path)
+        with _renamed(path) as temporary:
+            save_file(contiguous, temporary)
+    except SafetensorError as error:
+        raise DumpError(f"cannot write {path}: {error}", _ELSEWHERE) from error
+
+
+def _encoded(record: Record) -> bytes:
+    return msgspec.json.encode(record) + b"\n"
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    """Give a temporary name to write to, which becomes `path` once all is written."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with _disk_errors(f"cannot write {path}"):
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    """Tell what the disk refused as an error of shardviz's."""
+    try:
+        yield
     except OSError as error:
-        raise DumpError(f"cannot write {path}: {error.strerror}") from error
+        raise DumpError(f"{what}: {error.strerror or error}", _ELSEWHERE) from error

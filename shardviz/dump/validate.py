@@ -1,0 +1,285 @@
+"""What the types in `records` cannot say: that the parts of a dump's files fit each other.
+
+After this, whoever uses a record need not doubt an index, a shape or a name in it. Nothing is laid out here: the cost
+follows the files' length, whatever the numbers in them.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER
+from shardviz.errors import DumpError, ShardvizError
+from shardviz.layout import FlatView, Layout, check_placements
+from shardviz.mesh import Mesh
+from shardviz.names import cut
+from shardviz.notation import parse
+from shardviz.placements import parse_placement
+from shardviz.region import length
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+    from shardviz.placements import Placement
+    from shardviz.region import Ranges
+
+MAX_NAMES = 1 << 20
+"""A rank file names at most this many tensors, folded ones counted one by one."""
+
+NOT_FINITE = ("nan", "inf", "-inf")
+
+Item = TypeVar("Item")
+Shape = tuple[int, ...]
+Place = tuple[str, str]
+"""What stands before and after a name's number."""
+
+
+@lru_cache(maxsize=64)
+def mesh_of(record: MeshRecord) -> Mesh:
+    """Build the mesh that a record describes.
+
+    Raises:
+        ShardvizError: It describes none.
+    """
+    if not record.ranks:
+        raise DumpError("a mesh names its ranks")
+    return Mesh(record.axes, record.shape, record.ranks)
+
+
+def layout_of(record: LayoutRecord, mesh: Mesh) -> Layout:
+    """Build the layout that a record's placements claim."""
+    flat = FlatView(record.flat.shape, record.flat.offset) if record.flat else None
+    return Layout.from_placements(mesh, record.shape, _placements(record.placements), flat)
+
+
+@lru_cache(maxsize=1024)
+def _placements(texts: tuple[str, ...]) -> tuple[Placement, ...]:
+    return tuple(map(parse_placement, texts))
+
+
+@contextmanager
+def _within(field: str) -> Iterator[None]:
+    """Say in which field something was wrong."""
+    try:
+        yield
+    except ShardvizError as error:
+        raise DumpError(f"{field}: {error.message}") from error
+
+
+class StampedShapes:
+    """The shapes of a run's stamped tensors, found by the folds that rank files name."""
+
+    def __init__(self, stamps: Sequence[Stamp]) -> None:
+        self._by_place: dict[Place, dict[int | None, Shape]] = {}
+        self._found: dict[tuple[Place, Ranges], set[Shape]] = {}
+        for stamp in stamps:
+            prefix, number, suffix = cut(stamp.name)
+            self._by_place.setdefault((prefix, suffix), {})[number] = stamp.shape
+
+    def of(self, place: Place, numbers: Ranges) -> set[Shape]:
+        """Return the shapes of the stamped tensors at a place, with one of the numbers if it has any."""
+        if (place, numbers) not in self._found:
+            at = self._by_place.get(place, {}).items()
+            self._found[place, numbers] = {
+                shape for number, shape in at if number is None or any(first <= number < end for first, end in numbers)
+            }
+        return self._found[place, numbers]
+
+
+def check_run(run: RunRecord) -> None:
+    """Make sure that the parts of `run.json` fit each other.
+
+    Raises:
+        DumpError: They do not; the message names the field and what was expected.
+    """
+    if run.mesh is not None:
+        with _within("mesh"):
+            _check_mesh(run.mesh, run.num_ranks)
+    _check_stamps(run.stamps)
+    for pattern, text in run.intended.items():
+        with _within(f"intended[{pattern!r}]"):
+            parse(text)
+
+
+def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> None:
+    """Make sure that the parts of a rank's file fit each other and the run.
+
+    Raises:
+        DumpError: They do not; the message names the field and what was expected.
+    """
+    if record.num_ranks != run.num_ranks:
+        raise DumpError(f"num_ranks is {record.num_ranks}, expected the {run.num_ranks} of run.json")
+    if record.rank >= run.num_ranks:
+        raise DumpError(f"rank is {record.rank}, expected less than the {run.num_ranks} ranks of run.json")
+    for index, mesh in enumerate(record.meshes):
+        with _within(f"meshes[{index}]"):
+            _check_mesh(mesh, run.num_ranks)
+    _check_positions(record)
+    for index, layout in enumerate(record.layouts):
+        with _within(f"layouts[{index}]"):
+            _check_layout(layout, record.meshes)
+    for index, body in enumerate(record.bodies):
+        with _within(f"bodies[{index}]"):
+            _check_body(body, record.layouts)
+    _check_tensors(record, stamped)
+    for index, gathered in enumerate(record.gathered):
+        with _within(f"gathered[{index}]"):
+            prefix, number, suffix = cut(gathered.name)
+            numbers = () if number is None else ((number, number + 1),)
+            _check_runs(gathered.runs)
+            _check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
+
+
+def _check_mesh(mesh: MeshRecord, num_ranks: int) -> None:
+    last = max(mesh_of(mesh).ranks)
+    if last >= num_ranks:
+        raise DumpError(f"ranks name rank {last}, expected ranks below {num_ranks}")
+
+
+def _check_stamps(stamps: Sequence[Stamp]) -> None:
+    by_name = {stamp.name: stamp for stamp in stamps}
+    own = []
+    for index, stamp in enumerate(stamps):
+        with _within(f"stamps[{index}]"):
+            if by_name[stamp.name] is not stamp:
+                raise DumpError(f"name {stamp.name!r} stands twice, expected each name once")
+            numel = _numel("shape", stamp.shape)
+            if not stamp.tied_to:
+                own.append((stamp.first, numel, index))
+            elif stamp.tied_to not in by_name or by_name[stamp.tied_to].first != stamp.first:
+                raise DumpError(f"tied_to is {stamp.tied_to!r}, expected a stamp whose ids start at {stamp.first}")
+    for (first, numel, index), (following, _, other) in pairwise(sorted(own)):
+        if first + numel > following:
+            taken = f"the {first} to {first + numel - 1} of stamps[{index}]"
+            raise DumpError(f"stamps[{other}]: ids count from {following}, expected none of {taken}")
+
+
+def _check_positions(record: RankRecord) -> None:
+    for index, position in enumerate(record.positions):
+        with _within(f"positions[{index}]"):
+            shape = _at("mesh", position.mesh, record.meshes).shape
+            for field, found in (("coord", position.coord), ("group_ranks", position.group_ranks)):
+                if len(found) != len(shape) or any(at >= size for at, size in zip(found, shape, strict=True)):
+                    raise DumpError(f"{field} is {list(found)}, expected a place on a mesh of {list(shape)}")
+
+
+def _check_layout(layout: LayoutRecord, meshes: Sequence[MeshRecord]) -> None:
+    mesh = mesh_of(_at("mesh", layout.mesh, meshes))
+    total = _numel("shape", layout.shape)
+    with _within("placements"):
+        check_placements(mesh, layout.shape, _placements(layout.placements))
+    if layout.flat is not None:
+        numel = _numel("flat.shape", layout.flat.shape)
+        if len(layout.shape) != 1 or layout.flat.offset + numel > total:
+            raise DumpError(
+                f"flat is {numel} elements from {layout.flat.offset}, expected a part of shape {list(layout.shape)}"
+            )
+
+
+def _check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
+    _numel("shape", body.shape)
+    local_numel = _numel("local_shape", body.local_shape)
+    if body.layout is not None:
+        layout = _at("layout", body.layout, layouts)
+        claimed = layout.flat.shape if layout.flat else layout.shape
+        if body.shape != claimed:
+            raise DumpError(f"shape is {list(body.shape)}, expected the {list(claimed)} of layouts[{body.layout}]")
+    if body.held is not None:
+        _check_spans(body.held, ())
+        covered = tuple(map(length, body.held))
+        if covered != body.local_shape:
+            raise DumpError(f"held covers {list(covered)}, expected the local_shape {list(body.local_shape)}")
+    if body.runs is not None and _check_runs(body.runs) != local_numel:
+        raise DumpError(f"runs count {_check_runs(body.runs)} ids, expected those of {list(body.local_shape)}")
+    if body.values is not None:
+        _check_values(body)
+
+
+def _check_spans(held: Sequence[Ranges] | None, shapes: Sequence[Shape] | set[Shape]) -> None:
+    """Make sure that index ranges rise, and lie within tensors of `shapes`, of each of them or of each flattened."""
+    if held is None:
+        return
+    if any(start >= stop for ranges in held for start, stop in ranges):
+        raise DumpError("held has a range that does not rise, expected [start, stop] with start below stop")
+    ends = [max((stop for _, stop in ranges), default=0) for ranges in held]
+    for shape in shapes:
+        fits = len(held) == len(shape) and all(end <= size for end, size in zip(ends, shape, strict=True))
+        if not fits and not (len(held) == 1 and ends[0] <= math.prod(shape)):
+            raise DumpError(f"held ends at {ends}, expected indices of the stamped shape {list(shape)}")
+
+
+def _check_runs(runs: Sequence[tuple[int, int, int]] | None) -> int:
+    """Return how many ids runs hold, which must all be ids."""
+    for first, step, count in runs or ():
+        last = first + step * (count - 1)
+        if not -1 <= last <= MAX_NUMBER:
+            raise DumpError(f"runs has {[first, step, count]}, expected ids from -1 to {MAX_NUMBER:,}")
+    return sum(count for _, _, count in runs or ())
+
+
+def _check_values(body: Body) -> None:
+    """Make sure that nested lists have the local shape, and are made of numbers."""
+    shape = (*body.local_shape, 2) if body.dtype.startswith("complex") else body.local_shape
+    level: list[Any] = [body.values]
+    for size in shape:
+        if any(type(item) is not list or len(item) != size for item in level):
+            raise DumpError(f"values are no nested lists of shape {list(shape)}")
+        level = [inner for item in level for inner in item]
+    for value in level:
+        number = type(value) in (float, bool) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
+        if not number and not (type(value) is str and value in NOT_FINITE):
+            raise DumpError(f"values hold {str(value)[:20]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
+
+
+def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
+    total = 0
+    seen: dict[tuple[str, str, str, str], list[tuple[int, int]]] = {}
+    for index, tensor in enumerate(record.tensors):
+        with _within(f"tensors[{index}]"):
+            body = _at("body", tensor.body, record.bodies)
+            prefix, numbers, suffix = _place(tensor)
+            count = length(tensor.numbers) or 1
+            total += count
+            if total > MAX_NAMES:
+                raise DumpError(f"numbers bring the names to {total:,}, expected at most {MAX_NAMES:,}")
+            if tensor.digests and len(tensor.digests) != count * DIGEST_LENGTH:
+                raise DumpError(f"digests has {len(tensor.digests)} digits, expected {count} * {DIGEST_LENGTH}")
+            if body.held is not None:
+                _check_spans(body.held, stamped.of((prefix, suffix), numbers))
+            seen.setdefault((prefix, suffix, body.role, body.stage), []).extend(numbers or ((-1, 0),))
+    for (prefix, suffix, role, stage), spans in seen.items():
+        if any(before[1] > after[0] for before, after in pairwise(sorted(spans))):
+            name = f"{prefix}*{suffix}" if suffix or spans[0][0] >= 0 else prefix
+            raise DumpError(f"tensors: {role} {name!r} of stage {stage} stands twice, expected each name once")
+
+
+def _place(tensor: TensorRecord) -> tuple[str, Ranges, str]:
+    """Return a record's name as what stands before its numbers, the numbers, and what stands after."""
+    if not tensor.numbers:
+        if tensor.suffix:
+            raise DumpError(f"suffix is {tensor.suffix!r}, expected none without numbers")
+        prefix, number, suffix = cut(tensor.name)
+        return prefix, () if number is None else ((number, number + 1),), suffix
+    if any(start >= stop for start, stop in tensor.numbers):
+        raise DumpError("numbers has a range that does not rise, expected [start, stop] with start below stop")
+    if cut(f"{tensor.name}0{tensor.suffix}") != (tensor.name, 0, tensor.suffix):
+        raise DumpError(f"name is {tensor.name!r}, expected what stands before the first number of the full name")
+    return tensor.name, tensor.numbers, tensor.suffix
+
+
+def _numel(field: str, shape: Shape) -> int:
+    numel = math.prod(shape)
+    if numel > MAX_NUMBER:
+        raise DumpError(f"{field} is {list(shape)}, expected at most {MAX_NUMBER:,} elements")
+    return numel
+
+
+def _at(field: str, index: int, of: Sequence[Item]) -> Item:
+    if index >= len(of):
+        raise DumpError(f"{field} is {index}, expected an index below {len(of)}")
+    return of[index]
