@@ -80,6 +80,47 @@ def parse_placement(text: str) -> Placement:
     )
 
 
+_SHORT = {"R": "Replicate", "S": "Shard", "_S": "_StridedShard", "P": "Partial"}
+_ITEM = re.compile(
+    r"(?P<kind>Replicate|_StridedShard|Shard|Partial|_S|R|S|P)\s*(?:\((?P<arguments>[^()]*)\))?\s*(?:,|$)\s*"
+)
+
+
+def are_placements(text: str) -> bool:
+    """Whether a text means to be a tuple or list of placements."""
+    return _ITEM.match(text.strip().lstrip("([ ")) is not None
+
+
+def parse_placements(text: str) -> tuple[Placement, ...]:
+    """Read placements as code or any torch prints them: `(Shard(0), Replicate())`, `[Shard(dim=0)]`, `(S(0), R)`.
+
+    Raises:
+        LayoutError: The text is no list of placements.
+    """
+    inner = text.strip()
+    if inner[:1] in ("(", "[") and inner[-1:] in (")", "]") and _ITEM.match(inner[1:].lstrip()):
+        inner = inner[1:-1].strip()
+    found: list[Placement] = []
+    while inner:
+        item = _ITEM.match(inner)
+        if item is None:
+            return (*found, parse_placement(inner))
+        found.append(parse_placement(_as_printed(item["kind"], item["arguments"] or "")))
+        inner = inner[item.end() :]
+    return tuple(found)
+
+
+def _as_printed(kind: str, arguments: str) -> str:
+    """Bring one placement into the form that `parse_placement` reads."""
+    kind = _SHORT.get(kind, kind)
+    values = [part.rpartition("=")[2].strip().strip("'\"") for part in arguments.split(",") if part.strip()]
+    if kind == "_StridedShard" and len(values) == 2:
+        return f"{kind}({values[0]}, split_factor={values[1]})"
+    if kind == "Partial" and values:
+        return f"{kind}({values[0]!r})"
+    return f"{kind}({', '.join(values)})"
+
+
 def spell(placements: tuple[Placement, ...]) -> str:
     """Write placements as the tuple that torch takes: `(Shard(0), Replicate())`."""
     return "(" + ", ".join(map(str, placements)) + ("," if len(placements) == 1 else "") + ")"

@@ -1,0 +1,130 @@
+"""The command line: finds the verb, and imports the module that does it only then.
+
+Data goes to stdout and talk to stderr; what a user can mend is one line and a hint, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
+
+from shardviz.errors import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERBS = {
+    "probe": "shard a small model on real ranks and say where every weight is",
+    "probes": "list the recipes, a line each",
+    "check": "find what is wrong in a dump",
+    "show": "draw a dump's tensors: which rank holds which part",
+    "view": "walk through a dump in the terminal",
+    "explain": "draw a layout: who holds what, torch's spelling, cost of gathering",
+    "mesh": "draw a mesh: every rank's coordinate, the groups along each axis",
+}
+
+EXAMPLES = """\
+examples:
+  shardviz probe tp_fsdp --mesh 2,4
+  shardviz show tp_fsdp-2x4.shardviz layers.0.weight
+  shardviz explain "[12/tp/fsdp, 12]" --mesh fsdp=2,tp=4
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are shardviz's own."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ShardvizError(message, f"{self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments; those of the process by default.
+
+    Returns:
+        The exit code, as `shardviz.errors` has them.
+    """
+    try:
+        code = _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+    except ShardvizError as error:
+        _say(f"error: {error.message}", f"Hint: {error.hint}" if error.hint else "")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read stdout has enough: `| head`. Python would complain once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CLEAN
+    return code
+
+
+def _say(message: str, hint: str = "") -> None:
+    """Print talk to stderr, one line each, whatever characters a file's name has."""
+    from shardviz.names import printable
+
+    print(f"shardviz: {printable(message)}", file=sys.stderr)
+    if hint:
+        print(printable(hint), file=sys.stderr)
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv:
+        print(_top_parser().format_help(), end="", file=sys.stderr)
+        return EXIT_USAGE
+    verb, *rest = argv
+    if verb in ("-h", "--help", "help"):
+        print(_top_parser().format_help(), end="")
+        return EXIT_CLEAN
+    if verb == "--version":
+        print(_versions())
+        return EXIT_CLEAN
+    if verb not in VERBS:
+        raise ShardvizError(f"there is no command {verb!r}", _meant(verb))
+    module = import_module(f"shardviz.commands.{verb}")
+    parser = _Parser(prog=f"shardviz {verb}", description=module.__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    module.add_arguments(parser)
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
+    code: int = module.run(parser.parse_args(rest))
+    return code
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    width = max(map(len, VERBS))
+    verbs = "".join(f"  {verb:<{width}}  {text}\n" for verb, text in VERBS.items())
+    parser = _Parser(
+        prog="shardviz",
+        usage="shardviz COMMAND ...",
+        description="See where every element of a sharded PyTorch model really is.",
+        epilog=f"commands:\n{verbs}\nshardviz COMMAND --help says more.\n\n{EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the versions of shardviz and torch")
+    return parser
+
+
+def _meant(verb: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"commands: {', '.join(VERBS)}"
+
+
+def _versions() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in ("shardviz", "torch"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} not installed")
+    return "\n".join(found)

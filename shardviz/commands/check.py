@@ -1,0 +1,66 @@
+"""Find what is wrong in a dump. Exits 1 where there are findings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardviz.check.finding import Report
+    from shardviz.dump.tensors import Model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument("--format", choices=("text", "json", "github", "junit"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the dump and print the report.
+
+    Returns:
+        0 where nothing is wrong, 1 where there are findings.
+    """
+    return report(args.dump, args.format, args.color)
+
+
+def report(folder: Path, style: str, colour: str = "auto") -> int:
+    """Check a dump and print what was found in one of the formats.
+
+    Returns:
+        0 where nothing is wrong, 1 where there are findings.
+
+    Raises:
+        DumpError: The folder is no dump.
+    """
+    from shardviz.check.run import check_model
+    from shardviz.commands._dumps import read_model
+
+    model = read_model(folder)
+    found = check_model(model)
+    _print(model, found, style, colour)
+    return EXIT_FINDINGS if found.findings else EXIT_CLEAN
+
+
+def _print(model: Model, found: Report, style: str, colour: str) -> None:
+    if style == "text":
+        from shardviz.commands._dumps import terminal_for, write_answer
+        from shardviz.picture.report import report_lines
+
+        terminal = terminal_for(colour)
+        write_answer(report_lines(model, found, terminal), terminal)
+        return
+    from shardviz.picture.machine import report_github, report_json, report_junit
+
+    if style == "json":
+        sys.stdout.write(report_json(found))
+    elif style == "github":
+        sys.stdout.write(report_github(found))
+    else:
+        sys.stdout.write(report_junit(found, [name for tensor in model.tensors for name in tensor.names]))

@@ -1,0 +1,168 @@
+"""Draw a layout that nobody has built yet: who holds what, torch's spelling, local shapes, the cost of gathering.
+
+The layout is in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's, "(Shard(0), Replicate())" with --shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.text import Text
+
+    from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
+    from shardviz.picture.terminal import Terminal
+
+BITS = re.compile(r"(?:b?float|u?int|complex)([0-9]+)(?:_\w+)?")
+INDENT = 11
+MOST_SHAPES = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("layout", metavar="LAYOUT", help='"[12/tp/fsdp, 12]" or "(Shard(0), Replicate())"')
+    parser.add_argument("--mesh", required=True, metavar="MESH", help="fsdp=2,tp=4")
+    parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the layout.
+
+    Raises:
+        ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit.
+    """
+    from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.mesh import parse_mesh
+    from shardviz.picture.subject import MAX_DRAWN_RANKS
+
+    mesh = parse_mesh(args.mesh)
+    if mesh.size > MAX_DRAWN_RANKS:
+        raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than the {MAX_DRAWN_RANKS:,} that are explained")
+    layout, dtype = read_layout(args.layout, mesh, _shape(args.shape))
+    terminal = terminal_for(args.color)
+    write_answer(_lines(layout, dtype, terminal), terminal)
+    return EXIT_CLEAN
+
+
+def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[Layout, str]:
+    """Read a layout in either spelling, and its element type, float32 unless it is written.
+
+    Raises:
+        ShardvizError: The text is no layout, or it lacks a size.
+    """
+    from shardviz import notation
+    from shardviz.layout import Layout
+    from shardviz.placements import are_placements, parse_placements
+
+    if are_placements(text):
+        if shape is None:
+            raise LayoutError("placements alone do not say how large the tensor is", "add --shape 12,12")
+        return Layout.from_placements(mesh, shape, parse_placements(text)), "float32"
+    pattern = notation.parse(text)
+    if shape is None and None in pattern.sizes and pattern.flat is None:
+        raise NotationError(f"layout {text!r} has a * where a size is wanted", "write the size, or add --shape 12,12")
+    return pattern.layout(mesh, shape), pattern.dtype or "float32"
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.strip("[]() ").split(",") if part.strip()]
+    if not all(re.fullmatch("[0-9]{1,18}", part) for part in parts):
+        raise LayoutError(f"shape {text!r} is no list of sizes", "write it as --shape 12,12")
+    return tuple(map(int, parts))
+
+
+def _lines(layout: Layout, dtype: str, terminal: Terminal) -> list[Text]:
+    from shardviz import notation
+    from shardviz.picture.page import picture_lines, rank_lines
+    from shardviz.picture.subject import of_layout
+    from shardviz.picture.terminal import line
+
+    subject = of_layout(layout, dtype)
+    return [
+        line((notation.write(layout, dtype), "bold"), f"  on mesh {layout.mesh}"),
+        line(""),
+        *picture_lines(subject, terminal),
+        line(""),
+        *rank_lines(subject, terminal),
+        line(""),
+        *_in_torch(layout),
+        *_local_shapes(layout),
+        *_memory(layout, dtype),
+        *_gathering(layout, dtype),
+    ]
+
+
+def _entry(title: str, text: str) -> Text:
+    from shardviz.picture.terminal import DIM, line
+
+    return line((f"{title:<{INDENT}}", DIM), text)
+
+
+def _in_torch(layout: Layout) -> list[Text]:
+    from shardviz.placements import spell
+
+    placements = layout.placements()
+    said = "no placements say this: torch has no spelling for it" if placements is None else spell(placements)
+    return [_entry("in torch", said)]
+
+
+def _local_shapes(layout: Layout) -> list[Text]:
+    from shardviz.picture.holders import mask_of, ranks_text
+
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for rank, region in layout.regions():
+        by_shape.setdefault(region.shape, []).append(rank)
+    if len(by_shape) == 1:
+        return [_entry("a rank has", f"{list(next(iter(by_shape)))}")]
+    shown = [
+        _entry("" if at else "a rank has", f"{list(shape)} on {_shortened(ranks_text(mask_of(ranks)))}")
+        for at, (shape, ranks) in enumerate(list(by_shape.items())[:MOST_SHAPES])
+    ]
+    left = len(by_shape) - len(shown)
+    return [*shown, *([_entry("", f"and {left:,} other shapes")] if left else [])]
+
+
+def _shortened(numbers: str, most: int = 60) -> str:
+    return numbers if len(numbers) <= most else f"{numbers[:most].rpartition(',')[0]},..."
+
+
+def _memory(layout: Layout, dtype: str) -> list[Text]:
+    sizes = [region.size for _, region in layout.regions()]
+    whole = math.prod(layout.tensor_shape)
+    most, least = (_bytes(size, dtype) for size in (max(sizes), min(sizes)))
+    a_rank = most if most == least else f"{least} to {most}"
+    return [_entry("memory", f"{a_rank} a rank, of {_bytes(whole, dtype)} in all")]
+
+
+def _gathering(layout: Layout, dtype: str) -> list[Text]:
+    from shardviz.gathering import gather_steps
+
+    steps = list(gather_steps(layout))
+    if not steps:
+        return [_entry("gathering", "nothing to do: every rank has all of it")]
+    lines = []
+    for at, step in enumerate(steps):
+        op = f" ({step.op})" if step.op else ""
+        taken = f"a rank receives up to {_bytes(step.received, dtype)}"
+        lines.append(_entry("" if at else "gathering", f"{step.collective} over {step.axis}{op}: {taken}"))
+    if len(steps) > 1:
+        total = sum(step.received for step in steps)
+        lines.append(_entry("", f"together up to {_bytes(total, dtype)} a rank, in this order"))
+    return lines
+
+
+def _bytes(count: int, dtype: str) -> str:
+    bits = BITS.fullmatch(dtype)
+    size = 1 if dtype == "bool" else int(bits[1]) // 8 if bits else 0
+    if not size:
+        return f"{count:,} elements"
+    return f"{count * size:,} bytes" if count * size < 1 << 20 else f"{count * size / (1 << 20):,.1f} MiB"

@@ -1,0 +1,64 @@
+"""Draw a mesh: the grid of ranks, every rank's coordinate, and the groups along each axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.errors import EXIT_CLEAN
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.text import Text
+
+    from shardviz.mesh import Mesh
+    from shardviz.picture.terminal import Terminal
+
+MOST_LINES = 32
+"""Lines of each list, unless all are asked for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("mesh", metavar="MESH", help="sizes of the axes, outermost first: 2,4 or fsdp=2,tp=4")
+    parser.add_argument("--axes", metavar="NAMES", help="names for sizes without one: fsdp,tp")
+    parser.add_argument("--all", action="store_true", help="every line, however many there are")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the mesh.
+
+    Raises:
+        MeshError: The sizes or names are no mesh.
+    """
+    from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.mesh import parse_mesh
+
+    names = [name.strip() for name in args.axes.split(",")] if args.axes else []
+    mesh = parse_mesh(args.mesh, names)
+    terminal = terminal_for(args.color)
+    write_answer(_lines(mesh, terminal, None if args.all else MOST_LINES), terminal)
+    return EXIT_CLEAN
+
+
+def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
+    from shardviz.picture.meshes import mesh_lines
+    from shardviz.picture.terminal import line
+
+    ranks = f"{mesh.size:,} rank{'s' if mesh.size > 1 else ''}"
+    lines = [line((f"mesh {mesh}", "bold"), f"  {ranks}"), *mesh_lines(mesh, terminal.width, terminal.glyphs)]
+    wide = len(str(max(mesh.ranks)))
+    coords = [f"  rank {rank:>{wide}}  {mesh.label(rank)}" for rank in mesh.ranks[:most]]
+    lines += [line(""), line(("coordinates", "bold")), *map(line, coords), *_left(mesh.size - len(coords), terminal)]
+    for axis in mesh.axes:
+        groups = mesh.groups(axis)
+        shown = [line(f"  {', '.join(map(str, group))}") for group in groups[:most]]
+        title = f"{len(groups):,} group{'s' if len(groups) > 1 else ''} along {axis}"
+        lines += [line(""), line((title, "bold")), *shown, *_left(len(groups) - len(shown), terminal)]
+    return lines
+
+
+def _left(count: int, terminal: Terminal) -> list[Text]:
+    from shardviz.picture.terminal import DIM, line
+
+    return [line((f"  {terminal.glyphs.more} {count:,} more: --all prints them", DIM))] if count else []

@@ -1,0 +1,81 @@
+"""Draw what is in a dump: all tensors in a table, or one of them as a picture with what every rank holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.errors import EXIT_CLEAN
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.text import Text
+
+    from shardviz.dump.tensors import Model
+    from shardviz.picture.terminal import Terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
+    parser.add_argument("--format", choices=("text",), default="text", help="default: text")
+    parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the picture."""
+    show(args.dump, args.tensor, args.color, all_ranks=args.all, output=args.output)
+    return EXIT_CLEAN
+
+
+def show(
+    folder: Path, pattern: str | None, colour: str, *, all_ranks: bool = False, output: Path | None = None
+) -> None:
+    """Print a dump's tensors, or those that a pattern names, one picture each.
+
+    Raises:
+        DumpError: The folder is no dump.
+        ShardvizError: No tensor has that name, or the file cannot be written.
+    """
+    from shardviz.commands._dumps import find_tensors, read_model, terminal_for, write_answer
+    from shardviz.picture.page import page_lines, rank_lines
+    from shardviz.picture.subject import of_tensor
+    from shardviz.picture.terminal import line
+
+    model = read_model(folder)
+    terminal = terminal_for(colour, output)
+    if pattern is None:
+        write_answer(_overview(model, terminal), terminal, output)
+        return
+    lines: list[Text] = []
+    for name, tensor in find_tensors(model, pattern):
+        subject = of_tensor(model, tensor, name)
+        ranks = rank_lines(subject, terminal, all_ranks=all_ranks)
+        lines += [*([line(""), line("")] if lines else []), *page_lines(subject, terminal), line(""), *ranks]
+    write_answer(lines, terminal, output)
+
+
+def _overview(model: Model, terminal: Terminal) -> list[Text]:
+    """Return the dump's mesh, and its tensors with their verdicts."""
+    from shardviz.check.run import check_model
+    from shardviz.picture.meshes import mesh_lines
+    from shardviz.picture.report import summary_line, table_lines
+    from shardviz.picture.terminal import line
+
+    report = check_model(model)
+    dump = model.dump
+    lines = [
+        line((f"mesh {dump.mesh}", "bold"), f"  {dump.run.num_ranks:,} ranks, torch {dump.run.torch}"),
+        *mesh_lines(dump.mesh, terminal.width, terminal.glyphs),
+        line(""),
+        *table_lines(model, report, terminal),
+        line(""),
+        summary_line(report, terminal),
+    ]
+    if report.findings or report.not_checked:
+        print(f"shardviz check {dump.path} says why", file=sys.stderr)
+    return lines

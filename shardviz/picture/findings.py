@@ -1,0 +1,75 @@
+"""Findings as text: what is wrong in numbers, claimed / held / intended under each other, cause and fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.names import fold, printable
+from shardviz.picture.holders import mask_of, ranks_text
+from shardviz.picture.terminal import BAD, DIM, WARNING, line, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.text import Text
+
+    from shardviz.check.finding import Finding
+    from shardviz.names import Fold
+    from shardviz.picture.terminal import Terminal
+
+NAME = "\0"
+"""Stands for the tensor's name while findings that differ in nothing else are folded."""
+
+INDENT = 12
+
+
+def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text]:
+    """Return every finding; those that are the same for identical layers are told once."""
+    lines: list[Text] = []
+    for folded, finding in fold((finding.tensor, _nameless(finding)) for finding in findings):
+        lines += [*([line("")] if lines else []), *_finding_lines(folded, finding, terminal)]
+    return lines
+
+
+def _nameless(finding: Finding) -> Finding:
+    if not finding.tensor:
+        return finding
+    texts = {key: getattr(finding, key).replace(finding.tensor, NAME) for key in ("summary", "cause", "fix")}
+    return replace(finding, tensor="", **texts)
+
+
+def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[Text]:
+    is_error = finding.severity == "error"
+    glyph = terminal.glyphs.bad if is_error else terminal.glyphs.warning
+    count = f" ({len(folded)} tensors)" if len(folded) > 1 else ""
+    head = line(
+        (f"{glyph} {finding.kind}", BAD if is_error else WARNING),
+        (f"  {printable(str(folded))}{count}" if str(folded) else "", "bold"),
+        (_ranks(finding.ranks), DIM),
+    )
+    lines = [head, *wrapped(_text(finding.summary, folded), terminal.width, line("  "), 2)]
+    for title, text in _layouts(finding):
+        lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
+    for title, text in (("cause", finding.cause), ("fix", finding.fix), ("see", ", ".join(finding.refs))):
+        if text:
+            start = line((f"  {title:<{INDENT - 2}}", DIM))
+            lines += wrapped(_text(text, folded), terminal.width, start, INDENT)
+    return lines
+
+
+def _layouts(finding: Finding) -> Iterable[tuple[str, str]]:
+    sides = (("claimed", finding.claimed), ("held", finding.held), ("intended", finding.intended))
+    return ((title, text) for title, text in sides if text)
+
+
+def _text(text: str, folded: Fold) -> str:
+    return printable(text.replace(NAME, str(folded)))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    text = ranks_text(mask_of(ranks))
+    shown = text if len(text) <= 32 else f"{text[:32].rpartition(',')[0]},..."
+    return f"  {'ranks' if len(ranks) > 1 else 'rank'} {shown}"

@@ -1,0 +1,103 @@
+"""A report for machines: JSON, GitHub's workflow commands, JUnit's XML."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from shardviz.names import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.finding import Finding, Report
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def report_json(report: Report) -> str:
+    """Return the report as design section 9 has it: one finding a tensor, none folded."""
+    return json.dumps(report.to_json(), indent=1) + "\n"
+
+
+def report_github(report: Report) -> str:
+    """Return one workflow command a finding, which GitHub shows on the pull request's page.
+
+    The escapes are those of GitHub's `@actions/core` (`escapeData`, `escapeProperty`).
+    """
+    lines = []
+    for finding in report.findings:
+        level = "error" if finding.severity == "error" else "warning"
+        title = _property(f"shardviz: {finding.kind} {printable(finding.tensor)}".strip())
+        lines.append(f"::{level} title={title}::{_data(_details(finding))}")
+    lines += [
+        f"::notice title=shardviz%3A not checked::{_data(_named(unchecked.tensor, unchecked.why))}"
+        for unchecked in report.not_checked
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def report_junit(report: Report, names: Sequence[str]) -> str:
+    """Return JUnit's XML: a test case for each tensor, and one for the dump where a finding is about all of it.
+
+    Args:
+        report: What the check found.
+        names: Every tensor of the dump.
+    """
+    from xml.etree import ElementTree
+
+    findings, unchecked = _findings_by_tensor(report), _reasons_by_tensor(report)
+    cases = list(dict.fromkeys([*names, *findings, *unchecked]))
+    skipped = [name for name in cases if name in unchecked and name not in findings]
+    suite = ElementTree.Element("testsuite", name="shardviz", tests=str(len(cases)), errors="0")
+    suite.set("failures", str(len(findings)))
+    suite.set("skipped", str(len(skipped)))
+    for name in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname="shardviz", name=_xml(name or "(dump)"))
+        for finding in findings.get(name, ()):
+            failure = ElementTree.SubElement(case, "failure", type=finding.kind, message=_xml(finding.summary))
+            failure.text = _xml(_details(finding))
+        if name in skipped:
+            ElementTree.SubElement(case, "skipped", message=_xml("; ".join(unchecked[name])))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _findings_by_tensor(report: Report) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        found.setdefault(finding.tensor, []).append(finding)
+    return found
+
+
+def _reasons_by_tensor(report: Report) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for unchecked in report.not_checked:
+        found.setdefault(unchecked.tensor, []).append(unchecked.why)
+    return found
+
+
+def _details(finding: Finding) -> str:
+    """Return a finding as lines of plain text."""
+    sides = (("claimed", finding.claimed), ("held", finding.held), ("intended", finding.intended))
+    told = (("cause", finding.cause), ("fix", finding.fix), ("see", ", ".join(finding.refs)))
+    lines = [_named(finding.tensor, finding.summary)]
+    lines += [f"{title}: {printable(text)}" for title, text in (*sides, *told) if text]
+    return "\n".join(lines)
+
+
+def _named(tensor: str, text: str) -> str:
+    return printable(f"{tensor}: {text}" if tensor and tensor not in text else text)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _xml(text: str) -> str:
+    """Spell out what XML cannot hold."""
+    return _NO_XML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

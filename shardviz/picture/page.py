@@ -1,0 +1,216 @@
+"""The page of one tensor as text: what it is, its picture beside the mesh, and who holds what."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shardviz import notation
+from shardviz.names import printable
+from shardviz.picture.drawing import Budget, draw
+from shardviz.picture.holders import mask_of, ranks_text
+from shardviz.picture.meshes import mesh_lines
+from shardviz.picture.terminal import BAD, DIM, GOOD, beside, line, wrapped
+from shardviz.picture.text import frame_for, side_lines
+from shardviz.placements import spell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from shardviz.layout import Layout
+    from shardviz.picture.drawing import Drawing, Panel
+    from shardviz.picture.subject import Subject
+    from shardviz.picture.terminal import Terminal
+
+GAP = 4
+MIN_PICTURE = 30
+MAX_MESH = 64
+MOST_RANK_LINES = 32
+
+
+def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
+    """Describe a tensor and draw it, within the terminal's width where that can be."""
+    return [*heading_lines(subject, terminal), line(""), *picture_lines(subject, terminal)]
+
+
+def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
+    """Name the tensor, and what is claimed and held."""
+    sizes = f" {terminal.glyphs.times} ".join(map(str, subject.shape)) or "one number"
+    what = f"{subject.dtype} {sizes} on mesh {subject.mesh}".strip()
+    lines = [line((printable(subject.name), "bold"), f"  {what}")] if subject.name else []
+    if subject.claimed is None:
+        lines.append(line("claimed  ", ("nothing: a plain tensor without placements", DIM)))
+    else:
+        lines.append(line("claimed  ", *_spelled(subject.claimed, subject.dtype)))
+    if subject.holds:
+        lines.append(line("held     ", *_held(subject)))
+    return lines
+
+
+def _spelled(layout: Layout, dtype: str) -> tuple[Text, tuple[str, str]]:
+    placements = layout.placements()
+    return line((notation.write(layout, dtype), "bold")), (f"   {spell(placements)}" if placements else "", DIM)
+
+
+def _held(subject: Subject) -> tuple[Text | str | tuple[str, str], ...]:
+    if subject.held is None:
+        return (("in no order that the notation can say", BAD),)
+    if subject.held == subject.claimed:
+        return (("as claimed", GOOD),)
+    return _spelled(subject.held, subject.dtype)
+
+
+def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
+    """Draw the tensor, the mesh beside it or below, and say in words what a picture cannot."""
+    drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
+    mesh = mesh_lines(subject.mesh, min(terminal.width, MAX_MESH), terminal.glyphs, subject.misplaced)
+    lines: list[Text] = []
+    for at, panel in enumerate(drawing.panels):
+        lines += [line("")] if at else []
+        lines += [line((_slice_title(panel), "bold"))] if panel.at else []
+        lines += _arranged(panel, subject, [] if at else mesh, terminal)
+    if not drawing.panels:
+        lines += mesh
+    words = _in_words(drawing, subject, terminal)
+    return [*lines, line(""), *words] if words else lines
+
+
+def _slice_title(panel: Panel) -> str:
+    return ", ".join(f"dim {dim} at {span}" for dim, span in panel.at)
+
+
+def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Terminal) -> list[Text]:
+    """Put the sides of a panel, and the mesh, next to each other as far as they fit."""
+    width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
+    if not panel.is_different:
+        left = width - mesh_width - GAP
+        sides = _sides(panel, subject, left if left >= MIN_PICTURE else width, terminal)
+    else:
+        sides = _sides(panel, subject, (width - GAP) // 2, terminal) if len(panel.rows) > 1 else []
+        if not sides or _width(sides) > width:
+            upright = _sides(panel, subject, width, terminal)
+            sides = [[row for side in upright for row in side]]
+    if _width(sides) + GAP + mesh_width <= width:
+        return beside([*sides, mesh], GAP)
+    return [*beside(sides, GAP), line(""), *mesh]
+
+
+def _width(blocks: list[list[Text]]) -> int:
+    return sum(max(row.cell_len for row in block) for block in blocks) + GAP * (len(blocks) - 1)
+
+
+def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
+    """Draw what is claimed and what is held; one picture where they are the same."""
+    frame = frame_for(panel, subject.mesh, width, terminal.glyphs)
+    known = [("claimed", panel.claimed), ("held", panel.held)]
+    grids = [(title, grid) for title, grid in known if grid is not None]
+    if len(grids) == 2 and not panel.is_different:
+        grids = [("claimed and held", grids[0][1])]
+    elif not subject.name:
+        grids = [("ranks", grids[0][1])]
+    return [
+        [
+            line(" " * (frame.gutter + 1), (title, "bold")),
+            *side_lines(panel, grid, frame, subject.mesh, terminal.glyphs, marked=title == "held"),
+        ]
+        for title, grid in grids
+    ]
+
+
+def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
+    """Say what the picture leaves out, what its signs mean, and what is not a matter of place."""
+    glyphs = terminal.glyphs
+    said = [*_about_drawing(drawing), *_about_layout(subject)]
+    if drawing.is_different:
+        said.insert(0, f"{glyphs.differs} held by other ranks than claimed")
+    if any(map(_has_mixed, drawing.panels)):
+        said.append("~ parts of the block are on different ranks")
+    return [row for text in said for row in wrapped(text, terminal.width, line("  "), 4)]
+
+
+def _has_mixed(panel: Panel) -> bool:
+    grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
+    return any(block.is_mixed for grid in grids for row in grid for block in row)
+
+
+def _about_drawing(drawing: Drawing) -> list[str]:
+    said = []
+    if len(drawing.drawn) == 2 and len(drawing.shape) > 2:
+        said.append(f"drawn: dim {drawing.drawn[0]} downwards, dim {drawing.drawn[1]} to the right")
+    if drawing.whole:
+        sizes = ", ".join(f"dim {dim} ({drawing.shape[dim]})" for dim in drawing.whole)
+        said.append(f"not drawn, for it is whole on every rank: {sizes}")
+    if drawing.num_panels > len(drawing.panels):
+        said.append(f"{len(drawing.panels)} of {drawing.num_panels:,} slices are shown")
+    for panel in islice(drawing.panels, 1):
+        for word, spans in (("downwards", panel.rows), ("to the right", panel.cols)):
+            left_out = sum(span.parts for span in spans if span.parts > 1)
+            if left_out:
+                total = sum(span.parts for span in spans)
+                said.append(f"not to scale: {left_out:,} of {total:,} parts {word} are not shown one by one")
+    return said
+
+
+def _about_layout(subject: Subject) -> list[str]:
+    said, layout = [], subject.claimed
+    if not math.prod(subject.shape):
+        said.append("the tensor has no elements")
+    elif subject.idle:
+        said.append(f"no part is for {_ranks(subject.idle)}: the dim has fewer chunks than ranks")
+    if layout is None:
+        return said
+    copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
+    if copied:
+        count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
+        said.append(f"equal copies along {' and '.join(copied)}: {count:,} ranks hold each part")
+    for axis, op in layout.partial:
+        said.append(f"pending over {axis}: each rank of a block holds one term, their {op} is still to be taken")
+    return said
+
+
+def _ranks(ranks: Sequence[int], most: int = 48) -> str:
+    text = ranks_text(mask_of(ranks))
+    numbers = text if len(text) <= most else f"{text[:most].rpartition(',')[0]},..."
+    return f"ranks {numbers}" if len(ranks) > 1 else f"rank {numbers}"
+
+
+def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
+    """List what each rank should hold and what it holds; ranks with the same share a line.
+
+    Args:
+        subject: The tensor.
+        terminal: What the list is for.
+        all_ranks: Print every line, however many there are.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted({*subject.claims, *subject.holds}):
+        groups.setdefault((subject.claims.get(rank, ""), subject.holds.get(rank, "")), []).append(rank)
+    rows = [(ranks_text(mask_of(ranks)), claims, holds) for (claims, holds), ranks in groups.items()]
+    order = {row: at for at, row in enumerate(rows)}
+    shown = rows if all_ranks else sorted(sorted(rows, key=_is_same)[:MOST_RANK_LINES], key=order.__getitem__)
+    lines = _rank_table(shown, terminal, "claimed" if subject.name else "part")
+    if len(shown) < len(rows):
+        lines.append(line((f"{terminal.glyphs.more} {len(rows) - len(shown):,} more lines: --all prints them", DIM)))
+    return lines
+
+
+def _is_same(row: tuple[str, str, str]) -> bool:
+    _, claims, holds = row
+    return not (claims and holds) or claims == holds
+
+
+def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, claimed: str) -> list[Text]:
+    heads = ("ranks", claimed, "held")
+    kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
+    if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
+        heads, kept = ("ranks", "claimed and held", ""), [0, 1]
+    widths = {column: max(len(heads[column]), *(len(row[column]) for row in rows)) for column in kept}
+    lines = [line(("   " + "  ".join(heads[column].ljust(widths[column]) for column in kept), DIM))]
+    for row in rows:
+        mark, style = (" ", "") if _is_same(row) else (terminal.glyphs.differs, BAD)
+        text = "  ".join(row[column].ljust(widths[column]) for column in kept)
+        lines.append(line((f"{mark:<3}{text}", style)))
+    return lines

@@ -1,0 +1,169 @@
+"""What a check found, as text: a line for each tensor, then the findings, then the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from shardviz import notation
+from shardviz.names import fold, printable
+from shardviz.picture.findings import findings_lines
+from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.text import Text
+
+    from shardviz.check.finding import Report
+    from shardviz.dump.tensors import Model, Tensor
+    from shardviz.picture.terminal import Terminal
+
+Verdict = Literal["good", "unknown", "warning", "error"]
+
+MOST_SHAPES = 3
+"""Local shapes of one tensor that are written out."""
+
+MAX_NAME = 60
+"""Columns that names take at most; a longer name has a line of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        verdict: The worst that is known of the tensor.
+        layout: What it claims, in the notation.
+        local: The shapes that ranks hold.
+    """
+
+    verdict: Verdict
+    layout: str
+    local: str
+
+
+def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]:
+    """Return the whole report."""
+    found = findings_lines(report.findings, terminal)
+    unchecked = not_checked_lines(report, terminal)
+    return [
+        *table_lines(model, report, terminal),
+        line(""),
+        *([*found, line("")] if found else []),
+        *([*unchecked, line("")] if unchecked else []),
+        summary_line(report, terminal),
+    ]
+
+
+def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list[Text]:
+    """Return a line for each tensor: its verdict, name, layout, and what a rank holds.
+
+    Names whose lines are the same are folded.
+
+    Args:
+        model: The dump's tensors.
+        report: What the check found; None where nothing was checked.
+        terminal: What the table is for.
+    """
+    verdicts = _verdicts(report) if report else {}
+    usual: Verdict = "good" if report else "unknown"
+    named = ((name, _row(tensor, verdicts.get(name, usual))) for tensor in _distinct(model) for name in tensor.names)
+    rows = [(printable(str(folded)), row) for folded, row in fold(named)]
+    width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
+    layouts = max((len(row.layout) for _, row in rows), default=0)
+    lines = [line(("  " + "tensor".ljust(width) + "  " + "layout".ljust(layouts) + "  on a rank", DIM))] if rows else []
+    for name, row in rows:
+        lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
+    return lines
+
+
+def _distinct(model: Model) -> Iterable[Tensor]:
+    """Return each tensor once, as it was captured first."""
+    seen: set[tuple[str, str]] = set()
+    for tensor in model.tensors:
+        place = (tensor.name, tensor.role)
+        if place not in seen:
+            seen.add(place)
+            yield tensor
+
+
+def _verdicts(report: Report) -> dict[str, Verdict]:
+    found: dict[str, Verdict] = {unchecked.tensor: "unknown" for unchecked in report.not_checked}
+    for finding in report.findings:
+        if found.get(finding.tensor) != "error":
+            found[finding.tensor] = finding.severity
+    return found
+
+
+def _row(tensor: Tensor, verdict: Verdict) -> Row:
+    return Row(verdict, layout_text(tensor), _local_text(tensor))
+
+
+def layout_text(tensor: Tensor) -> str:
+    """Write what a tensor's placements claim; the shape alone where it has none."""
+    role = "" if tensor.role == "param" else f" {tensor.role}"
+    claims = list(tensor.by_claim)
+    if len(claims) > 1 and len({(claim.tensor_shape, claim.chains) if claim else None for claim in claims}) > 1:
+        return f"{len(claims)} different claims{role}"
+    if claims[0] is None:
+        return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}] plain{role}"
+    return notation.write(claims[0], tensor.dtype) + role
+
+
+def _local_text(tensor: Tensor) -> str:
+    shapes = list(dict.fromkeys(shard.body.local_shape for shard in tensor.shards.values()))
+    shown = " or ".join(str(list(shape)) for shape in shapes[:MOST_SHAPES])
+    return shown if len(shapes) <= MOST_SHAPES else f"{shown} or {len(shapes) - MOST_SHAPES} more"
+
+
+def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal, *, marked: bool) -> list[Text]:
+    glyph, style = _glyph(row.verdict, terminal) if marked else (" ", "")
+    rest = f"  {row.layout.ljust(layouts)}  {row.local}"
+    if len(name) <= width:
+        return [line((glyph, style), f" {name.ljust(width)}{rest}")]
+    return [line((glyph, style), f" {name}"), line(f"  {' ' * width}{rest}")]
+
+
+def _glyph(verdict: Verdict, terminal: Terminal) -> tuple[str, str]:
+    glyphs = terminal.glyphs
+    by_verdict = {
+        "good": (glyphs.good, GOOD),
+        "unknown": (glyphs.unknown, WARNING),
+        "warning": (glyphs.warning, WARNING),
+        "error": (glyphs.bad, BAD),
+    }
+    return by_verdict[verdict]
+
+
+def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
+    """Say what could not be looked at, and why; tensors with the same reason are folded."""
+    lines: list[Text] = []
+    for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in report.not_checked):
+        name = f"{printable(str(folded))}: " if str(folded) else ""
+        start = line((terminal.glyphs.unknown, WARNING), " not checked: ")
+        lines += wrapped(f"{name}{printable(why)}", terminal.width, start, 4)
+    return lines
+
+
+def summary_line(report: Report, terminal: Terminal) -> Text:
+    """Sum up in one line: all in order, or how many findings in how many tensors."""
+    ranks = _count(report.num_ranks, "rank")
+    unchecked = len({entry.tensor for entry in report.not_checked} - {finding.tensor for finding in report.findings})
+    but = f"; {_count(unchecked, 'tensor')} not checked" if unchecked else ""
+    if report.findings:
+        tensors = len({finding.tensor for finding in report.findings if finding.tensor})
+        where = f" in {tensors:,} of {_count(report.num_tensors, 'tensor')}" if tensors else ""
+        text = f"{_count(len(report.findings), 'finding')}{where} on {ranks}{but}"
+        return line((f"{terminal.glyphs.bad} {text}", BAD))
+    if unchecked:
+        text = f"no findings in {_count(report.num_tensors, 'tensor')} on {ranks}{but}"
+        return line((f"{terminal.glyphs.unknown} {text}", WARNING))
+    if report.num_tensors == 0:
+        return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors", WARNING))
+    many = f"all {_count(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
+    return line((f"{terminal.glyphs.good} {many} in order on {ranks}", GOOD))
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"

@@ -1,0 +1,132 @@
+"""What a page is about: one tensor of a dump, or a layout that nobody has built yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.picture.holders import Holders
+from shardviz.picture.sides import Sides, sides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.dump.tensors import Model, Shard, Tensor
+    from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
+    from shardviz.region import Ranges, Region
+
+MAX_DRAWN_RANKS = 1 << 14
+"""A layout over more ranks than this is described in words only."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One tensor, with all that a page says of it.
+
+    Attributes:
+        name: Its name; empty for a layout alone.
+        shape: Its global shape.
+        dtype: Its element type; empty if nothing is known.
+        mesh: The mesh that it is on.
+        claimed: What its placements say; None for a plain tensor.
+        held: Where its elements are, if that is known and the notation can say it.
+        sides: Who holds what, for the picture.
+        claims: What each rank should hold, in words.
+        holds: What each rank holds, in words; empty where that is not known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    mesh: Mesh
+    claimed: Layout | None
+    held: Layout | None
+    sides: Sides
+    claims: Mapping[int, str]
+    holds: Mapping[int, str]
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """The ranks that are to hold nothing."""
+        return tuple(rank for rank, text in self.claims.items() if text == NOTHING)
+
+    @property
+    def misplaced(self) -> frozenset[int]:
+        """The ranks that hold something else than they claim."""
+        both = self.claims.keys() & self.holds.keys()
+        return frozenset(rank for rank in both if self.claims[rank] != self.holds[rank])
+
+
+NOTHING = "nothing"
+
+
+def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
+    """Describe one tensor of a dump.
+
+    Raises:
+        DumpError: The ids lie scattered and are too many to draw.
+    """
+    from shardviz.check.case import cases_of
+
+    case = next(iter(cases_of(model, tensor, name)), None) if tensor.stage == "stamped" else None
+    mesh = tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh
+    claims = {
+        rank: region_text(region)
+        for layout in tensor.by_claim
+        if layout is not None
+        for rank, region in layout.regions()
+    }
+    holds = {rank: _held_text(shard) for rank, shard in tensor.shards.items() if tensor.stage == "stamped"}
+    holds |= {rank: "no file" for rank in model.dump.missing_ranks if holds}
+    return Subject(
+        name=name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        mesh=mesh,
+        claimed=tensor.claimed,
+        held=case.held if case is not None else None,
+        sides=sides_of(model, tensor, name),
+        claims=claims,
+        holds=dict(sorted(holds.items())),
+    )
+
+
+def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
+    """Describe a layout on its own."""
+    found = dict(layout.regions())
+    regions: dict[Region, int] = {}
+    runs: dict[Ranges, int] = {}
+    for rank, region in found.items() if layout.mesh.size <= MAX_DRAWN_RANKS else ():
+        if layout.flat:
+            runs[region.dims[0]] = runs.get(region.dims[0], 0) | 1 << rank
+        elif region.size:
+            regions[region] = regions.get(region, 0) | 1 << rank
+    shape = (1,) * (2 - len(layout.tensor_shape)) + layout.tensor_shape
+    return Subject(
+        name="",
+        shape=layout.tensor_shape,
+        dtype=dtype,
+        mesh=layout.mesh,
+        claimed=layout,
+        held=None,
+        sides=Sides(Holders(shape, regions, runs), max(layout.mesh.ranks) + 1, bool(regions or runs), False),
+        claims={rank: region_text(region) for rank, region in found.items()},
+        holds={},
+    )
+
+
+def region_text(region: Region) -> str:
+    """Write a region, or that it is nothing."""
+    if not region.size:
+        return NOTHING
+    return str(region) if region.dims else "the number"
+
+
+def _held_text(shard: Shard) -> str:
+    if shard.held is not None:
+        return region_text(shard.held)
+    count = 1
+    for size in shard.body.local_shape:
+        count *= size
+    return f"{count:,} scattered ids" if count else NOTHING
