@@ -22,7 +22,7 @@ def is_as_claimed(model: Model, tensor: Tensor) -> bool:
     layout = tensor.claimed
     if layout is None or len(tensor.shards) != len(layout.mesh.ranks):
         return False
-    wanted = _wanted(layout)
+    wanted = claimed_dims(layout)
     for rank, shard in tensor.shards.items():
         if shard.layout is not layout and shard.layout != layout:
             return False
@@ -35,8 +35,8 @@ def is_as_claimed(model: Model, tensor: Tensor) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _wanted(layout: Layout) -> dict[int, tuple[Ranges, ...]]:
-    """Return what each rank claims."""
+def claimed_dims(layout: Layout) -> dict[int, tuple[Ranges, ...]]:
+    """Return the ranges that each rank of a layout's mesh claims in each dim."""
     if layout.flat is not None:
         return {rank: region.dims for rank, region in layout.regions()}
     mesh = layout.mesh

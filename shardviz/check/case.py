@@ -113,18 +113,20 @@ class Case:
         return names[at], model_id - firsts[at]
 
 
-def cases_of(model: Model, tensor: Tensor) -> Iterator[Case]:
-    """Lay a tensor out as cases: one for each mesh that its ranks are on, and one for each name that has own ids.
+def cases_of(model: Model, tensor: Tensor, name: str) -> Iterator[Case]:
+    """Lay a tensor out as cases, one for each mesh that its ranks are on.
+
+    Args:
+        model: The dump.
+        tensor: The tensor, or the fold that it is in.
+        name: Its name.
 
     Raises:
         DumpError: The dump does not have the ids, or they are too many to lay out.
     """
-    dense = any(shard.body.dense for shard in tensor.shards.values())
-    for name in tensor.names if dense else tensor.names[:1]:
-        for mesh, shards in _by_mesh(model, tensor).items():
-            claims = Counter(shard.layout for shard in shards.values())
-            claimed = claims.most_common(1)[0][0]
-            yield _case(model, tensor, name, mesh, claimed, shards)
+    for mesh, shards in _by_mesh(model, tensor).items():
+        claims = Counter(shard.layout for shard in shards.values())
+        yield _case(model, tensor, name, mesh, claims.most_common(1)[0][0], shards)
 
 
 def _by_mesh(model: Model, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:

@@ -5,15 +5,23 @@ Tensors that hold what they claim are passed by; a check that cannot be made say
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.asclaimed import is_as_claimed
 from shardviz.check.case import Case, cases_of
+from shardviz.check.completeness import check_completeness
+from shardviz.check.copies import check_copies
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.foreign import check_foreign
+from shardviz.check.gathered import check_gathered
+from shardviz.check.groups import check_rank_order
+from shardviz.check.intent import check_intent, intended_text, is_intended
 from shardviz.check.places import check_places
+from shardviz.check.seeds import check_seeds
 from shardviz.check.shapes import check_global_shape, check_label
+from shardviz.check.ties import check_ties
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
@@ -41,16 +49,33 @@ def check(path: Path | str) -> Report:
 
 def check_model(model: Model) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
-    results = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
-    findings = [result for result in results if isinstance(result, Finding)]
+    placed = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
+    others: list[Result] = [
+        *check_completeness(model),
+        *check_rank_order(model),
+        *check_ties(model),
+        *check_copies(model),
+        *check_seeds(model),
+        *_not_checked_by_ranks(model),
+    ]
+    of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
+    findings = of_ids + [result for result in others if isinstance(result, Finding)]
     order = {name: index for index, name in enumerate(model.stamps)}
     findings.sort(key=lambda finding: _rank_of_finding(finding, order))
     return Report(
         num_ranks=model.dump.run.num_ranks,
         num_tensors=len({name for tensor in model.tensors for name in tensor.names}),
         findings=tuple(findings),
-        not_checked=tuple(dict.fromkeys(result for result in results if isinstance(result, NotChecked))),
+        not_checked=tuple(dict.fromkeys(result for result in placed + others if isinstance(result, NotChecked))),
     )
+
+
+def _not_checked_by_ranks(model: Model) -> Iterator[NotChecked]:
+    """Yield what ranks say that they could not look at, once for all of them."""
+    said = Counter(pair for record in model.dump.ranks.values() for pair in set(record.not_checked))
+    for (name, why), count in said.items():
+        ranks = "" if count == model.dump.run.num_ranks else f" (on {count} of {model.dump.run.num_ranks} ranks)"
+        yield NotChecked(name, why + ranks)
 
 
 def _rank_of_finding(finding: Finding, order: dict[str, int]) -> tuple[object, ...]:
@@ -60,20 +85,29 @@ def _rank_of_finding(finding: Finding, order: dict[str, int]) -> tuple[object, .
 
 
 def _check_stamped(model: Model, tensor: Tensor) -> Iterator[Result]:
-    """Check a fold once, and say what is found of every name in it."""
-    if is_as_claimed(model, tensor):
-        return
+    """Check a tensor, or a fold once for all of its names, unless they have ids or intentions of their own."""
+    as_claimed = is_as_claimed(model, tensor)
+    dense = any(shard.body.dense for shard in tensor.shards.values())
+    wanted: dict[str, list[str]] = {}
+    for name in tensor.names:
+        wanted.setdefault(intended_text(model.dump.run.intended, name), []).append(name)
+    for text, names in wanted.items():
+        if as_claimed and is_intended(tensor, text):
+            continue
+        for alike in [[name] for name in names] if dense else [names]:
+            found = _check_name(model, tensor, alike[0], text)
+            yield from (replace(result, tensor=name) for name in alike for result in found)
+
+
+def _check_name(model: Model, tensor: Tensor, name: str, intended: str) -> list[Result]:
+    """Check one name, and say with every finding what was intended."""
     try:
         found: list[Result] = [*check_global_shape(model, tensor)]
-        if not found:
-            for case in cases_of(model, tensor):
-                found += _check_case(case)
+        for case in cases_of(model, tensor, name) if not found else ():
+            found += _check_case(case) or (check_intent(case, intended) if intended else ())
     except ShardvizError as error:
-        yield from (NotChecked(name, error.message) for name in tensor.names)
-        return
-    dense = any(shard.body.dense for shard in tensor.shards.values())
-    for name in tensor.names:
-        yield from (replace(result, tensor=name) for result in found if not dense or result.tensor == name)
+        return [NotChecked(name, error.message)]
+    return [replace(result, intended=intended) if isinstance(result, Finding) else result for result in found]
 
 
 def _check_case(case: Case) -> list[Result]:

@@ -1,0 +1,131 @@
+"""`unreplicated`: copies of the model's own values that differ where they must be equal, from the very start.
+
+Ranks that claim the same part of a DTensor, at the same place of any pending sum, hold copies; so do all ranks that
+hold the same ids of a plain tensor, and all ranks of a buffer that was not stamped. Copies are compared by their
+digests, a whole fold of layers at a time, and shown in numbers where the dump has values. A plain tensor of another
+shape on another rank is no copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.check.asclaimed import claimed_dims
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.values import first_difference
+from shardviz.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    from shardviz.dump.tensors import Model, Shard, Tensor
+    from shardviz.mesh import Mesh
+
+Groups = list[list["Shard"]]
+MAX_LISTED = 8
+
+
+def check_copies(model: Model) -> Iterator[Finding | NotChecked]:
+    """Yield parameters and buffers of the initial stage whose copies differ."""
+    stamped = {name: tensor for tensor in model.stage("stamped") for name in tensor.names}
+    for tensor in model.stage("initial"):
+        groups = copies_of(tensor, stamped)
+        if any(len({shard.digests for shard in group}) > 1 for group in groups):
+            yield from _compare(model, tensor, groups)
+        elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
+            yield from (NotChecked(name, "its copies have no digests to compare") for name in tensor.names)
+
+
+def copies_of(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Groups:
+    """Return the groups of shards that must be equal.
+
+    Args:
+        tensor: The values.
+        stamped: The stamped tensors by name: they tell which parts of a plain tensor the ranks hold.
+    """
+    groups: dict[Hashable, list[Shard]] = {}
+    ids = stamped.get(tensor.names[0])
+    for rank, shard in tensor.shards.items():
+        groups.setdefault(_part(shard, ids.shards.get(rank) if ids else None), []).append(shard)
+    return list(groups.values())
+
+
+def _part(shard: Shard, ids: Shard | None) -> Hashable:
+    """Return what two shards share when they must be equal."""
+    layout = shard.layout
+    if layout is None:
+        part = (ids.body.held, ids.body.runs, ids.body.dense and shard.rank) if ids else None
+        return shard.body.local_shape, shard.body.dtype, part
+    if shard.rank not in layout.mesh:
+        return layout.mesh.ranks, shard.rank
+    coord = layout.mesh.coord_of(shard.rank) if layout.partial else ()
+    pending = tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
+    return layout.mesh.ranks, claimed_dims(layout)[shard.rank], pending
+
+
+def _compare(model: Model, tensor: Tensor, groups: Groups) -> Iterator[Finding]:
+    for index, name in enumerate(tensor.names):
+        differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
+        if differing:
+            yield _finding(model, tensor, index, name, differing)
+
+
+def _finding(model: Model, tensor: Tensor, index: int, name: str, differing: Groups) -> Finding:
+    others: list[int] = []
+    for group in differing:
+        usual = Counter(shard.digest(index) for shard in group).most_common(1)[0][0]
+        others += [shard.rank for shard in group if shard.digest(index) != usual]
+    mesh = tensor.claimed.mesh if tensor.claimed else model.dump.mesh
+    axes = _axes(mesh, differing, index)
+    listed = ", ".join(map(str, sorted(others)[:MAX_LISTED])) + (", ..." if len(others) > MAX_LISTED else "")
+    group = differing[0]
+    other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
+    cause, fix, refs = _advice(tensor.role, axes)
+    return Finding(
+        "unreplicated",
+        "error",
+        name,
+        tuple(sorted(others)),
+        f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
+        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {listed})"
+        f"{first_difference(group[0], other)}",
+        write(tensor.claimed, equal=True) if tensor.claimed else "",
+        f"different values along {' and '.join(axes)}" if axes else "different values",
+        "",
+        cause,
+        fix,
+        refs,
+    )
+
+
+def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
+    """Return the axes along which two copies that differ in nothing else have other values."""
+    found = []
+    for column, axis in enumerate(mesh.axes):
+        for group in differing:
+            seen: dict[Hashable, str] = {}
+            coords = ((mesh.coord_of(shard.rank), shard) for shard in group if shard.rank in mesh)
+            lines = (((*at[:column], *at[column + 1 :]), shard.digest(index)) for at, shard in coords)
+            if any(seen.setdefault(line, digest) != digest for line, digest in lines):
+                found.append(axis)
+                break
+    return found
+
+
+def _advice(role: str, axes: list[str]) -> tuple[str, str, tuple[str, ...]]:
+    """Return cause, fix and references."""
+    where = f"along {axes[0]}" if axes else "on all ranks"
+    if role == "buffer":
+        return (
+            "Buffers are neither sharded nor synchronised: each rank computes with the one that it made",
+            f"make it alike {where}: seed alike before it is made, or torch.distributed.broadcast it after",
+            ("LlamaFactory#10820",),
+        )
+    return (
+        "Each replica drew or loaded its own values, by a seed or a file that depends on the rank, and nothing makes "
+        "them agree: gradients are averaged, weights are not",
+        f"seed alike {where} before the weights are drawn, or torch.distributed.broadcast them from its first rank "
+        "before training",
+        ("OLMo-core#319", "composer#2812"),
+    )
