@@ -170,6 +170,5 @@ def _region(model: Model, shard: Shard, name: str, shape: tuple[int, ...]) -> Re
     if shard.held is not None:
         return shard.held if len(shard.held.dims) == len(shape) else None
     if body.dense:
-        dense = model.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}")
-        return region_of(dense.reshape(body.local_shape), shape, model.first_ids.get(name, 1))
+        return region_of(model.dense(shard, name), shape, model.first_ids.get(name, 1))
     return None

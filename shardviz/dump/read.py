@@ -65,8 +65,13 @@ class Dump:
             return Mesh(("rank",), (self.run.num_ranks,))
         return mesh_of(self.run.mesh)
 
-    def dense(self, rank: int, key: str) -> NDArray[np.generic]:
+    def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
         """Load one array from a rank's safetensors file.
+
+        Args:
+            rank: Whose file.
+            key: The array's name, `stage/role/name`.
+            shape: The shape that it must have.
 
         Raises:
             DumpError: The file is not there, is no safetensors file, or has no such array.
@@ -76,6 +81,9 @@ class Dump:
         path = _inside(self.path, dense_file(rank))
         try:
             with safe_open(path, framework="numpy") as file:
+                found = tuple(file.get_slice(key).get_shape())
+                if found != shape:
+                    raise DumpError(f"{path} is damaged: {printable(key)} is {list(found)}, expected {list(shape)}")
                 array: NDArray[np.generic] = file.get_tensor(key)
                 return array
         except (OSError, SafetensorError, TypeError, AttributeError) as error:

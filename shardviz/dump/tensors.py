@@ -162,7 +162,7 @@ class Model:
         """
         body = shard.body
         if body.dense:
-            raw: object = self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}")
+            raw: object = self.dense(shard, name)
         elif body.values is not None:
             raw = body.values
         else:
@@ -185,19 +185,28 @@ class Model:
         size = math.prod(shard.body.local_shape)
         if size > MAX_ELEMENTS:
             raise DumpError(f"{name}: rank {shard.rank} holds {size:,} ids, more than {MAX_ELEMENTS:,}")
+        shape = self.stamps[name].shape if name in self.stamps else shard.body.shape
         if shard.held is not None:
-            shape = shard.layout.index_shape if shard.layout else tensor.shape
-            return shard.held.flat_ids(shape) + 1
-        return self._own_ids(self._model_ids(tensor, shard, name), name, math.prod(tensor.shape))
+            flat = shard.layout is not None and shard.layout.flat is not None
+            return shard.held.flat_ids((math.prod(shape),) if flat else shape) + 1
+        return self._own_ids(self._model_ids(shard, name), name, math.prod(shape))
 
-    def _model_ids(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.int64]:
+    def _model_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         body = shard.body
         if body.runs is not None:
             return expand_runs(body.runs).reshape(body.local_shape)
         if body.dense:
-            dense = self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}")
-            return dense.astype(np.int64).reshape(body.local_shape)
+            return self.dense(shard, name).astype(np.int64)
         raise DumpError(f"{name}: rank {shard.rank} has no ids in the dump")
+
+    def dense(self, shard: Shard, name: str) -> NDArray[np.generic]:
+        """Return what stands in the safetensors file, in the local shape.
+
+        Raises:
+            DumpError: It does not stand there, or is damaged.
+        """
+        body = shard.body
+        return self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}", body.local_shape)
 
     def _own_ids(self, ids: NDArray[np.int64], name: str, numel: int) -> NDArray[np.int64]:
         first = self.first_ids.get(name, 1)
@@ -258,11 +267,14 @@ def _regrouped(dump: Dump, by_rank: dict[int, list[TensorRecord]]) -> list[Tenso
             for index, name in enumerate(Fold(record.name, record.numbers, record.suffix).names()):
                 digest = record.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
                 by_name.setdefault(name, {})[rank] = (record, digest)
-    keyed = [(name, tuple((rank, record.body) for rank, (record, _) in of.items())) for name, of in by_name.items()]
+    keyed = [
+        (name, tuple((rank, record.body, bool(digest)) for rank, (record, digest) in of.items()))
+        for name, of in by_name.items()
+    ]
     tensors = []
     for folded, bodies in fold(keyed):
         members = [by_name[name] for name in folded.names()]
-        together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, _ in bodies}
+        together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, *_ in bodies}
         tensors.append(_tensor(dump, folded, together))
     return tensors
 

@@ -132,7 +132,8 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
             prefix, number, suffix = cut(gathered.name)
             numbers = () if number is None else ((number, number + 1),)
             _check_runs(gathered.runs)
-            _check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
+            if gathered.held is not None:
+                _check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
 
 
 def _check_mesh(mesh: MeshRecord, num_ranks: int) -> None:
@@ -190,7 +191,9 @@ def _check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
         if body.shape != claimed:
             raise DumpError(f"shape is {list(body.shape)}, expected the {list(claimed)} of layouts[{body.layout}]")
     if body.held is not None:
-        _check_spans(body.held, ())
+        flat = body.layout is not None and layouts[body.layout].flat is not None
+        if len(body.held) != (1 if flat else len(body.shape)):
+            raise DumpError(f"held has {len(body.held)} dims, expected those of shape {list(body.shape)}")
         covered = tuple(map(length, body.held))
         if covered != body.local_shape:
             raise DumpError(f"held covers {list(covered)}, expected the local_shape {list(body.local_shape)}")
@@ -200,16 +203,14 @@ def _check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
         _check_values(body)
 
 
-def _check_spans(held: Sequence[Ranges] | None, shapes: Sequence[Shape] | set[Shape]) -> None:
-    """Make sure that index ranges rise, and lie within tensors of `shapes`, of each of them or of each flattened."""
-    if held is None:
-        return
+def _check_spans(held: Sequence[Ranges], shapes: set[Shape], *, flat: bool = False) -> None:
+    """Make sure that index ranges rise, and lie within the tensors of `shapes`, flattened or not."""
     if any(start >= stop for ranges in held for start, stop in ranges):
         raise DumpError("held has a range that does not rise, expected [start, stop] with start below stop")
     ends = [max((stop for _, stop in ranges), default=0) for ranges in held]
     for shape in shapes:
-        fits = len(held) == len(shape) and all(end <= size for end, size in zip(ends, shape, strict=True))
-        if not fits and not (len(held) == 1 and ends[0] <= math.prod(shape)):
+        bounds = (math.prod(shape),) if flat else shape
+        if len(held) != len(bounds) or any(end > size for end, size in zip(ends, bounds, strict=True)):
             raise DumpError(f"held ends at {ends}, expected indices of the stamped shape {list(shape)}")
 
 
@@ -250,7 +251,8 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
             if tensor.digests and len(tensor.digests) != count * DIGEST_LENGTH:
                 raise DumpError(f"digests has {len(tensor.digests)} digits, expected {count} * {DIGEST_LENGTH}")
             if body.held is not None:
-                _check_spans(body.held, stamped.of((prefix, suffix), numbers))
+                flat = body.layout is not None and record.layouts[body.layout].flat is not None
+                _check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
             seen.setdefault((prefix, suffix, body.role, body.stage), []).extend(numbers or ((-1, 0),))
     for (prefix, suffix, role, stage), spans in seen.items():
         if any(before[1] > after[0] for before, after in pairwise(sorted(spans))):
