@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from shardviz.tui.document import Document
 from shardviz.tui.loading import load
 from shardviz.tui.messages import DocumentRead, Progressed, ReadFailed
 from shardviz.tui.screens.explore import ExploreView
@@ -15,6 +13,11 @@ from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.tui.document import Document
 
 
 class ShardvizApp(App[None]):

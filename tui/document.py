@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.dump.tensors import Model, Tensor
-from shardviz.names import printable
+from shardviz.names import Fold, fold, printable
 from shardviz.notation import write
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
+    from shardviz.dump.tensors import Model, Tensor
     from shardviz.picture.sides import Sides
 
 Verdict = Literal["error", "warning", "unchecked", "clean", "pending"]
@@ -84,12 +84,25 @@ class Document:
     model: Model
     report: Report | None = None
     failed: str = ""
-    _sides: dict[tuple[int, str], Sides] = field(default_factory=dict, compare=False, repr=False)
+    _sides: dict[int, Sides] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, worst first."""
-        return self.report.findings if self.report else ()
+        """The findings, worst first; those that say the same of identical layers are one."""
+        return tuple(replace(finding, tensor=str(names)) for names, finding in self._folded)
+
+    @cached_property
+    def _folded(self) -> list[tuple[Fold, Finding]]:
+        report = self.report.findings if self.report else ()
+        return fold((finding.tensor, replace(finding, tensor="")) for finding in report)
+
+    @cached_property
+    def _findings_of(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, (names, _) in enumerate(self._folded):
+            for name in {str(names), *names.names()}:
+                found.setdefault(name, []).append(index)
+        return found
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -100,16 +113,20 @@ class Document:
             for tensor in self.model.tensors
             if tensor.stage == "stamped" or (tensor.names[0], tensor.role) not in stamped
         ]
-        return tuple(self._entry(tensor) for tensor in shown)
+        return tuple(map(self._entry, shown))
 
     def _entry(self, tensor: Tensor) -> Entry:
         if self.report is None:
             return Entry(tensor, "unchecked" if self.failed else "pending")
-        names = {tensor.name, *tensor.names}
-        found = tuple(index for index, finding in enumerate(self.findings) if finding.tensor in names)
+        names = [tensor.name, *tensor.names]
+        found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
         verdicts: list[Verdict] = [self.findings[index].severity for index in found]
-        unseen = any(skipped.tensor in names for skipped in self.report.not_checked)
+        unseen = not self._unseen.isdisjoint(names)
         return Entry(tensor, worst([*verdicts, "unchecked" if unseen else "clean"]), found)
+
+    @cached_property
+    def _unseen(self) -> frozenset[str]:
+        return frozenset(skipped.tensor for skipped in self.report.not_checked) if self.report else frozenset()
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
@@ -124,7 +141,6 @@ class Document:
         """
         from shardviz.picture.sides import sides_of
 
-        key = (entry, "")
-        if key not in self._sides:
-            self._sides[key] = sides_of(self.model, self.entries[entry].tensor)
-        return self._sides[key]
+        if entry not in self._sides:
+            self._sides[entry] = sides_of(self.model, self.entries[entry].tensor)
+        return self._sides[entry]

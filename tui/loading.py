@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 def load(path: Path, post: Callable[[Message], object]) -> None:
     """Read a dump, damaged files and all, then check it; post what there is after each."""
+
+    def progressed(read: int, files: int) -> None:
+        post(Progressed(read, files))
+
     try:
-        dump = read_dump(path, strict=False, on_progress=lambda read, files: post(Progressed(read, files)))
+        dump = read_dump(path, strict=False, on_progress=progressed)
     except ShardvizError as error:
         post(ReadFailed(str(error)))
         return

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Indices = NDArray[np.int64]
     Flags = NDArray[np.bool_]
+    Chars = NDArray[np.str_]
 
 Side = Literal["claimed", "held", "difference"]
 Tone = Literal["held", "in place", "elsewhere", "mixed", "nobody"]
@@ -141,8 +142,8 @@ def _around(ruler: Ruler, first: int, count: int) -> tuple[Indices, Indices, Ind
     begin = max(first - 1, 0)
     spans = ruler.spans(begin, first - begin + count + 1)
     covers = spans[:, 0] < spans[:, 1]
-    before = np.cumsum(covers)
-    after = np.where(covers, before, before + 1)
+    before = np.cumsum(covers, dtype=np.int64)
+    after: Indices = np.where(covers, before, before + 1)
     after[after > covers.sum()] = 0
     own = slice(first - begin, first - begin + count)
     return spans[covers], before[own], after[own]
@@ -151,10 +152,11 @@ def _around(ruler: Ruler, first: int, count: int) -> tuple[Indices, Indices, Ind
 def _arms(above_left: Indices, above_right: Indices, below_left: Indices, below_right: Indices) -> Indices:
     up, down = above_left != above_right, below_left != below_right
     left, right = above_left != below_left, above_right != below_right
-    return up + 2 * down + 4 * left + 8 * right
+    arms: Indices = up + 2 * down + 4 * left + 8 * right
+    return arms
 
 
-def _write_labels(chars: NDArray[np.str_], grid: Indices, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
+def _write_labels(chars: Chars, grid: Indices, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
     """Write each block's label into its middle, on the middle one of the rows that look alike."""
     same = [row.tobytes() for row in grid[:, data_cols]]
     rows = [(same[row], row) for row in np.flatnonzero(data_rows).tolist()]
@@ -174,7 +176,7 @@ def _fitting(labels: tuple[str, ...], room: int) -> str:
     return next((label for label in labels if len(label) <= room), "")
 
 
-def _write_ids(chars: NDArray[np.str_], frame: Frame, rows: Indices, at: Indices, left: int) -> None:
+def _write_ids(chars: Chars, frame: Frame, rows: Indices, at: Indices, left: int) -> None:
     width = chars.shape[1]
     first = frame.cols.spans(left, width)
     starts = sorted({int(start) for start, stop in first.tolist() if start < stop})
