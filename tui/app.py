@@ -5,19 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from shardviz.tui.loading import load
-from shardviz.tui.messages import DocumentRead, Progressed, ReadFailed
-from shardviz.tui.screens.explore import ExploreView
-from shardviz.tui.selection import Selection, first_selection, of_finding
 from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 
+from .loading import load
+from .messages import DocumentRead, Progressed, ReadFailed
+from .screens.explore import ExploreView
+from .selection import Selection, first_selection, of_finding
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.tui.document import Document
+    from .document import Document
 
 
 class ShardvizApp(App[None]):

@@ -9,9 +9,9 @@ from rich.style import Style
 from textual.color import Color
 
 if TYPE_CHECKING:
-    from shardviz.tui.document import Verdict
-
     from shardviz.picture.paint import Look
+
+    from .document import Verdict
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"

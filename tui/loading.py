@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.tui.document import Document
-from shardviz.tui.messages import DocumentRead, Progressed, ReadFailed
-
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
+
+from .document import Document
+from .messages import DocumentRead, Progressed, ReadFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

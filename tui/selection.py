@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from shardviz.picture.holders import Plane
 
 if TYPE_CHECKING:
-    from shardviz.tui.document import Document
-
     from shardviz.picture.paint import Side
+
+    from .document import Document
 
 
 @dataclass(frozen=True)

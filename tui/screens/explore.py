@@ -5,27 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from shardviz.tui.messages import PlaceChosen, SideChosen, TensorChosen
-from shardviz.tui.screens.view import View
-from shardviz.tui.selection import of_entry
-from shardviz.tui.widgets.finding_card import FindingCard
-from shardviz.tui.widgets.inspector import Inspector
-from shardviz.tui.widgets.side_bar import SIDES, SideBar
-from shardviz.tui.widgets.tensor_map import TensorMap
-from shardviz.tui.widgets.tensor_tree import TensorTree
 from textual import on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from shardviz.errors import ShardvizError
 
+from ..messages import PlaceChosen, SideChosen, TensorChosen
+from ..selection import of_entry
+from ..widgets.finding_card import FindingCard
+from ..widgets.inspector import Inspector
+from ..widgets.side_bar import SIDES, SideBar
+from ..widgets.tensor_map import TensorMap
+from ..widgets.tensor_tree import TensorTree
+from .view import View
+
 if TYPE_CHECKING:
-    from shardviz.tui.document import Document, Entry
-    from shardviz.tui.selection import Selection
     from textual.app import ComposeResult
 
     from shardviz.picture.paint import Side
     from shardviz.picture.sides import Sides
+
+    from ..document import Document, Entry
+    from ..selection import Selection
 
 
 class ExploreView(View):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.tui.widgets.title import Title
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from ..widgets.title import Title
+
 if TYPE_CHECKING:
-    from shardviz.tui.app import ShardvizApp
-    from shardviz.tui.document import Document
-    from shardviz.tui.selection import Selection
     from textual.app import ComposeResult
+
+    from ..app import ShardvizApp
+    from ..document import Document
+    from ..selection import Selection
 
 
 class View(Screen[None]):

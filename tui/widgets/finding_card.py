@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from shardviz.tui.colours import GREEN, verdict_style
-from shardviz.tui.document import GLYPHS
 from textual.widgets import Static
 
 from shardviz.names import printable
 
-if TYPE_CHECKING:
-    from shardviz.tui.document import Document
+from ..colours import GREEN, verdict_style
+from ..document import GLYPHS
 
+if TYPE_CHECKING:
     from shardviz.check.finding import Finding
+
+    from ..document import Document
 
 MARGIN = 10
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from shardviz.tui.colours import verdict_style
 from textual.widgets import Static
 
 from shardviz.names import printable
 from shardviz.picture.holders import ranks_of, ranks_text
 
-if TYPE_CHECKING:
-    from shardviz.tui.document import Document
-    from shardviz.tui.selection import Selection
+from ..colours import verdict_style
 
+if TYPE_CHECKING:
     from shardviz.mesh import Mesh
     from shardviz.picture.sides import Sides
+
+    from ..document import Document
+    from ..selection import Selection
 
 LEGENDS = {
     "claimed": "where the placements say each part is: the numbers are ranks",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from shardviz.tui.messages import SideChosen
 from textual.containers import Horizontal
 from textual.widgets import Label
 
 from shardviz.picture.paint import Side
+
+from ..messages import SideChosen
 
 if TYPE_CHECKING:
     from textual import events

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from shardviz.tui.colours import block_style
-from shardviz.tui.messages import PlaceChosen
-from shardviz.tui.zoom import Zoom
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from shardviz.picture.paint import LINE, Frame, Painted, paint
+
+from ..colours import block_style
+from ..messages import PlaceChosen
+from ..zoom import Zoom
 
 if TYPE_CHECKING:
     from textual import events

@@ -6,11 +6,12 @@ import re
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from shardviz.tui.colours import verdict_style
-from shardviz.tui.document import GLYPHS, Entry, Verdict, worst
-from shardviz.tui.messages import TensorChosen
 from textual import on
 from textual.widgets import Tree
+
+from ..colours import verdict_style
+from ..document import GLYPHS, Entry, Verdict, worst
+from ..messages import TensorChosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

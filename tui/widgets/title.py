@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from shardviz.tui.colours import verdict_style
-from shardviz.tui.document import GLYPHS, Verdict
 from textual.widgets import Static
 
 from shardviz.names import printable
 
+from ..colours import verdict_style
+from ..document import GLYPHS, Verdict
+
 if TYPE_CHECKING:
-    from shardviz.tui.document import Document
+    from ..document import Document
 
 
 class Title(Static):
