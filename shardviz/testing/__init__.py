@@ -1,1 +1,66 @@
-"""Helpers for users' own tests: assertions, the multi-rank decorator, the pytest plugin."""
+"""Tests of sharded models: a test that runs on every rank of a mesh, and assertions about where the numbers are.
+
+    from shardviz.testing import assert_layout, spmd
+
+    @spmd(mesh={"fsdp": 2, "tp": 4})
+    def test_weights_are_split_over_tp_then_fsdp(mesh):
+        model = parallelize(build(), mesh)
+        assert_layout(model, {"*.weight": "[*/tp/fsdp, *]"})
+
+The pytest plugin is `shardviz.testing.plugin`; nothing here is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardviz.live.stamp import stamp
+    from shardviz.testing.assertions import (
+        assert_clean,
+        assert_layout,
+        assert_ordered,
+        assert_reduced,
+        assert_replicated,
+        assert_tied,
+    )
+    from shardviz.testing.marks import spmd
+    from shardviz.testing.message import ShardAssertionError
+    from shardviz.testing.same import assert_same
+
+_HOMES = {
+    "ShardAssertionError": "shardviz.testing.message",
+    "assert_clean": "shardviz.testing.assertions",
+    "assert_layout": "shardviz.testing.assertions",
+    "assert_ordered": "shardviz.testing.assertions",
+    "assert_reduced": "shardviz.testing.assertions",
+    "assert_replicated": "shardviz.testing.assertions",
+    "assert_same": "shardviz.testing.same",
+    "assert_tied": "shardviz.testing.assertions",
+    "spmd": "shardviz.testing.marks",
+    "stamp": "shardviz.live.stamp",
+}
+
+__all__ = [
+    "ShardAssertionError",
+    "assert_clean",
+    "assert_layout",
+    "assert_ordered",
+    "assert_reduced",
+    "assert_replicated",
+    "assert_same",
+    "assert_tied",
+    "spmd",
+    "stamp",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardviz.testing' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -231,7 +231,7 @@ def test_a_rank_that_raises_is_named_with_its_own_traceback(method: str) -> None
     assert lines[0] == "rank 3 (fsdp=1, tp=1) raised ValueError: a bad number"
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[2].startswith(f'  File "{HERE}/world_tasks.py", line ')
-    assert lines[-2:] == ["ValueError: a bad number", "of rank 3"]
+    assert lines[-3:] == ["ValueError: a bad number", "of rank 3", "ranks 0-2: waiting in barrier"]
     assert (error.rank, error.coord, error.exit_code) == (3, "fsdp=1, tp=1", EXIT_RANK_FAILED)
 
 

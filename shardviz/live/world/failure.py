@@ -40,6 +40,7 @@ class RankFailedError(RankError):
         traceback_text: Its traceback from the task on, or for a hang the stacks of the ranks that hang.
         output: What it printed.
         others: What other ranks did, in a line, or "".
+        waiting: Where ranks that had not finished were, or "".
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RankFailedError(RankError):
         traceback_text: str = "",
         output: str = "",
         others: str = "",
+        waiting: str = "",
     ) -> None:
         super().__init__(message, hint)
         self.rank = rank
@@ -58,9 +60,10 @@ class RankFailedError(RankError):
         self.traceback_text = traceback_text
         self.output = output
         self.others = others
+        self.waiting = waiting
 
     def __str__(self) -> str:
-        parts = [self.message, self.traceback_text, self.others]
+        parts = [self.message, self.traceback_text, self.others, self.waiting]
         if self.output.strip():
             tail = self.output.rstrip().splitlines()[-TAIL:]
             parts.append(f"The last that rank {self.rank} printed:\n" + "\n".join(f"  {line}" for line in tail))
@@ -69,8 +72,8 @@ class RankFailedError(RankError):
         return "\n".join(part for part in parts if part)
 
     def __reduce__(self) -> tuple[type[RankFailedError], tuple[object, ...]]:  # type: ignore[override]
-        fields = (self.message, self.hint, self.rank, self.coord, self.traceback_text, self.output, self.others)
-        return type(self), fields
+        told = (self.message, self.hint, self.rank, self.coord, self.traceback_text, self.output)
+        return type(self), (*told, self.others, self.waiting)
 
 
 def name_rank(rank: int, coords: Sequence[str]) -> str:
@@ -91,13 +94,14 @@ def is_echo(outcome: Outcome) -> bool:
     return isinstance(outcome, Failed) and bool(_ECHO.search(f"{outcome.kind}: {outcome.message}"))
 
 
-def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path) -> ShardvizError:
+def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path, waiting: str = "") -> ShardvizError:
     """The error for a world in which some ranks failed or died.
 
     Args:
         outcomes: By rank, what is known; at least one is no `Done`.
         coords: A label for every rank, or nothing.
         folder: Where the ranks' output was caught.
+        waiting: Where the other ranks are.
 
     Returns:
         The usage error that a rank raised, as it was, or a `RankFailedError`.
@@ -117,6 +121,7 @@ def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path
         traceback_text=root.traceback_text if isinstance(root, Failed) else "",
         output=output.read(folder, rank),
         others=_tell_others(outcomes, same, coords),
+        waiting=waiting,
     )
 
 

@@ -37,6 +37,15 @@ def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], fo
     )
 
 
+def tell_places(members: Sequence[Member], folder: Path) -> str:
+    """Say where the ranks are that are still running, a line a place."""
+    late = [member for member in members if member.outcome is None]
+    places: dict[str, list[int]] = {}
+    for (place, _), ranks in _group(late, _ask(late, folder)).items():
+        places.setdefault(place, []).extend(ranks)
+    return "\n".join(f"{_ranks(ranks)}: {place}" for place, ranks in places.items())
+
+
 def _ask(late: Sequence[Member], folder: Path) -> dict[int, stacks.Stack]:
     """The stack of each rank's own thread; ranks that share a process registered by the first of them."""
     homes = {member.process.pid: member.home for member in late if member.thread is not None}

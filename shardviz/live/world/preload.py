@@ -28,7 +28,7 @@ def main() -> None:
     _be_quiet()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; a forked thread pool is a dead one
     gc.disable()  # a third of the time to import torch goes to collecting what is not garbage
-    with _ending_with(os.getppid()):
+    with ending_with(os.getppid()):
         for name in MODULES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _ending_with(launcher: int) -> Iterator[None]:
+def ending_with(launcher: int) -> Iterator[None]:
     """Exit once `launcher` is gone; `multiprocessing` looks only after the imports. No thread is left to fork."""
     over = threading.Event()
 
@@ -61,5 +61,10 @@ def _be_quiet() -> None:
     os.close(null)
 
 
-if any("multiprocessing.forkserver import main" in arg for arg in sys.orig_argv):
+def is_fork_server() -> bool:
+    """Whether this process is the one that ranks are forked from."""
+    return any("multiprocessing.forkserver import main" in arg for arg in sys.orig_argv)
+
+
+if is_fork_server():
     main()

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.5
 """Seconds that a rank has to write its stacks."""
-_RUNNERS = tuple(str(Path(__file__).with_name(name)) for name in ("rank.py", "threads.py"))
+_RUNNERS = (
+    *(str(Path(__file__).with_name(name)) for name in ("rank.py", "threads.py")),
+    str(Path(__file__).parents[2] / "testing" / "ranks.py"),
+)
+"""Files with a function `call` that calls what the user wrote."""
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
 _open_files: list[object] = []

@@ -24,7 +24,7 @@ from shardviz.live.world import preload, rank, threads
 from shardviz.live.world.protocol import END
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext, SpawnContext
     from multiprocessing.process import BaseProcess
@@ -37,6 +37,7 @@ LEAVING_LIMIT = 5.0
 DYING_LIMIT = 0.3
 """Seconds that a fork server takes to be gone once it failed; the next world then starts another."""
 _main_lock = threading.Lock()
+_also: list[str] = []
 
 
 @dataclass(slots=True)
@@ -62,14 +63,20 @@ class Member:
     outcome: Outcome | None = None
 
 
-def prepare(method: Method = "fork") -> None:
+def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
     """Begin what `launch(method=method)` will need, in the background, and return at once.
 
     For "fork" and "threads" a server process starts to import torch, which takes seconds; the launcher can do
     something else meanwhile. Calling it again is free.
+
+    Args:
+        method: As for `launch`.
+        also: Further modules for the server to import once it has torch; heeded before the server starts.
     """
+    _also.extend(name for name in also if name not in _also)
     if _has_server(method):
-        multiprocessing.get_context("forkserver").set_forkserver_preload([preload.__name__, *preload.MODULES])
+        modules = [preload.__name__, *preload.MODULES, *_also]
+        multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         resource_tracker.ensure_running()  # first: it lets SIGINT through again on its way
         with interrupts_held():
             forkserver.ensure_running()

@@ -1,0 +1,33 @@
+"""Before a test runs on ranks: can it, here?"""
+
+from __future__ import annotations
+
+import pytest
+
+from shardviz.errors import MeshError
+from shardviz.testing.marks import spmd_of
+
+
+def check_item(item: pytest.Item) -> None:
+    """Fail or skip a marked test that cannot run on ranks."""
+    __tracebackhide__ = True
+    try:
+        spmd = spmd_of(item)
+    except MeshError as error:
+        pytest.fail(f"{error}", pytrace=False)
+    assert spmd is not None
+    if not isinstance(item, pytest.Function) or hasattr(item, "_testcase") or _is_unittest(item):
+        pytest.fail(
+            f"{item.name} is marked with a mesh, but only functions and methods of plain classes run on ranks\n"
+            "Hint: make the test a function; unittest.TestCase runs in pytest's own process",
+            pytrace=False,
+        )
+    limit = item.config.getoption("shardviz_ranks")
+    if limit is not None and spmd.mesh.size > limit:
+        pytest.skip(f"mesh {spmd.mesh} has {spmd.mesh.size} ranks, --shardviz-ranks allows {limit}")
+
+
+def _is_unittest(item: pytest.Function) -> bool:
+    import unittest
+
+    return item.cls is not None and issubclass(item.cls, unittest.TestCase)

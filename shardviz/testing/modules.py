@@ -1,0 +1,113 @@
+"""Test modules in ranks: imported as pytest imported them, with its rewriting of assertions.
+
+Everything private of pytest that ranks need is called from here. Tried on pytest 8.4 and 9.2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+    import pytest
+
+
+_alive: list[object] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a test module is, and how pytest imported it.
+
+    Attributes:
+        name: Its name in `sys.modules`.
+        path: Its file.
+        mode: `--import-mode`.
+        root: pytest's root folder.
+        namespace_packages: Whether folders without `__init__.py` may be packages.
+        rewritten: Names of modules whose assertions are rewritten; None for `--assert=plain`.
+    """
+
+    name: str
+    path: Path
+    mode: str
+    root: Path
+    namespace_packages: bool
+    rewritten: tuple[str, ...] | None
+
+
+def source_of(item: pytest.Function) -> Source:
+    """Return the test module of an item, as pytest imported it."""
+    config, name = item.config, item.module.__name__
+    hook = getattr(config.pluginmanager, "rewrite_hook", None)
+    rewritten = (name, *sorted(getattr(hook, "_must_rewrite", ()))) if config.option.assertmode == "rewrite" else None
+    namespaces = bool(config.getini("consider_namespace_packages"))
+    return Source(name, item.path, config.getoption("importmode"), config.rootpath, namespaces, rewritten)
+
+
+def load(source: Source) -> ModuleType:
+    """Import a test module, unless that was done before it was forked."""
+    known = sys.modules.get(source.name)
+    if known is not None and getattr(known, "__file__", None) == str(source.path):
+        return known
+    from _pytest.pathlib import import_path
+
+    if source.rewritten is not None:
+        _rewriter(source.root).mark_rewrite(*source.rewritten)
+    return import_path(
+        source.path, mode=source.mode, root=source.root, consider_namespace_packages=source.namespace_packages
+    )
+
+
+def explain_assertions(source: Source, verbosity: int) -> None:
+    """Make failed assertions say what they compared, as pytest does while a test runs."""
+    if source.rewritten is None:
+        return
+    from _pytest import assertion
+
+    config = _config(source.root)
+    config.option.verbose = verbosity
+    running = SimpleNamespace(config=config, ihook=config.hook, nodeid="")
+    hooked = assertion.pytest_runtest_protocol(running)  # type: ignore[arg-type]
+    next(hooked)
+    _alive.append(hooked)  # its end would take the hooks away again
+
+
+@cache
+def _config(root: Path) -> pytest.Config:
+    """Return a configuration without the user's plugins and files; parsing it installs the rewriting of assertions."""
+    from _pytest.config import get_config
+    from _pytest.terminal import TerminalReporter
+
+    args = ["-c", os.devnull, "--rootdir", str(root), "--noconftest", "-p", "no:cacheprovider", "-p", "no:shardviz"]
+    with _environ({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, without=("PYTEST_ADDOPTS", "PYTEST_PLUGINS")):
+        config = get_config(args)
+        config.parse(args)
+    config.pluginmanager.register(TerminalReporter(config, sys.stdout), "terminalreporter")  # it colours diffs
+    return config
+
+
+@contextmanager
+def _environ(changed: dict[str, str], without: tuple[str, ...]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(changed)
+    for name in without:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _rewriter(root: Path) -> Any:
+    return _config(root).pluginmanager.rewrite_hook

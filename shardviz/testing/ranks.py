@@ -1,0 +1,109 @@
+"""A test on a rank: import its module, unpack its arguments, run it, write down how it ended.
+
+Runs in ranks only, which have torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import random
+import sys
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardviz.testing import debugging, modules, outcome, parcel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.live.world import World
+    from shardviz.mesh import Mesh
+    from shardviz.testing.outcome import Warned
+    from shardviz.testing.parcel import Parcel
+
+
+def run_test(world: World, sent: Parcel) -> list[Warned]:
+    """Run a test on this rank.
+
+    Returns:
+        The warnings that it gave.
+    """
+    function: Callable[..., Any] = run_test
+    try:
+        module = modules.load(sent.source)
+        modules.explain_assertions(sent.source, sent.style.verbosity)
+        function = _function(sent, module)
+        values = parcel.unpack_arguments(sent, module)
+        values.update(dict.fromkeys(sent.mesh_arguments, device_mesh(sent.mesh, world.device_type)))
+        seed(sent.seed)
+        debugging.give_terminal(sent.terminal, world.rank)
+        with _warnings(sent) as seen:
+            call(partial(function, **values))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        outcome.write(sent.folder, outcome.describe(world.rank, error, function, sent.style))
+        debugging.post_mortem(error, sent.terminal, world.rank, sent.folder)
+        raise
+    return list(dict.fromkeys(map(_warned, seen)))
+
+
+def call(function: Callable[[], Any]) -> None:
+    """Call a test, and run what it returns to its end where that is a coroutine."""
+    result = function()
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+
+
+def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
+    """Make torch's mesh. Every rank calls this."""
+    return init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
+
+
+def seed(number: int) -> None:
+    """Seed torch, numpy and random."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
+    owner = parcel.owner_of(sent, module)
+    target = pickle.loads(sent.instance) if sent.instance else owner
+    function: Callable[..., Any] = getattr(target, sent.function)
+    return function
+
+
+@contextmanager
+def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
+    """Record warnings under the filters that pytest has for this test."""
+    from _pytest.config import apply_warning_filters, parse_warning_filter
+
+    configured, given, marked = sent.filters
+    with warnings.catch_warnings(record=True) as seen:
+        if not sys.warnoptions:
+            warnings.filterwarnings("always", category=DeprecationWarning)
+            warnings.filterwarnings("always", category=PendingDeprecationWarning)
+        apply_warning_filters(configured, given)
+        for text in marked:
+            warnings.filterwarnings(*parse_warning_filter(text, escape=False))
+        yield seen
+
+
+def _warned(message: warnings.WarningMessage) -> Warned:
+    try:
+        pickled = pickle.dumps(message.message)
+        pickle.loads(pickled)
+    except Exception:
+        pickled = pickle.dumps(UserWarning(f"{message.category.__name__}: {message.message}"))
+    return pickled, message.filename, message.lineno
