@@ -21,6 +21,7 @@ from shardviz.check.intent import check_intent, intended_text, is_intended
 from shardviz.check.places import check_places
 from shardviz.check.seeds import check_seeds
 from shardviz.check.shapes import check_global_shape, check_label
+from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Result = Finding | NotChecked
 OF_IDS = ("missing", "duplicated", "foreign", "name-collision")
 """Kinds that say more than a wrong label does."""
+WEIGHTS = ("param", "buffer")
+"""Roles of what a model is made of; the rest comes of a step."""
 
 
 def check(path: Path | str) -> Report:
@@ -50,21 +53,24 @@ def check(path: Path | str) -> Report:
 def check_model(model: Model) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
     placed = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
+    of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
+    misplaced = {finding.tensor for finding in of_ids}
+    of_values = [result for result in [*check_copies(model), *check_seeds(model)] if result.tensor not in misplaced]
     others: list[Result] = [
         *check_completeness(model),
         *check_rank_order(model),
         *check_ties(model),
-        *check_copies(model),
-        *check_seeds(model),
+        *of_values,
         *_not_checked_by_ranks(model),
     ]
-    of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
+    weights = of_ids + [result for result in others if isinstance(result, Finding)]
+    others += check_step(model, weights)
     findings = of_ids + [result for result in others if isinstance(result, Finding)]
     order = {name: index for index, name in enumerate(model.stamps)}
     findings.sort(key=lambda finding: _rank_of_finding(finding, order))
     return Report(
         num_ranks=model.dump.run.num_ranks,
-        num_tensors=len({name for tensor in model.tensors for name in tensor.names}),
+        num_tensors=len({name for tensor in model.tensors if tensor.role in WEIGHTS for name in tensor.names}),
         findings=tuple(findings),
         not_checked=tuple(dict.fromkeys(result for result in placed + others if isinstance(result, NotChecked))),
     )
