@@ -1,9 +1,9 @@
 """`unreplicated`: copies of the model's own values that differ where they must be equal, from the very start.
 
-Ranks that claim the same part of a DTensor, at the same place of any pending sum, hold copies; so do all ranks that
-hold the same ids of a plain tensor, and all ranks of a buffer that was not stamped. Copies are compared by their
-digests, a whole fold of layers at a time, and shown in numbers where the dump has values. A plain tensor of another
-shape on another rank is no copy.
+Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
+not stamped, what the placements claim decides; of a plain tensor, all ranks have copies. They are compared by digests,
+a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without elements, and plain
+tensors of another shape on another rank, are no copies.
 """
 
 from __future__ import annotations
@@ -30,48 +30,66 @@ def check_copies(model: Model) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the initial stage whose copies differ."""
     stamped = {name: tensor for tensor in model.stage("stamped") for name in tensor.names}
     for tensor in model.stage("initial"):
-        groups = copies_of(tensor, stamped)
-        if any(len({shard.digests for shard in group}) > 1 for group in groups):
-            yield from _compare(model, tensor, groups)
-        elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
-            yield from (NotChecked(name, "its copies have no digests to compare") for name in tensor.names)
+        for ids, numbers in _by_stamped(tensor, stamped):
+            groups = copies_of(tensor, ids)
+            if any(len({shard.digests for shard in group}) > 1 for group in groups):
+                yield from _compare(model, tensor, numbers, groups)
+            elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
+                why = "its copies have no digests to compare"
+                yield from (NotChecked(tensor.names[number], why) for number in numbers)
 
 
-def copies_of(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Groups:
+def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
+    """Yield the stamped tensors that a fold's names belong to, with the numbers of those names in the fold."""
+    found: dict[int, tuple[Tensor | None, list[int]]] = {}
+    for number, name in enumerate(tensor.names):
+        ids = stamped.get(name)
+        found.setdefault(id(ids), (ids, []))[1].append(number)
+    yield from found.values()
+
+
+def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     """Return the groups of shards that must be equal.
 
     Args:
         tensor: The values.
-        stamped: The stamped tensors by name: they tell which parts of a plain tensor the ranks hold.
+        ids: The same tensor when it was stamped: it tells which part each rank holds.
     """
     groups: dict[Hashable, list[Shard]] = {}
-    ids = stamped.get(tensor.names[0])
     for rank, shard in tensor.shards.items():
-        groups.setdefault(_part(shard, ids.shards.get(rank) if ids else None), []).append(shard)
+        if 0 not in shard.body.local_shape:
+            part = _part(shard, ids.shards.get(rank) if ids else None)
+            groups.setdefault((part, _pending(shard)), []).append(shard)
     return list(groups.values())
 
 
 def _part(shard: Shard, ids: Shard | None) -> Hashable:
-    """Return what two shards share when they must be equal."""
+    """Return what two shards share when they hold the same part of the tensor."""
+    if ids is not None and (ids.body.held is not None or ids.body.runs is not None):
+        return ids.body.held, ids.body.runs
+    if shard.layout is not None and shard.rank in shard.layout.mesh:
+        return claimed_dims(shard.layout)[shard.rank]
+    if ids is not None and ids.body.dense:
+        return shard.rank
+    return shard.body.local_shape, shard.body.dtype
+
+
+def _pending(shard: Shard) -> tuple[int, ...]:
     layout = shard.layout
-    if layout is None:
-        part = (ids.body.held, ids.body.runs, ids.body.dense and shard.rank) if ids else None
-        return shard.body.local_shape, shard.body.dtype, part
-    if shard.rank not in layout.mesh:
-        return layout.mesh.ranks, shard.rank
-    coord = layout.mesh.coord_of(shard.rank) if layout.partial else ()
-    pending = tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
-    return layout.mesh.ranks, claimed_dims(layout)[shard.rank], pending
+    if layout is None or not layout.partial or shard.rank not in layout.mesh:
+        return ()
+    coord = layout.mesh.coord_of(shard.rank)
+    return tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
 
 
-def _compare(model: Model, tensor: Tensor, groups: Groups) -> Iterator[Finding]:
-    for index, name in enumerate(tensor.names):
+def _compare(model: Model, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:
+    for index in numbers:
         differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
         if differing:
-            yield _finding(model, tensor, index, name, differing)
+            yield _finding(model, tensor, index, differing)
 
 
-def _finding(model: Model, tensor: Tensor, index: int, name: str, differing: Groups) -> Finding:
+def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Finding:
     others: list[int] = []
     for group in differing:
         usual = Counter(shard.digest(index) for shard in group).most_common(1)[0][0]
@@ -85,7 +103,7 @@ def _finding(model: Model, tensor: Tensor, index: int, name: str, differing: Gro
     return Finding(
         "unreplicated",
         "error",
-        name,
+        tensor.names[index],
         tuple(sorted(others)),
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
         f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {listed})"

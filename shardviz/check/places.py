@@ -1,7 +1,8 @@
 """`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids, not where they should be.
 
 Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and what
-the ranks hold is named. Otherwise ids are missing or held too often.
+the ranks hold is named. Otherwise ids are missing or held too often. While ranks are absent nothing can be counted, and
+what the others hold is compared with what they claim.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.advice import CATALOGUE
-from shardviz.check.counts import Counts, count_ids
+from shardviz.check.counts import CountError, Counts, count_ids
 from shardviz.check.finding import Finding, Kind
 from shardviz.check.infer.explain import explain
 from shardviz.check.infer.labels import shape_of_difference
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from shardviz.check.infer.explanation import Explanation
     from shardviz.mesh import Coord
 
+Advised = tuple[str, str, tuple[str, ...], str]
+"""Cause, fix, references, and the sentence that ends a summary."""
+
+MAX_LISTED = 3
+
 
 def check_places(case: Case) -> Iterator[Finding]:
     """Yield what is wrong with where a case's own ids are.
@@ -35,10 +41,12 @@ def check_places(case: Case) -> Iterator[Finding]:
     """
     if case.as_claimed:
         return
-    if case.held is not None and case.claimed is not None:
+    if case.claimed is not None and (case.held is not None or case.absent):
         yield _explained(case)
         return
     counts = count_ids(case)
+    if counts.num_missing and case.model.dump.missing_ranks:
+        raise CountError(f"{counts.num_missing:,} elements are on no rank that is there; others may hold them")
     if not counts.even:
         yield from _uneven(case, counts)
     elif case.claimed is not None:
@@ -46,9 +54,11 @@ def check_places(case: Case) -> Iterator[Finding]:
 
 
 def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
-    explanations = explain(case) if case.claimed is not None else []
-    cause, fix, refs, also = _advice(explanations)
-    held = explanations[0].held if explanations else _held_in_words(case)
+    if case.claimed is not None:
+        explanations = explain(case)
+        held, (cause, fix, refs, also) = explanations[0].held, _advice(explanations)
+    else:
+        held, (cause, fix, refs, also) = _held_in_words(case), _advice_for_plain(case, counts)
     base = Finding("missing", "error", case.name, (), "", case.claimed_text, held, cause=cause, fix=fix, refs=refs)
     copies = "once" if counts.copies == 1 else f"{counts.copies} times"
     if counts.num_missing:
@@ -66,7 +76,20 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
 
 def _held_in_words(case: Case) -> str:
     regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
-    return ", ".join(f"rank {rank} {region}" for rank, region in regions[:3])
+    if len({region for _, region in regions}) == 1 < len(regions):
+        return f"every rank {regions[0][1]}"
+    return ", ".join(f"rank {rank} {region}" for rank, region in regions[:MAX_LISTED])
+
+
+def _advice_for_plain(case: Case, counts: Counts) -> Advised:
+    if len(set(case.regions.values())) == 1 and counts.num_duplicated:
+        advice = CATALOGUE["same-shard"]
+        axis = case.mesh.axes[-1]
+        return advice.cause, advice.fix.format(axis=axis), advice.refs, ": all ranks hold the same part"
+    if counts.num_missing:
+        cause = "What was left over when the size was divided by the ranks was dropped, or a part was never loaded"
+        return cause, "cut with torch.chunk, which gives the rest to the last ranks", (), ""
+    return "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()", (), ""
 
 
 def _holders(case: Case, element: int) -> tuple[int, ...]:
@@ -83,14 +106,11 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
     )
 
 
-def _advice(explanations: list[Explanation]) -> tuple[str, str, tuple[str, ...], str]:
-    """Return cause, fix, references, and the sentence that ends a summary."""
-    if not explanations:
-        return "", "", (), ""
+def _advice(explanations: list[Explanation]) -> Advised:
     first, *others = explanations
-    advice = CATALOGUE[first.name]
     also = "".join(f"; this fits as well: {other.sentence}" for other in others)
-    return advice.cause, first.fix, advice.refs, f": {first.sentence}{also}"
+    refs = dict.fromkeys(ref for explanation in explanations for ref in CATALOGUE[explanation.name].refs)
+    return CATALOGUE[first.name].cause, first.fix, tuple(refs), f": {first.sentence}{also}"
 
 
 def _explained(case: Case) -> Finding:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardviz.dump.records import RankRecord, RunRecord, TensorRecord
+from shardviz.dump.read import mesh_of
+from shardviz.dump.records import Body, LayoutRecord, RankRecord, Role, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE, rank_file, write_rank, write_run
+from shardviz.notation import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def change_rank(folder: Path, rank: int, **fields: Any) -> None:
@@ -32,3 +39,44 @@ def without(folder: Path, rank: int, name: str) -> None:
     """Take one tensor out of a rank's record."""
     tensors: tuple[TensorRecord, ...] = read_rank(folder, rank).tensors
     change_rank(folder, rank, tensors=tuple(tensor for tensor in tensors if tensor.name != name))
+
+
+def add_values(
+    folder: Path,
+    name: str,
+    claimed: str | None,
+    values: Mapping[int, NDArray[np.generic]],
+    *,
+    role: Role = "param",
+    constant: bool = False,
+    written: bool = True,
+) -> None:
+    """Add a tensor's own values to the initial stage of a made dump; `written` puts them into the dump as numbers."""
+    mesh = mesh_of(read_rank(folder, 0).meshes[0])
+    layout = parse(claimed).layout(mesh) if claimed else None
+    for rank, local in values.items():
+        record = read_rank(folder, rank)
+        layouts = list(record.layouts)
+        if layout is not None:
+            placements = layout.placements()
+            assert placements is not None
+            layouts.append(LayoutRecord(0, tuple(map(str, placements)), layout.shape))
+        body = Body(
+            role,
+            "initial",
+            layout.shape if layout else local.shape,
+            local.shape,
+            str(local.dtype),
+            layout=len(layouts) - 1 if layout else None,
+            values=local.tolist() if written else None,
+            constant=constant,
+        )
+        digest = hashlib.blake2b(local.tobytes() + str(local.shape).encode(), digest_size=8).hexdigest()
+        tensor = TensorRecord(name, len(record.bodies), digests=digest)
+        change_rank(
+            folder,
+            rank,
+            layouts=tuple(layouts),
+            bodies=(*record.bodies, body),
+            tensors=(*record.tensors, tensor),
+        )

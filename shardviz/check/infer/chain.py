@@ -93,10 +93,10 @@ class _Wanted:
             self._unions[axes] = {place: _union(parts) for place, parts in groups.items()}
         return self._unions[axes]
 
-    def fits(self, held: Ranges, segments: Iterable[Ranges]) -> bool:
-        """Whether the segments hold just that; where positions are unknown, whether they hold at least that."""
+    def fits(self, held: Ranges, segments: Iterable[Ranges], *, last: bool) -> bool:
+        """Whether the segments hold just that; before the last axis, and where positions are unknown, at least that."""
         covered = merged(range_ for segment in segments for range_ in segment)
-        return held == covered if self.complete else _union([held, covered]) == _union([covered])
+        return held == covered if self.complete or last else _union([held, covered]) == _union([covered])
 
 
 def _peel(peeled: _Peeled, wanted: _Wanted) -> Iterator[Chain]:
@@ -125,7 +125,8 @@ def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
         links: tuple[Link, ...] = (number, axis) if number > 1 else (axis,)
         cut = {place: _cut(segments, number) for place, segments in peeled.segments.items()}
         split = {place: tuple(chunk(segment, parts, place[-1]) for segment in cut[place[:-1]]) for place in held}
-        if all(wanted.fits(held[place], segments) for place, segments in split.items()):
+        last = len(axes) == len(wanted.axes)
+        if all(wanted.fits(held[place], segments, last=last) for place, segments in split.items()):
             yield from _peel(_Peeled((*peeled.links, *links), axes, split), wanted)
 
 

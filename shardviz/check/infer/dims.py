@@ -63,11 +63,10 @@ def _name(order: NDArray[np.int64], dim: int) -> tuple[Shape, str, str]:
         return "rotated-dim", words, CATALOGUE["rotated-dim"].fix.format(undo=int(order[0]), dim=dim)
     digits = transposed_digits(order)
     if digits is not None:
-        return _name_digits(dim, *digits)
+        return _name_digits(dim, order, *digits)
     block, blocks = _blocks(order)
-    listed = " ".join(map(str, blocks[:MAX_LISTED].tolist())) + (" ..." if len(blocks) > MAX_LISTED else "")
     name: Shape = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
-    words = f"dim {dim}'s blocks of {block} come in the order {listed}"
+    words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
     return name, words, CATALOGUE[name].fix
 
 
@@ -96,13 +95,15 @@ def transposed_digits(order: NDArray[np.int64]) -> tuple[int, int, int, int] | N
     return (outer, rows, columns, inner) if np.array_equal(order, wanted) else None
 
 
-def _name_digits(dim: int, outer: int, rows: int, columns: int, inner: int) -> tuple[Shape, str, str]:
+def _name_digits(
+    dim: int, order: NDArray[np.int64], outer: int, rows: int, columns: int, inner: int
+) -> tuple[Shape, str, str]:
     name: Shape = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
     view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
-    step = " ".join(str(columns * index) for index in range(min(rows, 3)))
-    words = f"dim {dim} is in the order of {view}: its blocks of {inner} come back {step} ... 1 ..."
-    undo = f"view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten() of dim {dim}'s indices"
-    return name, words, CATALOGUE[name].fix.format(undo=undo)
+    pieces = "indices" if inner == 1 else f"blocks of {inner}"
+    words = f"dim {dim} is in the order of {view}: its {pieces} come back {_listed(order[::inner] // inner)}"
+    indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
+    return name, words, CATALOGUE[name].fix.format(undo=f"weight.index_select({dim}, {indices_in_order})")
 
 
 def _blocks(order: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
@@ -110,3 +111,7 @@ def _blocks(order: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
     bends = np.flatnonzero(np.diff(order) != 1) + 1
     block = int(np.gcd.reduce(np.concatenate((bends, order[bends], order[:1], [len(order)]))))
     return block, order[::block] // block
+
+
+def _listed(order: NDArray[np.int64]) -> str:
+    return " ".join(map(str, order[:MAX_LISTED].tolist())) + (" ..." if len(order) > MAX_LISTED else "")

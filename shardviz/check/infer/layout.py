@@ -41,10 +41,12 @@ def infer_layout(
     chains: list[Chain] = []
     for dim, size in enumerate(shape):
         table = {coord: known for coord, region in held.items() if (known := _known(region, dim)) is not None}
+        prefer = claimed.chains[dim] if claimed is not None and len(claimed.chains) == len(shape) else ()
         axes = _axes_that_matter(mesh, table)
+        if len(held) < mesh.size:
+            axes = [axis for axis in mesh.axes if axis in axes or axis in prefer]
         columns = [mesh.axis_index(axis) for axis in axes]
         by_place = {tuple(coord[column] for column in columns): ranges for coord, ranges in table.items()}
-        prefer = claimed.chains[dim] if claimed is not None and len(claimed.chains) == len(shape) else ()
         chain = derive_chain(size, {axis: mesh.axis_size(axis) for axis in axes}, by_place, prefer)
         if chain is None:
             return None

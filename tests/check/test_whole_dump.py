@@ -1,0 +1,165 @@
+"""What is wrong with a run as a whole: intentions, missing files, group order, ties, torch's own gathers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from shardviz.check.run import check
+from shardviz.dump.records import GatherRecord, Position, RunRecord
+from shardviz.dump.write import RUN_FILE
+from tests.check.checking import check_made, kinds, only
+from tests.check.records import change_rank, change_run, read_rank, without
+from tests.dumps import Made
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.check.finding import Report
+
+MESH = "fsdp=2,tp=2"
+
+
+def with_intent(path: Path, made: Made | str, **intended: str) -> Report:
+    check_made(path, MESH, {"w": made})
+    change_run(path / "made.shardviz", intended=intended)
+    return check(path / "made.shardviz")
+
+
+def test_a_split_across_segments_is_found_by_what_was_intended(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, "[24/tp, 8]", w="[*/3/tp, *]"))
+    assert (found.kind, found.held, found.intended) == ("wrong-segment", "[24/tp, 8]", "[*/3/tp, *]")
+    assert "_StridedShard(0, split_factor=3)" in found.fix
+    assert "pytorch#140069" in found.refs
+
+
+@pytest.mark.parametrize("text", ["[24/tp, 8]", "[*/tp, *] =fsdp", "[*/1/tp, 8]", "float32[24/tp, *]"])
+def test_what_is_as_intended_is_right_however_it_is_spelled(tmp_path: Path, text: str) -> None:
+    report = with_intent(tmp_path, "[24/tp, 8]", w=text)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_another_layout_than_intended_is_a_wrong_placement(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, "[24/fsdp/tp, 8]", w="[*/tp/fsdp, *]"))
+    assert (found.kind, found.intended) == ("wrong-placement", "[*/tp/fsdp, *]")
+
+
+def test_a_plain_tensor_is_held_against_the_intention_too(tmp_path: Path) -> None:
+    plain = Made(None, held="[24/tp, 8]", shape=(24, 8))
+    assert kinds(with_intent(tmp_path, plain, w="[*/3/tp, *]")) == ["wrong-segment"]
+    assert kinds(with_intent(tmp_path, plain, w="[*/tp, *]")) == []
+
+
+def test_a_misordered_tensor_says_what_was_intended_and_is_found_once(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, Made("[8/fsdp/tp]", held="[8/tp/fsdp]"), w="[*/tp/fsdp]"))
+    assert (found.kind, found.intended) == ("misordered", "[*/tp/fsdp]")
+
+
+def test_an_intention_that_does_not_fit_is_said_to_be_unchecked(tmp_path: Path) -> None:
+    report = with_intent(tmp_path, "[24/tp, 8]", w="[*/tp]")
+    assert report.findings == ()
+    assert "does not fit" in report.not_checked[0].why
+
+
+def test_missing_and_damaged_ranks_are_told_and_the_rest_is_checked(tmp_path: Path) -> None:
+    check_made(tmp_path, MESH, {"w": Made("[8/fsdp/tp]", held="[8/tp/fsdp]")})
+    folder = tmp_path / "made.shardviz"
+    (folder / "rank_00003.json").unlink()
+    (folder / "rank_00002.json").write_text("{")
+    report = check(folder)
+    assert kinds(report) == ["misordered", "incomplete", "incomplete"]
+    assert [finding.ranks for finding in report.findings[1:]] == [(2,), (3,)]
+    assert {finding.severity for finding in report.findings[1:]} == {"warning"}
+
+
+def test_a_missing_rank_loses_no_ids_of_its_own(tmp_path: Path) -> None:
+    check_made(tmp_path, MESH, {"w": "[8/tp/fsdp]"})
+    (tmp_path / "made.shardviz" / "rank_00001.json").unlink()
+    assert kinds(check(tmp_path / "made.shardviz")) == ["incomplete"]
+
+
+def test_a_shard_that_one_rank_of_the_mesh_does_not_have_is_told(tmp_path: Path) -> None:
+    check_made(tmp_path, MESH, {"w": "[8/tp/fsdp]", "v": "[4]"})
+    without(tmp_path / "made.shardviz", rank=2, name="w")
+    found = only(check(tmp_path / "made.shardviz"))
+    assert (found.kind, found.tensor, found.ranks) == ("incomplete", "w", (2,))
+
+
+def test_a_stamped_tensor_that_no_rank_has_is_told(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=2", {"w": "[8/tp]", "v": "[4]"})
+    for rank in range(2):
+        without(tmp_path / "made.shardviz", rank=rank, name="v")
+    found = only(check(tmp_path / "made.shardviz"))
+    assert (found.kind, found.tensor) == ("incomplete", "v")
+
+
+def test_group_ranks_that_are_not_coordinates_are_found(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
+    for rank in range(2):
+        change_rank(tmp_path / "made.shardviz", rank, positions=(Position(0, (rank,), (1 - rank,)),))
+    found = only(check(tmp_path / "made.shardviz"))
+    assert (found.kind, found.ranks) == ("rank-order", (0, 1))
+    assert "rank 0 is tp=0 but number 1 of its group" in found.summary
+
+
+def tied_dump(path: Path, *, ranks_that_tie: tuple[int, ...], claimed: str = "[8/tp]") -> Report:
+    check_made(path, "tp=2", {"a": claimed, "b": claimed})
+    folder = path / "made.shardviz"
+    run = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunRecord)
+    tied = msgspec.structs.replace(run.stamps[1], first=run.stamps[0].first, tied_to="a")
+    change_run(folder, stamps=(run.stamps[0], tied))
+    for rank in ranks_that_tie:
+        change_rank(folder, rank, tied=(("a", "b"),))
+    return check(folder)
+
+
+def test_names_that_do_not_share_storage_any_more_are_untied(tmp_path: Path) -> None:
+    found = only(tied_dump(tmp_path, ranks_that_tie=(0,)))
+    assert (found.kind, found.tensor, found.ranks) == ("untied", "b", (1,))
+
+
+def test_names_that_still_share_storage_are_tied(tmp_path: Path) -> None:
+    assert tied_dump(tmp_path, ranks_that_tie=(0, 1)).findings == ()
+
+
+def test_empty_shards_cannot_be_untied(tmp_path: Path) -> None:
+    assert tied_dump(tmp_path, ranks_that_tie=(0,), claimed="[1/tp]").findings == ()
+
+
+def with_gathered(path: Path, made: Made | str, gathered: GatherRecord) -> Report:
+    check_made(path, "tp=2", {"w": made})
+    for rank in range(2):
+        change_rank(path / "made.shardviz", rank, gathered=(gathered,))
+    return check(path / "made.shardviz")
+
+
+def test_a_gather_in_order_is_right(tmp_path: Path) -> None:
+    assert with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", held=(((0, 4),),))).findings == ()
+
+
+def test_a_gather_out_of_order_from_right_shards_is_the_collectives_fault(tmp_path: Path) -> None:
+    found = only(with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", held=(((2, 4), (0, 2)),))))
+    assert (found.kind, found.claimed) == ("collective-mismatch", "[4/tp]")
+    assert "4 of 4 elements out of place: on rank 0 the element of [2] stands at [0]" in found.summary
+
+
+def test_a_gather_of_wrong_shards_is_told_as_their_consequence(tmp_path: Path) -> None:
+    made = Made("[4/tp]", held="[4/2/tp]")
+    found = only(with_gathered(tmp_path, made, GatherRecord("w", "full_tensor", runs=((1, 2, 2), (2, 2, 2)))))
+    assert found.kind == "misordered"
+    assert "full_tensor() gives 2 of 4 elements out of place" in found.summary
+
+
+def test_a_gather_that_raised_is_told(tmp_path: Path) -> None:
+    report = with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", error="RuntimeError: no"))
+    assert "full_tensor() raised RuntimeError: no" in only(report).summary
+
+
+def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
+    assert read_rank(tmp_path / "made.shardviz", 0).not_checked == ()
+    change_rank(tmp_path / "made.shardviz", 0, not_checked=(("w", "ids collapsed in bfloat16"),))
+    report = check(tmp_path / "made.shardviz")
+    assert report.not_checked[0].why == "ids collapsed in bfloat16 (on 1 of 2 ranks)"
