@@ -13,6 +13,7 @@ from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from rich.text import Text
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("layout", metavar="LAYOUT", help='"[12/tp/fsdp, 12]" or "(Shard(0), Replicate())"')
     parser.add_argument("--mesh", required=True, metavar="MESH", help="fsdp=2,tp=4")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
+    parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than the {MAX_DRAWN_RANKS:,} that are explained")
     layout, dtype = read_layout(args.layout, mesh, _shape(args.shape))
     terminal = terminal_for(args.color)
-    write_answer(_lines(layout, dtype, terminal), terminal)
+    write_answer(_lines(layout, dtype, terminal, all_ranks=args.all), terminal)
     return EXIT_CLEAN
 
 
@@ -80,7 +82,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def _lines(layout: Layout, dtype: str, terminal: Terminal) -> list[Text]:
+def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -> list[Text]:
     from shardviz import notation
     from shardviz.picture.page import picture_lines, rank_lines
     from shardviz.picture.subject import of_layout
@@ -92,7 +94,7 @@ def _lines(layout: Layout, dtype: str, terminal: Terminal) -> list[Text]:
         line(""),
         *picture_lines(subject, terminal),
         line(""),
-        *rank_lines(subject, terminal),
+        *rank_lines(subject, terminal, all_ranks=all_ranks),
         line(""),
         *_in_torch(layout),
         *_local_shapes(layout),
@@ -107,6 +109,10 @@ def _entry(title: str, text: str) -> Text:
     return line((f"{title:<{INDENT}}", DIM), text)
 
 
+def _entries(title: str, texts: Sequence[str]) -> list[Text]:
+    return [_entry("" if at else title, text) for at, text in enumerate(texts)]
+
+
 def _in_torch(layout: Layout) -> list[Text]:
     from shardviz.placements import spell
 
@@ -116,23 +122,20 @@ def _in_torch(layout: Layout) -> list[Text]:
 
 
 def _local_shapes(layout: Layout) -> list[Text]:
-    from shardviz.picture.holders import mask_of, ranks_text
+    from shardviz.picture.holders import mask_of
+    from shardviz.picture.labels import ranks_label
 
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for rank, region in layout.regions():
         by_shape.setdefault(region.shape, []).append(rank)
     if len(by_shape) == 1:
         return [_entry("a rank has", f"{list(next(iter(by_shape)))}")]
-    shown = [
-        _entry("" if at else "a rank has", f"{list(shape)} on {_shortened(ranks_text(mask_of(ranks)))}")
-        for at, (shape, ranks) in enumerate(list(by_shape.items())[:MOST_SHAPES])
+    said = [
+        f"{list(shape)} on {'rank' if len(ranks) == 1 else 'ranks'} {ranks_label(mask_of(ranks), layout.mesh, 40)}"
+        for shape, ranks in by_shape.items()
     ]
-    left = len(by_shape) - len(shown)
-    return [*shown, *([_entry("", f"and {left:,} other shapes")] if left else [])]
-
-
-def _shortened(numbers: str, most: int = 60) -> str:
-    return numbers if len(numbers) <= most else f"{numbers[:most].rpartition(',')[0]},..."
+    shown, left = said[:MOST_SHAPES], len(said) - MOST_SHAPES
+    return _entries("a rank has", [*shown, *([f"and {left:,} other shapes"] if left > 0 else [])])
 
 
 def _memory(layout: Layout, dtype: str) -> list[Text]:
@@ -149,15 +152,14 @@ def _gathering(layout: Layout, dtype: str) -> list[Text]:
     steps = list(gather_steps(layout))
     if not steps:
         return [_entry("gathering", "nothing to do: every rank has all of it")]
-    lines = []
-    for at, step in enumerate(steps):
+    said = []
+    for step in steps:
         op = f" ({step.op})" if step.op else ""
-        taken = f"a rank receives up to {_bytes(step.received, dtype)}"
-        lines.append(_entry("" if at else "gathering", f"{step.collective} over {step.axis}{op}: {taken}"))
+        said.append(f"{step.collective} over {step.axis}{op}: a rank receives up to {_bytes(step.received, dtype)}")
     if len(steps) > 1:
         total = sum(step.received for step in steps)
-        lines.append(_entry("", f"together up to {_bytes(total, dtype)} a rank, in this order"))
-    return lines
+        said.append(f"in this order, up to {_bytes(total, dtype)} a rank together")
+    return _entries("gathering", said)
 
 
 def _bytes(count: int, dtype: str) -> str:

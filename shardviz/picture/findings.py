@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text
 def _nameless(finding: Finding) -> Finding:
     if not finding.tensor:
         return finding
-    texts = {key: getattr(finding, key).replace(finding.tensor, NAME) for key in ("summary", "cause", "fix")}
+    name = re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
+    texts = {key: name.sub(NAME, getattr(finding, key)) for key in ("summary", "cause", "fix")}
     return replace(finding, tensor="", **texts)
 
 

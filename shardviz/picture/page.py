@@ -32,35 +32,36 @@ MOST_RANK_LINES = 32
 
 
 def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Describe a tensor and draw it, within the terminal's width where that can be."""
+    """Describe a tensor of a dump and draw it, within the terminal's width where that can be."""
     return [*heading_lines(subject, terminal), line(""), *picture_lines(subject, terminal)]
 
 
 def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     """Name the tensor, and what is claimed and held."""
     sizes = f" {terminal.glyphs.times} ".join(map(str, subject.shape)) or "one number"
-    what = f"{subject.dtype} {sizes} on mesh {subject.mesh}".strip()
-    lines = [line((printable(subject.name), "bold"), f"  {what}")] if subject.name else []
-    if subject.claimed is None:
-        lines.append(line("claimed  ", ("nothing: a plain tensor without placements", DIM)))
-    else:
-        lines.append(line("claimed  ", *_spelled(subject.claimed, subject.dtype)))
-    if subject.holds:
-        lines.append(line("held     ", *_held(subject)))
-    return lines
+    what = f"{subject.dtype} {sizes} on mesh {subject.mesh}"
+    return [
+        *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  "), 2),
+        *_side_lines("claimed", subject.claimed, subject, terminal),
+        *(_side_lines("held", subject.held, subject, terminal) if subject.holds else []),
+    ]
 
 
-def _spelled(layout: Layout, dtype: str) -> tuple[Text, tuple[str, str]]:
+def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: Terminal) -> list[Text]:
+    """Say one side in the notation and in torch's spelling, or why not."""
+    head = line(f"{title:<9}")
+    if layout is None:
+        is_plain = title == "claimed"
+        said = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
+        return [line(head, said)]
+    if title == "held" and layout == subject.claimed:
+        return [line(head, ("as claimed", GOOD))]
+    written = line(head, (notation.write(layout, subject.dtype), "bold"))
     placements = layout.placements()
-    return line((notation.write(layout, dtype), "bold")), (f"   {spell(placements)}" if placements else "", DIM)
-
-
-def _held(subject: Subject) -> tuple[Text | str | tuple[str, str], ...]:
-    if subject.held is None:
-        return (("in no order that the notation can say", BAD),)
-    if subject.held == subject.claimed:
-        return (("as claimed", GOOD),)
-    return _spelled(subject.held, subject.dtype)
+    spelled = f"  {spell(placements)}" if placements else ""
+    if written.cell_len + len(spelled) <= terminal.width:
+        return [line(written, (spelled, DIM))]
+    return [written, line(" " * 7, (spelled, DIM))]
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
@@ -126,6 +127,8 @@ def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Te
     said = [*_about_drawing(drawing), *_about_layout(subject)]
     if drawing.is_different:
         said.insert(0, f"{glyphs.differs} held by other ranks than claimed")
+    elif subject.misplaced:
+        said.insert(0, f"{glyphs.differs} holds what it claims, or less, in another order: see the list")
     if any(map(_has_mixed, drawing.panels)):
         said.append("~ parts of the block are on different ranks")
     return [row for text in said for row in wrapped(text, terminal.width, line("  "), 4)]

@@ -103,9 +103,10 @@ def _row(tensor: Tensor, verdict: Verdict) -> Row:
 def layout_text(tensor: Tensor) -> str:
     """Write what a tensor's placements claim; the shape alone where it has none."""
     role = "" if tensor.role == "param" else f" {tensor.role}"
-    claims = list(tensor.by_claim)
-    if len(claims) > 1 and len({(claim.tensor_shape, claim.chains) if claim else None for claim in claims}) > 1:
-        return f"{len(claims)} different claims{role}"
+    claims = list({id(shard.layout): shard.layout for shard in tensor.shards.values()}.values())
+    texts = {notation.write(claim) if claim else "" for claim in claims}
+    if len(texts) > 1:
+        return f"{len(texts)} different claims{role}"
     if claims[0] is None:
         return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}] plain{role}"
     return notation.write(claims[0], tensor.dtype) + role

@@ -92,7 +92,7 @@ class Terminal:
             return "".join(f"{line.plain.rstrip()}\n" for line in lines)
         file = io.StringIO()
         console = Console(
-            file=file, force_terminal=True, color_system="truecolor", no_color=False, markup=False, highlight=False
+            file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
         )
         for line in lines:
             line.rstrip()

@@ -1,0 +1,159 @@
+"""A report as text and for machines, from findings written here and from dumps."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from shardviz.check.finding import Finding, NotChecked, Report
+from shardviz.check.run import check_model
+from shardviz.dump.read import read_dump
+from shardviz.dump.tensors import Model, model_of
+from shardviz.mesh import parse_mesh
+from shardviz.picture.findings import findings_lines
+from shardviz.picture.machine import report_github, report_json, report_junit
+from shardviz.picture.report import report_lines, summary_line
+from shardviz.picture.terminal import Terminal
+from tests.dumps import Made, make_dump
+from tests.picture.golden import check_golden
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MESH = parse_mesh("fsdp=2,tp=4")
+TERMINAL = Terminal(80)
+
+
+def swapped(tensor: str) -> Finding:
+    return Finding(
+        kind="misordered",
+        severity="error",
+        tensor=tensor,
+        ranks=(1, 2, 3, 4, 5, 6),
+        summary=f"6 of 8 ranks hold rows of {tensor} other than those that they claim",
+        claimed="[16/fsdp/tp, 8]",
+        held="[16/tp/fsdp, 8]",
+        intended="[16/tp/fsdp, 8]",
+        cause="FSDP2 split what tensor parallel had split before, and the placements are read left to right",
+        fix="label the local tensors by (_StridedShard(0, split_factor=4), Shard(0))",
+        refs=("pytorch#129229", "pytorch#129206"),
+    )
+
+
+LATE = Finding("incomplete", "warning", "", (3,), "rank 3 wrote no file")
+WEIRD = "[red]w\x1b[31m:100%,\n"
+
+
+def report(*findings: Finding, not_checked: tuple[NotChecked, ...] = (), num_tensors: int = 12) -> Report:
+    return Report(8, num_tensors, findings, not_checked)
+
+
+def model(tmp_path: Path, tensors: dict[str, Made | str]) -> Model:
+    return model_of(read_dump(make_dump(tmp_path / "d.shardviz", MESH, tensors)))
+
+
+def test_the_report_of_a_clean_dump(tmp_path: Path) -> None:
+    layers: dict[str, Made | str] = {
+        f"layers.{layer}.{name}.weight": layout
+        for layer in range(4)
+        for name, layout in (("wq", "[16/tp/fsdp, 8]"), ("wo", "[8/fsdp, 16/tp]"), ("norm", "[9/fsdp]"))
+    }
+    clean = model(tmp_path, {"embed.weight": "bfloat16[100/tp/fsdp, 8]", **layers})
+    check_golden("report_clean", TERMINAL.render(report_lines(clean, check_model(clean), TERMINAL)))
+
+
+def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
+    layers: dict[str, Made | str] = {f"layers.{layer}.w": "[16/fsdp/tp, 8]" for layer in range(4)}
+    broken = model(tmp_path, {"embed": "[8/tp, 8]", **layers, "head": "[8, 8] +tp"})
+    found = report(
+        *(swapped(f"layers.{layer}.w") for layer in (0, 1, 3)),
+        LATE,
+        not_checked=(NotChecked("head", "a sum over tp is pending, so what ranks hold are no ids"),),
+        num_tensors=6,
+    )
+    check_golden("report_findings", TERMINAL.render(report_lines(broken, found, TERMINAL)))
+
+
+def test_findings_that_differ_in_more_than_the_layer_stay_apart() -> None:
+    other = Finding("misordered", "error", "layers.2.w", (1,), "1 of 8 ranks holds other rows")
+    text = TERMINAL.render(findings_lines([swapped("layers.0.w"), other, swapped("layers.1.w")], TERMINAL))
+    assert [row for row in text.splitlines() if "misordered" in row] == [
+        "✗ misordered  layers.[0-1].w (2 tensors)  ranks 1-6",
+        "✗ misordered  layers.2.w  rank 1",
+    ]
+
+
+def test_a_short_name_is_folded_in_a_sentence_only_where_it_stands_alone() -> None:
+    found = [Finding("missing", "error", name, (), f"20 of 31 ids of {name} are held.") for name in ("0", "1")]
+    text = TERMINAL.render(findings_lines(found, TERMINAL))
+    assert "20 of 31 ids of [0-1] are held." in text
+
+
+def test_a_fix_to_copy_is_not_broken_in_two() -> None:
+    text = Terminal(50).render(findings_lines([swapped("w")], Terminal(50)))
+    assert "(_StridedShard(0, split_factor=4), Shard(0))" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (report(), "✓ all 12 tensors are in order on 8 ranks"),
+        (report(num_tensors=1), "✓ the tensor is in order on 8 ranks"),
+        (report(num_tensors=0), "? the dump of 8 ranks has no tensors"),
+        (report(swapped("a"), swapped("b"), LATE), "✗ 3 findings in 2 of 12 tensors on 8 ranks"),
+        (report(LATE), "✗ 1 finding on 8 ranks"),
+        (
+            report(not_checked=(NotChecked("a", "no ids"),)),
+            "? no findings in 12 tensors on 8 ranks; 1 tensor not checked",
+        ),
+        (
+            report(swapped("a"), not_checked=(NotChecked("b", "no ids"),)),
+            "✗ 1 finding in 1 of 12 tensors on 8 ranks; 1 tensor not checked",
+        ),
+    ],
+)
+def test_the_last_line_sums_up_and_never_hides_what_was_not_checked(found: Report, line: str) -> None:
+    assert summary_line(found, TERMINAL).plain == line
+
+
+def test_names_with_markup_and_control_characters_are_shown_as_text(tmp_path: Path) -> None:
+    odd = model(tmp_path, {WEIRD: "[8/tp]"})
+    text = TERMINAL.render(report_lines(odd, report(swapped(WEIRD), num_tensors=1), TERMINAL))
+    assert text.count("[red]w\\u001b[31m:100%,\\u000a") == 3
+    assert "\x1b" not in text
+
+
+def test_json_is_one_finding_a_tensor_with_the_fields_of_the_format() -> None:
+    found = report(swapped("a"), LATE, not_checked=(NotChecked("b", "no ids"),))
+    read = json.loads(report_json(found))
+    assert list(read) == ["schema", "num_ranks", "num_tensors", "findings", "not_checked"]
+    assert (read["schema"], read["num_ranks"], read["num_tensors"]) == (1, 8, 12)
+    assert [finding["tensor"] for finding in read["findings"]] == ["a", ""]
+    assert read["findings"][0]["refs"] == ["pytorch#129229", "pytorch#129206"]
+    assert read["not_checked"] == [{"tensor": "b", "why": "no ids"}]
+
+
+def test_github_gets_one_escaped_line_a_finding() -> None:
+    text = report_github(report(swapped(WEIRD), LATE, not_checked=(NotChecked("b", "50% of, ids"),)))
+    first, second, third = text.splitlines()
+    assert first.startswith(
+        "::error title=shardviz%3A misordered [red]w\\u001b[31m%3A100%25%2C\\u000a::6 of 8 ranks hold rows of "
+        "[red]w\\u001b[31m:100%25,\\u000a other than those that they claim%0Aclaimed: [16/fsdp/tp, 8]%0Aheld: "
+    )
+    assert second == "::warning title=shardviz%3A incomplete::rank 3 wrote no file"
+    assert third == "::notice title=shardviz%3A not checked::b: 50%25 of, ids"
+
+
+def test_junit_is_valid_xml_with_a_case_for_every_tensor() -> None:
+    found = report(swapped(WEIRD), LATE, not_checked=(NotChecked("b", "no ids"),))
+    suite = ElementTree.fromstring(report_junit(found, ["a", WEIRD, "b"]))
+    assert {key: suite.get(key) for key in ("tests", "failures", "skipped")} == {
+        "tests": "4",
+        "failures": "2",
+        "skipped": "1",
+    }
+    names = {case.get("name"): [part.tag for part in case] for case in suite}
+    assert names == {"a": [], "[red]w\\u001b[31m:100%,\n": ["failure"], "b": ["skipped"], "(dump)": ["failure"]}

@@ -1,0 +1,228 @@
+"""The command line: exit codes, what goes to which stream, the exact text of errors, and what is imported."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.cli import VERBS, main
+from shardviz.mesh import parse_mesh
+from tests.dumps import Made, make_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MESH = parse_mesh("fsdp=2,tp=4")
+SWAPPED = Made("[16/fsdp/tp, 8]", "[16/tp/fsdp, 8]")
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Path:
+    return make_dump(tmp_path / "h.shardviz", MESH, {"layers.0.w": "[16/tp/fsdp, 8]", "layers.1.w": "[16/tp/fsdp, 8]"})
+
+
+@pytest.fixture
+def swapped(tmp_path: Path) -> Path:
+    return make_dump(tmp_path / "s.shardviz", MESH, {"w": SWAPPED, "b": "[8/tp]"})
+
+
+def shardviz(*args: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardviz", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def test_a_clean_dump_exits_0_and_a_dump_with_findings_1(healthy: Path, swapped: Path) -> None:
+    assert main(["check", str(healthy)]) == 0
+    assert main(["check", str(swapped)]) == 1
+
+
+def test_help_lists_every_verb_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out, err = capsys.readouterr()
+    assert all(f"  {verb} " in out for verb in VERBS)
+    assert err == ""
+
+
+def test_no_verb_is_a_usage_error_and_leaves_stdout_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: shardviz COMMAND")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: shardviz {verb}" in capsys.readouterr().out
+
+
+def test_the_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("shardviz ")
+    assert second.startswith("torch ")
+
+
+ERRORS = {
+    "chek x": "there is no command 'chek'\nHint: did you mean check?",
+    "xyzzy": "there is no command 'xyzzy'\nHint: commands: probe, probes, check, show, view, explain, mesh",
+    "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
+    "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
+    "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
+    "show d.shardviz w": "2 tensors end in 'w': layers.0.w, layers.1.w\nHint: name one, or all of them as '*.w'",
+    "show d.shardviz z*": "the dump has no tensor 'z*'\nHint: it has layers.0.w, layers.1.w",
+    "show d.shardviz layers.0.w -o no/such/file": (
+        "cannot write no/such/file: No such file or directory\nHint: choose another file with -o"
+    ),
+    "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
+    "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
+    "mesh 2,4 --axes a": "mesh '2,4' has 2 sizes where 1 are wanted: a\nHint: --mesh a=2",
+    "explain [*/tp] --mesh tp=2": (
+        "layout '[*/tp]' has a * where a size is wanted\nHint: write the size, or add --shape 12,12"
+    ),
+    "explain [12/tpp] --mesh fsdp=2,tp=2": "mesh (fsdp=2, tp=2) has no axis 'tpp'\nHint: its axes are fsdp, tp",
+    "explain Shard(0) --mesh tp=2": ("placements alone do not say how large the tensor is\nHint: add --shape 12,12"),
+    "explain Shard(1) --mesh tp=2 --shape 4": "Shard(1) on a tensor of 1 dims",
+    "explain [4] --mesh 2000,2000": "mesh (dim0=2000, dim1=2000) has more than 1,048,576 ranks",
+    "explain [4] --mesh 200,200": (
+        "mesh (dim0=200, dim1=200) has 40,000 ranks, more than the 16,384 that are explained"
+    ),
+    "explain [4] --mesh tp=2 --shape x": "shape 'x' is no list of sizes\nHint: write it as --shape 12,12",
+}
+
+
+@pytest.mark.parametrize("command", ERRORS)
+def test_a_mistake_gets_one_line_and_a_hint(
+    command: str, healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(healthy.parent)
+    healthy.rename("d.shardviz")
+    assert main(command.split(" ")) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"shardviz: error: {ERRORS[command]}\n"
+
+
+def test_formats_that_are_not_built_are_not_offered(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(healthy), "--format", "svg"]) == 2
+    assert "argument --format: invalid choice: 'svg'" in capsys.readouterr().err
+
+
+def test_a_file_name_with_control_characters_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "a\x1b[2Jb"]) == 2
+    assert capsys.readouterr().err.startswith("shardviz: error: dump a\\u001b[2Jb does not exist\n")
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(healthy: Path) -> None:
+    command = f"{sys.executable} -m shardviz mesh 64,64 --all | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "mesh (dim0=64, dim1=64)  4,096 ranks\n0\n"
+    assert done.stderr == ""
+
+
+def test_an_interrupt_is_one_line(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardviz.commands._dumps.read_dump", interrupt)
+        assert main(["check", str(healthy)]) == 130
+    assert capsys.readouterr().err == "shardviz: interrupted\n"
+
+
+def test_a_damaged_file_is_said_on_stderr_and_the_rest_is_shown(
+    healthy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (healthy / "rank_00003.json").write_text("{")
+    assert main(["show", str(healthy)]) == 0
+    out, err = capsys.readouterr()
+    assert "layers.[0-1].w" in out
+    assert err.startswith(f"shardviz: warning: {healthy}/rank_00003.json is damaged")
+
+
+def test_a_pipe_gets_no_colour_unless_it_is_asked_for(swapped: Path) -> None:
+    assert "\x1b" not in shardviz("check", swapped).stdout
+    assert "\x1b[" in shardviz("check", swapped, "--color", "always").stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_terminal_gets_colour_unless_it_says_no(
+    swapped: Path, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert ("\x1b[" in _on_a_terminal(["check", str(swapped)], {"TERM": "xterm-256color", **environment})) == coloured
+
+
+def _on_a_terminal(args: list[str], environment: dict[str, str]) -> str:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "shardviz", *args]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, **environment}):
+        os.close(theirs)
+        shown = b""
+        while block := _read(ours):
+            shown += block
+    os.close(ours)
+    return shown.decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
+
+
+def test_a_stream_that_cannot_say_box_drawing_gets_ascii(swapped: Path) -> None:
+    done = shardviz("show", swapped, "w", PYTHONIOENCODING="ascii")
+    assert done.stdout.isascii()
+    assert "| != 4" in done.stdout.replace("      ", " ")
+
+
+def test_view_into_a_pipe_prints_what_show_prints(healthy: Path) -> None:
+    assert shardviz("view", healthy).stdout == shardviz("show", healthy).stdout != ""
+
+
+NEVER = {"--help": ["numpy", "rich", "msgspec"], "--version": ["numpy", "rich"]}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "--version",
+        "check D",
+        "show D",
+        "show D w",
+        "view D",
+        "explain [8/tp] --mesh tp=2",
+        "mesh 2,4",
+        "probes",
+    ],
+)
+def test_no_offline_command_imports_torch(command: str, swapped: Path) -> None:
+    code = (
+        "import sys; from shardviz.cli import main; main(sys.argv[2:]);"
+        "print(*(name for name in sys.argv[1].split(',') if name in sys.modules), file=sys.stderr)"
+    )
+    forbidden = ",".join(["torch", "textual", *NEVER.get(command, [])])
+    args = [str(swapped) if word == "D" else word for word in command.split(" ")]
+    done = subprocess.run([sys.executable, "-c", code, forbidden, *args], capture_output=True, text=True, check=True)
+    assert done.stdout != ""
+    assert done.stderr.splitlines()[-1] == ""
+
+
+def test_importing_shardviz_imports_nothing_of_it() -> None:
+    code = "import sys, shardviz; print(*sorted(name for name in sys.modules if name.startswith('shardviz.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+    code = "import sys, shardviz; shardviz.Mesh(('a',), (2,)); assert 'torch' not in sys.modules; shardviz.check"
+    subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
