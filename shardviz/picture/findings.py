@@ -37,8 +37,8 @@ def _nameless(finding: Finding) -> Finding:
     if not finding.tensor:
         return finding
     name = re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
-    texts = {key: name.sub(NAME, getattr(finding, key)) for key in ("summary", "cause", "fix")}
-    return replace(finding, tensor="", **texts)
+    summary, cause, fix = (name.sub(NAME, text) for text in (finding.summary, finding.cause, finding.fix))
+    return replace(finding, tensor="", summary=summary, cause=cause, fix=fix)
 
 
 def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[Text]:
