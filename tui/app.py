@@ -13,6 +13,9 @@ from textual.reactive import reactive
 from .loading import load
 from .messages import DocumentRead, Progressed, ReadFailed
 from .screens.explore import ExploreView
+from .screens.findings import FindingsView
+from .screens.mesh import MeshView
+from .screens.rank import RankView
 from .selection import Selection, first_selection, of_finding
 
 if TYPE_CHECKING:
@@ -31,9 +34,13 @@ class ShardvizApp(App[None]):
 
     TITLE = "shardviz"
     CSS_PATH = "shardviz.tcss"
-    MODES = {"explore": ExploreView}  # noqa: RUF012  Textual's own form
+    MODES = {"explore": ExploreView, "mesh": MeshView, "rank": RankView, "findings": FindingsView}  # noqa: RUF012  Textual's
     DEFAULT_MODE = "explore"
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "switch_mode('explore')", "Tensors", id="app.explore", tooltip="The tensors and their maps"),
+        Binding("2", "switch_mode('mesh')", "Mesh", id="app.mesh", tooltip="All ranks at their places"),
+        Binding("3", "switch_mode('rank')", "Rank", id="app.rank", tooltip="Everything that one rank holds"),
+        Binding("4", "switch_mode('findings')", "Findings", id="app.findings", tooltip="Everything that is wrong"),
         Binding("c", "copy_fix", "Copy fix", id="app.copy_fix", tooltip="Copy the fix of the finding below"),
         Binding("n", "next_finding(1)", "Next finding", id="app.next", tooltip="Go to the next finding's place"),
         Binding("N", "next_finding(-1)", "Last finding", show=False, id="app.previous", tooltip="Go one finding back"),

@@ -34,7 +34,7 @@ def block_style(look: Look, background: str) -> Style:
         return _filled(VERMILLION, background, 0.25)
     if look.tone == "elsewhere":
         return _filled(VERMILLION, background, 0.6) + Style(bold=True)
-    if look.tone == "in place":
+    if look.tone in ("in place", "unlit"):
         return _filled(GREY, background, 0.15)
     return _filled(RANK_COLOURS[look.rank % len(RANK_COLOURS)], background, 0.25 if look.tone == "mixed" else 0.45)
 

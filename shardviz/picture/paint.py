@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Chars = NDArray[np.str_]
 
 Side = Literal["claimed", "held", "difference"]
-Tone = Literal["held", "in place", "elsewhere", "mixed", "nobody"]
+Tone = Literal["held", "in place", "elsewhere", "mixed", "nobody", "unlit"]
 
 OUTSIDE = -1
 LINE = -2
@@ -60,6 +60,7 @@ class Frame:
         cols: The ruler to the right.
         ids: Whether single ids are written instead of ranks.
         suffix: What a label says of copies and pending sums.
+        lit: A rank whose blocks alone stand out; None for all.
     """
 
     sides: Sides
@@ -69,6 +70,7 @@ class Frame:
     cols: Ruler
     ids: bool = False
     suffix: str = ""
+    lit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
             return Look(path, "elsewhere", _lowest(cell.held))
         return Look((claimed or held, "="), "in place", _lowest(cell.claimed))
     mask, text = (cell.claimed, claimed) if frame.side == "claimed" else (cell.held, held)
+    if frame.lit is not None and not mask >> frame.lit & 1:
+        return Look((), "unlit", _lowest(mask))
     if not mask:
         return Look(("nobody", "?"), "nobody", -1)
     mixed = cell.claimed_mixed if frame.side == "claimed" else cell.held_mixed

@@ -83,13 +83,15 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         self.level = 0
         self._painted: tuple[object, Painted] | None = None
 
-    def show(self, sides: Sides | None, side: Side, plane: Plane | None, suffix: str = "") -> None:
+    def show(
+        self, sides: Sides | None, side: Side, plane: Plane | None, suffix: str = "", lit: int | None = None
+    ) -> None:
         """Show one side of a tensor on a plane; zoom and cursor stay where the tensor does."""
         shown = self.zoom.plane if self.zoom else None
         if sides is not self.sides or not (plane and shown) or (plane.rows, plane.cols) != (shown.rows, shown.cols):
             self.level = 0
         self.place = plane.at if plane else ()
-        self.sides, self.side, self.suffix = sides, side, suffix
+        self.sides, self.side, self.suffix, self.lit = sides, side, suffix, lit
         self.zoom = Zoom(sides.holders, plane) if sides and plane and all(sides.holders.shape) else None
         self._layout_map()
 
@@ -99,7 +101,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         if self.sides is None or self.zoom is None:
             return None
         rows, cols, ids = self.zoom.rulers(self.level, *self._room)
-        return Frame(self.sides, self.side, self.zoom.plane, rows, cols, ids, self.suffix)
+        return Frame(self.sides, self.side, self.zoom.plane, rows, cols, ids, self.suffix, self.lit)
 
     @property
     def _gutter(self) -> int:

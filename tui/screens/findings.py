@@ -1,0 +1,82 @@
+"""The findings: a line each, and the chosen one in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual import on
+from textual.containers import Vertical, VerticalScroll
+
+from shardviz.names import printable
+
+from ..colours import verdict_style
+from ..document import GLYPHS
+from ..selection import of_finding
+from ..widgets.finding_card import FindingCard
+from ..widgets.lines import Lines
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ..document import Document
+    from ..selection import Selection
+
+
+class FindingsView(View):
+    """The view."""
+
+    HELP = """\
+## The findings
+
+A line for each disagreement, errors first; findings that say the same of identical layers are one line.
+
+- **arrows** read one after the other, **enter** goes to the place on the map.
+- **c** copies the fix.
+"""
+
+    def compose_view(self) -> ComposeResult:
+        """Make the view."""
+        with Vertical(classes="boxed") as box:
+            box.border_title = "Findings"
+            yield FindingLines(id="findings")
+        with VerticalScroll(id="full", classes="boxed"):
+            yield FindingCard(id="full-card")
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the findings, with the cursor on the chosen one."""
+        self.query_one(FindingCard).show(document, selection.finding)
+        if document is not None:
+            count = len(document.findings)
+            self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        self.app.selection = replace(self.app.selection, finding=message.index)
+
+    @on(Lines.Chosen)
+    def _chosen(self, message: Lines.Chosen) -> None:
+        if self.app.document is not None:
+            self.app.selection = of_finding(self.app.document, self.app.selection, message.index)
+            self.app.switch_mode("explore")
+
+
+class FindingLines(Lines):
+    """The list of findings."""
+
+    HELP = FindingsView.HELP
+
+
+def _line(document: Document, index: int) -> Text:
+    finding = document.findings[index]
+    name = printable(finding.tensor) or "(the dump)"
+    name = name if len(name) <= 48 else name[:47] + "…"
+    return Text.assemble(
+        (f" {GLYPHS[finding.severity]} ", verdict_style(finding.severity)),
+        (f"{name:<28}", "bold"),
+        f"  {finding.kind:<20} ",
+        (printable(finding.summary), "dim"),
+        no_wrap=True,
+    )

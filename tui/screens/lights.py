@@ -1,0 +1,31 @@
+"""Which ranks of the mesh are lit for what is chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+
+from ..widgets.mesh_grid import Lights
+
+if TYPE_CHECKING:
+    from ..document import Document
+    from ..selection import Selection
+
+
+def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
+    """Light the holders of the element under the map's cursor, and the group of a rank along an axis."""
+    dump = document.model.dump
+    group: frozenset[int] = frozenset()
+    if axis and rank is not None and rank in dump.mesh:
+        group = next(frozenset(ranks) for ranks in dump.mesh.groups(axis) if rank in ranks)
+    missing = frozenset(dump.missing_ranks)
+    if selection.plane is None:
+        return Lights(missing=missing, group=group)
+    try:
+        sides = document.sides(selection.entry)
+    except ShardvizError:
+        return Lights(missing=missing, group=group)
+    cell = sides.at(selection.plane.at)
+    claimed = cell.claimed if sides.has_claimed else cell.held
+    return Lights(claimed, cell.held if sides.has_held else claimed, missing, group)

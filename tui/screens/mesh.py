@@ -1,0 +1,98 @@
+"""The mesh: all ranks at their places, what the chosen one is, and the part of the tensor that it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widgets import Static
+
+from shardviz.errors import ShardvizError
+from shardviz.names import printable
+
+from ..messages import PlaceChosen, RankChosen
+from ..widgets.mesh_grid import LEGEND, MeshGrid
+from ..widgets.rank_card import RankCard
+from ..widgets.tensor_map import TensorMap
+from .lights import lights_of
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ..document import Document
+    from ..selection import Selection
+
+
+class MeshView(View):
+    """The view."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "next_axis", "Groups", id="mesh.axis", tooltip="Underline the group along the next axis"),
+        Binding("enter", "open_rank", "Open rank", id="mesh.open", tooltip="Everything that this rank holds"),
+    ]
+    AUTO_FOCUS = "#mesh"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._axis = -1
+
+    def compose_view(self) -> ComposeResult:
+        """Make the view."""
+        with Horizontal():
+            with Vertical(id="mesh-box", classes="boxed"):
+                yield MeshGrid(id="mesh")
+                yield Static(LEGEND, classes="legend", markup=False)
+            with Vertical(id="mesh-side"):
+                with VerticalScroll(classes="boxed short", can_focus=False):
+                    yield RankCard(id="rank-card")
+                with Vertical(id="mesh-map-box", classes="boxed"):
+                    yield TensorMap(id="mesh-map")
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the chosen rank, and the holders of the place under the map's cursor."""
+        if document is None:
+            return
+        mesh = document.model.dump.mesh
+        rank = mesh.ranks[0] if selection.rank is None else selection.rank
+        axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
+        self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
+        box = self.query_one("#mesh-box")
+        box.border_title = f"mesh {mesh}"
+        box.border_subtitle = f"underlined: the group along {axis}" if axis else ""
+        self.query_one(RankCard).show(document, rank)
+        if document.entries:
+            self._show_map(document, selection, rank)
+
+    def _show_map(self, document: Document, selection: Selection, rank: int) -> None:
+        side = "held" if selection.side == "difference" else selection.side
+        try:
+            sides = document.sides(selection.entry)
+        except ShardvizError:
+            sides = None
+        self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
+        title = f"{printable(document.entries[selection.entry].title)[:60]}: what rank {rank} holds"
+        self.query_one("#mesh-map-box").border_title = title.replace("[", r"\[")
+
+    @on(RankChosen)
+    def _rank_chosen(self, message: RankChosen) -> None:
+        self.app.selection = replace(self.app.selection, rank=message.rank)
+
+    @on(PlaceChosen)
+    def _place_chosen(self, message: PlaceChosen) -> None:
+        selection = self.app.selection
+        if selection.plane is not None:
+            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
+
+    def action_next_axis(self) -> None:
+        """Go through the axes, and none."""
+        if self.app.document is not None:
+            self._axis = (self._axis + 2) % (self.app.document.model.dump.mesh.ndim + 1) - 1
+            self.show(self.app.document, self.app.selection)
+
+    def action_open_rank(self) -> None:
+        """Show all that the rank holds."""
+        self.app.switch_mode("rank")

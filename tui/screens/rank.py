@@ -1,0 +1,156 @@
+"""One rank: everything that it holds, with its bytes, and the numbers of the chosen tensor as they are in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
+
+from shardviz.errors import ShardvizError
+from shardviz.names import printable
+
+from ..colours import verdict_style
+from ..document import GLYPHS
+from ..memory import bytes_text, entries_of_rank, ids_in_memory, num_bytes, part_text, values_in_memory
+from ..selection import of_entry
+from ..widgets.lines import Lines
+from ..widgets.rank_card import RankCard
+from ..widgets.values_grid import ValuesGrid
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ..document import Document
+    from ..memory import Memory
+    from ..selection import Selection
+
+
+class RankView(View):
+    """The view."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "less_than_sign,left_square_bracket",
+            "step(-1)",
+            "Rank before",
+            key_display="[",
+            id="rank.before",
+            tooltip="The rank before this one",
+        ),
+        Binding(
+            "right_square_bracket",
+            "step(1)",
+            "Next rank",
+            key_display="]",
+            id="rank.next",
+            tooltip="The rank after this one",
+        ),
+        Binding("v", "values", "Ids/values", id="rank.values", tooltip="The ids, or the model's own values"),
+    ]
+    AUTO_FOCUS = "#held"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values = False
+
+    def compose_view(self) -> ComposeResult:
+        """Make the view."""
+        with Horizontal():
+            with Vertical(id="rank-left"):
+                with Vertical(classes="boxed short"):
+                    yield RankCard(id="rank-of")
+                with Vertical(id="held-box", classes="boxed") as box:
+                    box.border_title = "It holds"
+                    yield HeldLines(id="held")
+            with Vertical(id="memory-box", classes="boxed"):
+                yield ValuesGrid(id="memory")
+                yield Static("", id="memory-note", classes="legend", markup=False)
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the chosen rank and tensor."""
+        if document is None:
+            return
+        rank = document.model.dump.mesh.ranks[0] if selection.rank is None else selection.rank
+        self.query_one(RankCard).show(document, rank)
+        held = entries_of_rank(document, rank)
+        cursor = held.index(selection.entry) if selection.entry in held else 0
+        self.query_one(Lines).show(len(held), lambda line: _line(document, held[line], rank), cursor)
+        self._show_memory(document, selection, rank)
+
+    def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
+        memory, why = _memory(document, selection.entry, rank, values=self._values)
+        self.query_one(ValuesGrid).show(memory)
+        box, note = self.query_one("#memory-box"), self.query_one("#memory-note", Static)
+        if document.entries:
+            title = f"{printable(document.entries[selection.entry].tensor.names[0])[:60]} on rank {rank}"
+            box.border_title = title.replace("[", r"\[")
+        note.update(why or (f"{memory.what}; local shape {list(memory.shape)}" if memory else ""))
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        document, selection = self.app.document, self.app.selection
+        if document is not None:
+            held = entries_of_rank(document, 0 if selection.rank is None else selection.rank)
+            if message.index < len(held):
+                self.app.selection = of_entry(document, selection, held[message.index])
+
+    @on(Lines.Chosen)
+    def _chosen(self) -> None:
+        self.app.switch_mode("explore")
+
+    def action_step(self, step: int) -> None:
+        """Go to another rank."""
+        if self.app.document is not None:
+            ranks, rank = self.app.document.model.dump.mesh.ranks, self.app.selection.rank
+            at = ranks.index(rank) if rank in ranks else 0
+            self.app.selection = replace(self.app.selection, rank=ranks[(at + step) % len(ranks)])
+
+    def action_values(self) -> None:
+        """Go from ids to values and back."""
+        self._values = not self._values
+        self.show(self.app.document, self.app.selection)
+
+
+class HeldLines(Lines):
+    """The list of what a rank holds."""
+
+    HELP = """\
+## One rank
+
+Everything that it holds: the tensor, which part of it in global indices, and its bytes.
+**[** and **]** go to the ranks before and after, **enter** to the tensor's map.
+"""
+
+
+def _line(document: Document, entry: int, rank: int) -> Text:
+    found = document.entries[entry]
+    shard = found.tensor.shards[rank]
+    size = bytes_text(num_bytes(shard.body) * len(found.tensor.fold))
+    name = found.title if len(found.title) <= 48 else found.title[:47] + "…"
+    return Text.assemble(
+        (GLYPHS[found.verdict], verdict_style(found.verdict)),
+        f" {size:>8}  ",
+        (name, "bold"),
+        (f"  {part_text(shard)}", "dim"),
+        no_wrap=True,
+    )
+
+
+def _memory(document: Document, entry: int, rank: int, *, values: bool) -> tuple[Memory | None, str]:
+    """Return the numbers, or why there are none."""
+    if not document.entries or rank not in document.entries[entry].tensor.shards:
+        return None, f"rank {rank} has nothing of this tensor"
+    tensor = document.entries[entry].tensor
+    try:
+        own = values_in_memory(document.model, tensor, rank)
+        if values or tensor.stage != "stamped":
+            return own, "" if own else "the dump has no values of this tensor"
+        return ids_in_memory(document.model, tensor, rank), ""
+    except ShardvizError as error:
+        return None, printable(error.message)

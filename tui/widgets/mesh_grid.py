@@ -1,0 +1,175 @@
+"""The mesh: a cell a rank in a grid of named axes, with the ranks lit that hold the element under the map's cursor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ..colours import VERMILLION, rank_style
+from ..mesh_plan import MeshPlan
+from ..messages import RankChosen
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from shardviz.mesh import Mesh
+
+LEGEND = "● holds it  ○ should hold it  ✗ should not hold it  ? no file"
+
+
+@dataclass(frozen=True)
+class Lights:
+    """What the cells show.
+
+    Attributes:
+        claimed: The ranks that hold the element by the placements.
+        held: The ranks that hold it by the ids; the same as `claimed` where there are none.
+        missing: Ranks whose files are missing or damaged.
+        group: Ranks that are underlined, as one group along an axis.
+    """
+
+    claimed: int = 0
+    held: int = 0
+    missing: frozenset[int] = frozenset()
+    group: frozenset[int] = frozenset()
+
+    def sign(self, rank: int) -> str:
+        """Return the sign of a rank."""
+        if rank in self.missing:
+            return "?"
+        claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
+        return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
+
+
+class MeshGrid(ScrollView, can_focus=True):
+    """The grid."""
+
+    HELP = """\
+## The mesh
+
+Every rank at its place: the last axis runs to the right, the one before it down, further axes in groups around them.
+
+`●` holds the element under the map's cursor, `○` should by the placements and does not, `✗` does and should not,
+`?` has no readable file in the dump.
+
+- **arrows** go from rank to rank; the map shows what that rank holds.
+- **a** goes through the axes: the ranks of the same group along it are underlined.
+- **enter** shows everything that the rank holds.
+"""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1, 0)", "Up", show=False, id="mesh.up", tooltip="To the rank above"),
+        Binding("down", "move(1, 0)", "Down", show=False, id="mesh.down", tooltip="To the rank below"),
+        Binding("left", "move(0, -1)", "Left", show=False, id="mesh.left", tooltip="To the rank on the left"),
+        Binding("right", "move(0, 1)", "Right", show=False, id="mesh.right", tooltip="To the rank on the right"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.plan: MeshPlan | None = None
+        self.rank: int | None = None
+        self.lights = Lights()
+        self._gutter = 0
+        self._heads = 1
+
+    def show(self, mesh: Mesh, rank: int | None, lights: Lights) -> None:
+        """Show a mesh, with the cursor on one rank."""
+        if self.plan is None or self.plan.mesh != mesh:
+            self.plan = MeshPlan(mesh)
+            lines, columns = self.plan.size
+            titles = [mesh.axes[axis] for axis in self.plan.across]
+            titles += map(self.plan.row_title, range(self.plan.num_rows))
+            self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.across)
+            self.virtual_size = Size(self._gutter + columns, self._heads + lines)
+        self.rank, self.lights = rank, lights
+        self.refresh()
+        self._scroll_to_cursor()
+
+    def render_line(self, y: int) -> Strip:
+        """Paint one line of the screen."""
+        if self.plan is None:
+            return Strip.blank(self.size.width, self.rich_style)
+        left, top = self.scroll_offset
+        if y < self._heads:
+            return self._header(self.plan, y, left)
+        row = self.plan.row_at(y - self._heads + top)
+        if row is None:
+            return Strip.blank(self.size.width, self.rich_style)
+        title = self.plan.row_title(row).ljust(self._gutter)
+        segments = [Segment(title, self.rich_style + Style(dim=True)), *self._row(self.plan, row, left)]
+        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+
+    def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
+        segments, column = [], left
+        while column < left + self.size.width - self._gutter and column < plan.size[1]:
+            col = plan.col_at(column)
+            if col is None:
+                segments.append(Segment(" ", self.rich_style))
+                column += 1
+                continue
+            begin = plan.place(row, col)[1]
+            rank = plan.rank_at(row, col)
+            text = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - begin :]
+            segments.append(Segment(text, self._style(rank)))
+            column += len(text)
+        return segments
+
+    def _style(self, rank: int) -> Style:
+        sign = self.lights.sign(rank)
+        background = self.background_colors[1].hex
+        style = self.rich_style + Style(dim=True)
+        if sign == "●":
+            style = rank_style(rank, background) + Style(bold=True)
+        elif sign in "○✗?":
+            style = self.rich_style + Style(color=VERMILLION, bold=True)
+        if rank in self.lights.group:
+            style += Style(underline=True, dim=False)
+        return style + Style(reverse=True, dim=False) if rank == self.rank else style
+
+    def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
+        """Write the positions along one axis over the first column of each."""
+        axis, width, line, before = plan.across[head], self.size.width - self._gutter, "", -1
+        for col in range(plan.num_columns):
+            position = plan.position(axis, col)
+            end = plan.place(0, col)[1] + plan.cell - 1 - left
+            if end > width:
+                break
+            if position != before and end - len(str(position)) >= len(line):
+                line = line.ljust(end - len(str(position))) + str(position)
+            before = position
+        text = plan.mesh.axes[axis].ljust(self._gutter) + line
+        return Strip([Segment(text, self.rich_style + Style(dim=True))]).adjust_cell_length(
+            self.size.width, self.rich_style
+        )
+
+    def action_move(self, down: int, right: int) -> None:
+        """Go to a neighbour."""
+        if self.plan is None:
+            return
+        known = self.rank is not None and self.rank in self.plan.mesh
+        row, col = self.plan.row_and_col(self.rank if known and self.rank is not None else self.plan.mesh.ranks[0])
+        row = min(max(row + down, 0), self.plan.num_rows - 1)
+        col = min(max(col + right, 0), self.plan.num_columns - 1)
+        self.post_message(RankChosen(self.plan.rank_at(row, col)))
+
+    def _scroll_to_cursor(self) -> None:
+        if self.plan is not None and self.rank is not None and self.rank in self.plan.mesh:
+            line, column = self.plan.place(*self.plan.row_and_col(self.rank))
+            box = Region(column, line, self.plan.cell + self._gutter, 1 + self._heads)
+            self.scroll_to_region(box, animate=False, force=True)
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the rank under the mouse."""
+        left, top = self.scroll_offset
+        if self.plan is None or event.y < self._heads or event.x < self._gutter:
+            return
+        row, col = self.plan.row_at(event.y - self._heads + top), self.plan.col_at(event.x - self._gutter + left)
+        if row is not None and col is not None:
+            self.post_message(RankChosen(self.plan.rank_at(row, col)))

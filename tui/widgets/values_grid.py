@@ -1,0 +1,64 @@
+"""The numbers of one local tensor as they lie in memory; only what is on screen is written out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+
+SAMPLE = 64
+"""Rows and columns whose numbers' widths are looked at."""
+
+
+class ValuesGrid(ScrollView, can_focus=True):
+    """The grid."""
+
+    HELP = """\
+## What the rank has in memory
+
+The local tensor, row by row; the last dim to the right. The numbers on the left and above are local indices.
+**v** goes from ids (which say where each element came from) to the model's own values, where the dump has them.
+"""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.memory: Memory | None = None
+        self._cell = 1
+        self._gutter = 0
+
+    def show(self, memory: Memory | None) -> None:
+        """Show numbers."""
+        self.memory = memory
+        if memory is not None and memory.num_rows and memory.num_columns:
+            ends = {0, memory.num_rows - 1, *range(min(SAMPLE, memory.num_rows))}
+            last = max(memory.num_columns - SAMPLE, 0)
+            samples = [text for row in ends for begin in (0, last) for text in memory.row(row, begin, SAMPLE)]
+            self._cell = max(len(str(memory.num_columns - 1)), *map(len, samples)) + 1
+            self._gutter = max(map(len, map(memory.row_title, ends))) + 1
+            self.virtual_size = Size(self._gutter + self._cell * memory.num_columns, memory.num_rows + 1)
+        self.scroll_to(0, 0, animate=False)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Write one line of the screen."""
+        memory, width = self.memory, self.size.width
+        left, top = self.scroll_offset
+        row = y - 1 + top
+        if memory is None or not memory.num_columns or row >= memory.num_rows:
+            return Strip.blank(width, self.rich_style)
+        first, count = left // self._cell, (width - self._gutter) // self._cell + 2
+        if y == 0:
+            numbers = [str(col) for col in range(first, min(first + count, memory.num_columns))]
+        else:
+            numbers = memory.row(row, first, count)
+        text = "".join(number.rjust(self._cell) for number in numbers)[left % self._cell :]
+        dim = self.rich_style + Style(dim=True)
+        head = Segment((memory.row_title(row) if y else "").rjust(self._gutter), dim)
+        return Strip([head, Segment(text, self.rich_style if y else dim)]).adjust_cell_length(width, self.rich_style)
