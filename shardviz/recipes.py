@@ -28,6 +28,7 @@ class Recipe:
         summary: The docstring's first line.
         axes: The names of its mesh axes; empty where it takes any mesh.
         mesh: The sizes that it runs at unless told otherwise; empty where it says none.
+        kinds: The findings that it must give; empty for all but recreated bugs.
         build: The name of the function that builds the model.
     """
 
@@ -36,6 +37,7 @@ class Recipe:
     summary: str
     axes: tuple[str, ...]
     mesh: tuple[int, ...]
+    kinds: tuple[str, ...] = ()
     build: str = "build"
 
 
@@ -87,7 +89,7 @@ def _read(name: str, path: Path, build: str = "build") -> Recipe:
             )
     docstring = ast.get_docstring(tree) or ""
     axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
-    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, build)
+    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, _constant(tree, "KINDS", str, path), build)
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from shardviz.live.world import World
     from shardviz.recipes import Recipe
+
+LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
+"""How a line of torch's log begins; or an empty one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,15 +55,8 @@ def run(args: argparse.Namespace) -> int:
     check_folder(folder, force=args.force)
     world.prepare(args.launch)
     with replacing_folder(folder, force=args.force) as unfinished:
-        world.launch(
-            TASK,
-            (_job(args, recipe, mesh, unfinished),),
-            num_ranks=mesh.size,
-            method=args.launch,
-            backend=args.backend,
-            timeout=args.timeout,
-            coords=_coords(mesh),
-            on_output=_show_prints,
+        _job(args, recipe, mesh, unfinished).launch(
+            args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
         )
     return _report(args, folder)
 
@@ -88,18 +85,13 @@ def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> 
 
 
 def _job(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path) -> ProbeJob:
-    command = ("shardviz", *sys.argv[1:])
-    return ProbeJob(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, args.values)
-
-
-def _coords(mesh: Mesh) -> list[str]:
-    return [mesh.label(rank) for rank in range(mesh.size)]
+    return ProbeJob.of(recipe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values)
 
 
 def _show_prints(rank: int, text: str) -> None:
-    """Pass on what the probe printed, from one rank: it is talk, and eight copies of it are noise."""
-    if rank == 0 and text:
-        sys.stderr.write(text)
+    """Pass on what the probe printed, from one rank and without torch's log: eight copies of it are noise."""
+    if rank == 0:
+        sys.stderr.writelines(line for line in text.splitlines(keepends=True) if not LOG_LINE.match(line))
 
 
 def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path, joined: World) -> int:
@@ -108,7 +100,8 @@ def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Pa
 
     if joined.rank == 0:
         prepare_folder(folder, force=args.force)
-    world.run_joined(TASK, (_job(args, recipe, mesh, folder),), backend=args.backend, coords=_coords(mesh))
+    job = _job(args, recipe, mesh, folder)
+    world.run_joined(TASK, (job,), backend=args.backend, coords=job.coords)
     return _report(args, folder) if joined.rank == 0 else EXIT_CLEAN
 
 

@@ -1,14 +1,19 @@
-"""What a rank is told to run a probe; importable without torch, since the launcher makes it."""
+"""A probe as a job: what each rank is told, and launching it. Importable without torch, as launchers are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardviz.live import world
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.live.world.launching import OnOutput
+    from shardviz.live.world.starting import Method
     from shardviz.mesh import Mesh
+    from shardviz.recipes import Recipe
 
 TASK = "shardviz.live.probing:run_probe"
 
@@ -34,3 +39,35 @@ class ProbeJob:
     folder: Path
     command: tuple[str, ...]
     values_limit: int
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = 256
+    ) -> ProbeJob:
+        """Return the job that runs a recipe on a mesh and writes to a folder."""
+        return cls(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, values_limit)
+
+    @property
+    def coords(self) -> list[str]:
+        """Every rank's coordinate in words, for messages."""
+        return [self.mesh.label(rank) for rank in range(self.mesh.size)]
+
+    def launch(
+        self,
+        method: Method = "fork",
+        *,
+        backend: str | None = None,
+        timeout: float = 120.0,
+        on_output: OnOutput | None = None,
+    ) -> None:
+        """Run it on new ranks of this machine; arguments and errors are those of `world.launch`."""
+        world.launch(
+            TASK,
+            (self,),
+            num_ranks=self.mesh.size,
+            method=method,
+            backend=backend,
+            timeout=timeout,
+            coords=self.coords,
+            on_output=on_output,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ def run_probe(world: World, job: ProbeJob) -> None:
     Raises:
         ProbeError: The probe's `build` returns no module.
     """
+    # What torch advises on speed and style would stand there once a rank and a build.
+    warnings.filterwarnings("ignore", module=r"torch\.")
     probe = load_probe(job.path, job.build)
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
     capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
@@ -115,20 +118,28 @@ class Run:
         return stamped
 
     def capture_step(self) -> None:
-        """Step the sharded model, and on rank 0 write the unsharded model's step beside it."""
+        """Step the unsharded model and then the sharded one, and lay them side by side.
+
+        Where only the sharded step raises, as torch does for uneven tensor parallel, that is noted and not an error.
+        """
         batch = whole_batch(self.probe)
         axes = batch_axes(self.probe, self.job.mesh)
+        unsharded = self._built().double()
+        before = [replace(local, values=local.values.clone()) for local in local_tensors(unsharded)]
+        reference = reference_step(self.probe, unsharded, batch)
         model = self._initialized(self._parallelized(self._built().double()))
         own = own_batch(batch, axes, self.device_mesh)
-        step = sharded_step(self.probe, model, own, self.device_mesh)
+        try:
+            step = sharded_step(self.probe, model, own, self.device_mesh)
+        except Exception as error:
+            line = str(error).strip().partition("\n")[0]
+            self.capture.not_checked.append(("", f"the step, which raised {type(error).__name__}: {line}"))
+            return
         for local in [*gradients(self._locals(model)), *results(step, self.job.mesh, axes)]:
             self.capture.add_values(local, "step")
         if self.capture.rank == 0:
-            unsharded = self._built().double()
-            reference = reference_step(self.probe, unsharded, batch)
-            before = list(local_tensors(self._built().double()))
-            whole = [*before, *gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
-            for local in whole:
+            after = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
+            for local in [*before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
 
     def _capture_digits(self, bits: int, last: int) -> None:

@@ -8,8 +8,7 @@ from shardviz import recipes
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import Model, model_of
 from shardviz.dump.write import prepare_folder
-from shardviz.live import world
-from shardviz.live.job import TASK, ProbeJob
+from shardviz.live.job import ProbeJob
 from shardviz.mesh import parse_mesh
 
 if TYPE_CHECKING:
@@ -20,6 +19,5 @@ def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = 2
     """Return what the probe's ranks wrote."""
     recipe = recipes.find(probe)
     mesh = parse_mesh(mesh_text, recipe.axes)
-    job = ProbeJob(recipe.name, recipe.path, recipe.build, mesh, prepare_folder(folder), (), values_limit)
-    world.launch(TASK, (job,), num_ranks=mesh.size, coords=[mesh.label(rank) for rank in range(mesh.size)])
+    ProbeJob.of(recipe, mesh, prepare_folder(folder), values_limit=values_limit).launch()
     return model_of(read_dump(folder))

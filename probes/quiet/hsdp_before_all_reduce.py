@@ -1,0 +1,39 @@
+"""HSDP between backward and the all-reduce over replicas: gradients are not there yet, and must not be judged.
+
+Gradient accumulation turns the all-reduce off for all but the last micro-batch. FSDP2 then keeps what it has reduced so
+far to itself, and `.grad` is None.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.live.compat import fully_shard
+
+AXES = ("replicate", "shard")
+MESH = (2, 2)
+BATCH_AXES = ("replicate", "shard")
+
+
+def build() -> nn.Linear:
+    return nn.Linear(4, 4)
+
+
+def parallelize(model: nn.Linear, mesh: DeviceMesh) -> None:
+    fully_shard(model, mesh=mesh)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, 4)
+
+
+def step(model: nn.Linear, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    model.set_requires_all_reduce(False)
+    part = model(rows).square().mean()
+    torch.autograd.backward(part)
+    return part
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,48 @@
+"""Known silent bugs, live: each is found and rightly named, and what looks like them stays quiet."""
+
+import pytest
+
+from shardviz import recipes
+from shardviz.check.run import check_model
+from tests.live.probing import run_probe
+
+BUGS = [recipe for recipe in recipes.shipped() if recipe.name.startswith("bugs/")]
+QUIET = [recipe for recipe in recipes.shipped() if recipe.name.startswith("quiet/")]
+
+
+@pytest.mark.parametrize("recipe", BUGS, ids=[recipe.name for recipe in BUGS])
+def test_a_known_bug_is_found_and_named_and_nothing_else_is(recipe, tmp_path):
+    report = check_model(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
+    assert {finding.kind for finding in report.findings} == set(recipe.kinds)
+    for finding in report.findings:
+        assert finding.summary
+        assert finding.cause
+        assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("probe", "mesh"),
+    [
+        ("tp", "3"),
+        ("fsdp", "3"),
+        ("fsdp", "8"),
+        ("hsdp", "3,2"),
+        ("hsdp_fsdp1", "2,2"),
+        ("tp_fsdp", "2,2"),
+        ("tp_fsdp", "3,2"),
+        ("tp_fsdp", "2,3"),
+        ("tp_fsdp", "1,4"),
+        ("tp_fsdp", "4,1"),
+    ],
+)
+def test_a_healthy_probe_gives_no_finding_at_any_mesh(probe, mesh, tmp_path):
+    report = check_model(run_probe(probe, mesh, tmp_path / "dump"))
+    assert report.findings == ()
+    assert report.not_checked == ()
+
+
+@pytest.mark.parametrize("recipe", QUIET, ids=[recipe.name for recipe in QUIET])
+def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
+    report = check_model(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
+    assert report.findings == ()
+    assert report.not_checked == ()
