@@ -52,13 +52,13 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
     Returns:
         The folds, each with its key, in the order in which the first of their names came.
     """
-    groups: dict[tuple[str, str, Key], list[int]] = {}
+    groups: dict[tuple[str, str, bool, Key], list[int]] = {}
     for name, key in named:
         prefix, number, suffix = cut(name)
-        numbers = groups.setdefault((prefix, suffix, key), [])
+        numbers = groups.setdefault((prefix, suffix, number is None, key), [])
         if number is not None:
             numbers.append(number)
-    return [(Fold(prefix, _spans(numbers), suffix), key) for (prefix, suffix, key), numbers in groups.items()]
+    return [(Fold(prefix, _spans(numbers), suffix), key) for (prefix, suffix, _, key), numbers in groups.items()]
 
 
 def cut(name: str) -> tuple[str, int | None, str]:
