@@ -5,6 +5,7 @@ Offline: no torch here. A `Mesh` is what `torch.distributed.device_mesh.DeviceMe
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections import Counter
@@ -95,7 +96,11 @@ class Mesh:
             MeshError: The mesh has no such axis.
         """
         if axis not in self.axes:
-            raise MeshError(f"mesh {self} has no axis {axis!r}", f"its axes are {', '.join(self.axes) or '(none)'}")
+            known = f"its axes are {', '.join(self.axes) or '(none)'}"
+            close = difflib.get_close_matches(axis, self.axes, n=1)
+            raise MeshError(
+                f"mesh {self} has no axis {axis!r}", f"did you mean {close[0]}? {known}" if close else known
+            )
         return self.axes.index(axis)
 
     def axis_size(self, axis: str) -> int:

@@ -87,7 +87,9 @@ ERRORS = {
     "explain [*/tp] --mesh tp=2": (
         "layout '[*/tp]' has a * where a size is wanted\nHint: write the size, or add --shape 12,12"
     ),
-    "explain [12/tpp] --mesh fsdp=2,tp=2": "mesh (fsdp=2, tp=2) has no axis 'tpp'\nHint: its axes are fsdp, tp",
+    "explain [12/tpp] --mesh fsdp=2,tp=2": (
+        "mesh (fsdp=2, tp=2) has no axis 'tpp'\nHint: did you mean tp? its axes are fsdp, tp"
+    ),
     "explain Shard(0) --mesh tp=2": ("placements alone do not say how large the tensor is\nHint: add --shape 12,12"),
     "explain Shard(1) --mesh tp=2 --shape 4": "Shard(1) on a tensor of 1 dims",
     "explain [4] --mesh 2000,2000": "mesh (dim0=2000, dim1=2000) has more than 1,048,576 ranks",

@@ -11,6 +11,7 @@ from shardviz.names import printable
 from shardviz.picture.drawing import Budget, draw
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.meshes import mesh_lines
+from shardviz.picture.subject import NOTHING
 from shardviz.picture.terminal import BAD, DIM, GOOD, beside, line, wrapped
 from shardviz.picture.text import frame_for, side_lines
 from shardviz.placements import spell
@@ -194,7 +195,7 @@ def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False)
     rows = [(ranks_text(mask_of(ranks)), claims, holds) for (claims, holds), ranks in groups.items()]
     order = {row: at for at, row in enumerate(rows)}
     shown = rows if all_ranks else sorted(sorted(rows, key=_is_same)[:MOST_RANK_LINES], key=order.__getitem__)
-    lines = _rank_table(shown, terminal, "claimed" if subject.name else "part")
+    lines = _rank_table(shown, terminal, subject)
     if len(shown) < len(rows):
         lines.append(line((f"{terminal.glyphs.more} {len(rows) - len(shown):,} more lines: --all prints them", DIM)))
     return lines
@@ -205,15 +206,28 @@ def _is_same(row: tuple[str, str, str]) -> bool:
     return not (claims and holds) or claims == holds
 
 
-def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, claimed: str) -> list[Text]:
-    heads = ("ranks", claimed, "held")
+def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: Subject) -> list[Text]:
+    heads = ("ranks", "claimed" if subject.name else "part", "held")
     kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
     if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
         heads, kept = ("ranks", "claimed and held", ""), [0, 1]
     widths = {column: max(len(heads[column]), *(len(row[column]) for row in rows)) for column in kept}
     lines = [line(("   " + "  ".join(heads[column].ljust(widths[column]) for column in kept), DIM))]
+    owners = _owners(subject)
     for row in rows:
-        mark, style = (" ", "") if _is_same(row) else (terminal.glyphs.differs, BAD)
         text = "  ".join(row[column].ljust(widths[column]) for column in kept)
-        lines.append(line((f"{mark:<3}{text}", style)))
+        if _is_same(row):
+            lines.append(line(f"   {text}"))
+            continue
+        owner = f"  the part of {_ranks(owners[row[2]], 20)}" if row[2] in owners else ""
+        lines.append(line((f"{terminal.glyphs.differs:<3}{text}", BAD), owner))
     return lines
+
+
+def _owners(subject: Subject) -> dict[str, list[int]]:
+    """Return the ranks that should hold each part; nothing is nobody's."""
+    owners: dict[str, list[int]] = {}
+    for rank, text in subject.claims.items():
+        if text != NOTHING:
+            owners.setdefault(text, []).append(rank)
+    return owners
