@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import torch
 
+Sent = TypeVar("Sent")
+
 MAX_ELEMENTS = 1 << 26
 """Tensors of more elements than this are not gathered whole on every rank."""
 
@@ -26,9 +28,14 @@ def refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
         tensors: This rank's DTensors by name.
     """
     mine = {name: reason for name, tensor in tensors.items() if (reason := _reason(tensor))}
-    of_all: list[dict[str, str]] = [{} for _ in range(distributed.get_world_size())]
+    return {name: reason for one in reversed(of_all_ranks(mine)) for name, reason in one.items()}
+
+
+def of_all_ranks(mine: Sent) -> list[Sent]:
+    """Return what every rank passes, in rank order. Every rank calls this."""
+    of_all: list[Sent] = [mine] * distributed.get_world_size()
     distributed.all_gather_object(of_all, mine)
-    return {name: reason for one in reversed(of_all) for name, reason in one.items()}
+    return of_all
 
 
 def full_tensor(tensor: DTensor) -> torch.Tensor:

@@ -129,11 +129,16 @@ class Run:
         reference = reference_step(self.probe, unsharded, batch)
         model = self._initialized(self._parallelized(self._built().double()))
         own = own_batch(batch, axes, self.device_mesh)
+        step, error = None, ""
         try:
             step = sharded_step(self.probe, model, own, self.device_mesh)
-        except Exception as error:
-            line = str(error).strip().partition("\n")[0]
-            self.capture.not_checked.append(("", f"the step, which raised {type(error).__name__}: {line}"))
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {str(raised).strip().partition(chr(10))[0]}"
+        errors = gather.of_all_ranks(error)
+        if step is None or any(errors):
+            if self.capture.rank == 0:
+                rank, first = next((rank, text) for rank, text in enumerate(errors) if text)
+                self.capture.not_checked.append(("", f"the step: rank {rank} raised {first}"))
             return
         for local in [*gradients(self._locals(model)), *results(step, self.job.mesh, axes)]:
             self.capture.add_values(local, "step")

@@ -5,7 +5,7 @@ import pytest
 from shardviz.notation import parse, write
 from tests.live.probing import run_probe
 
-UNEVEN_STEP = "the step, which raised RuntimeError: a and b must have same reduction dim, but got [120, 25] X [24, 12]."
+REFUSED = "the step: rank 0 raised RuntimeError: a and b must have same reduction dim, but got "
 """What torch 2.13 says to a column-wise and a row-wise layer of 24 features over 5 ranks."""
 
 HEALTHY = [
@@ -34,7 +34,7 @@ def test_a_healthy_probe_holds_what_it_claims_and_claims_what_it_says(probe, mes
         whole = next(stamp.shape for stamp in model.dump.run.stamps if stamp.name == gathered.name)
         assert gathered.held == tuple(((0, size),) for size in whole)
     said = {why for rank in model.dump.ranks.values() for _, why in rank.not_checked}
-    assert said == ({UNEVEN_STEP} if mesh in ("5", "2,5") else set())
+    assert [why.startswith(REFUSED) for why in said] == ([True] if mesh in ("5", "2,5") else [])
 
 
 def test_hybrid_shard_cuts_a_10x10_weight_into_four_shards_of_25(tmp_path):
