@@ -71,7 +71,7 @@ def capture(
     distributed.barrier()
     seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
     seen.add_mesh(mesh)
-    _add_model(seen, model, mesh, stamps)
+    add_model(seen, model, mesh, stamps)
     if rank == 0:
         write_run(folder, run_record(plain_mesh(mesh), stamps, intended, command=tuple(sys.argv)))
     write_rank(folder, seen.record(), seen.dense)
@@ -79,7 +79,15 @@ def capture(
     return folder
 
 
-def _add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh, stamps: Stamped | None) -> None:
+def add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None) -> None:
+    """Capture a model's parameters and buffers: the ids of a stamped one, the values of another.
+
+    Args:
+        seen: What this rank has to say.
+        model: The sharded model.
+        mesh: The mesh of the job, if there is one.
+        stamps: What stamping did before the model was sharded.
+    """
     from shardviz.live import describe
     from shardviz.live.capture import local_tensors
     from shardviz.live.meshes import plain_mesh
@@ -89,7 +97,7 @@ def _add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh, stamps: Stampe
     if stamps is not None:
         seen.not_checked += [*stamps.not_applied, *stamps.not_stamped]
     last = max((stamp.first + math.prod(stamp.shape) - 1 for stamp in stamps.stamps), default=0) if stamps else 0
-    for local in local_tensors(model, plain_mesh(mesh)):
+    for local in local_tensors(model, plain_mesh(mesh) if mesh is not None else None):
         if stamps is None:
             seen.add_values(local, "initial")
         elif last < 2 ** exact_bits(local.values.dtype):

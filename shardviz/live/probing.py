@@ -122,8 +122,8 @@ class Run:
 
         Where only the sharded step raises, as torch does for uneven tensor parallel, that is noted and not an error.
         """
-        batch = whole_batch(self.probe)
         axes = batch_axes(self.probe, self.job.mesh)
+        batch = whole_batch(self.probe, math.prod(self.job.mesh.axis_size(axis) for axis in axes))
         unsharded = self._built().double()
         before = [replace(local, values=local.values.clone()) for local in local_tensors(unsharded)]
         reference = reference_step(self.probe, unsharded, batch)
@@ -170,7 +170,7 @@ class Run:
         """Let torch reassemble every DTensor, to be laid beside shardviz's own reassembly."""
         sharded = {
             clean_name(name): tensor
-            for _, name, tensor in named_tensors(_unwrapped(model))
+            for _, name, tensor in named_tensors(unwrapped(model))
             if isinstance(tensor, DTensor) and clean_name(name) in self.capture.stamps and exact_bits(tensor.dtype)
         }
         refused = gather.refused(sharded)
@@ -212,7 +212,7 @@ class Run:
         return self._parallelized(model), stamped
 
     def _locals(self, model: nn.Module) -> list[Local]:
-        return list(local_tensors(_unwrapped(model), self.job.mesh))
+        return list(local_tensors(unwrapped(model), self.job.mesh))
 
 
 def _holds_ids(model: nn.Module) -> bool:
@@ -222,7 +222,7 @@ def _holds_ids(model: nn.Module) -> bool:
     return bool(numel < 2**bits)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """Look inside DistributedDataParallel and DataParallel, which put `module.` before every name."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     return model.module if isinstance(model, wrappers) else model

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
+
+_stamped: WeakKeyDictionary[nn.Module, Stamped] = WeakKeyDictionary()
+"""What was done to models that still exist."""
 
 EXACT_BITS = {
     torch.float64: 53,
@@ -91,7 +95,15 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
         if reason := _fill(tensor, first, digits):
             not_applied.append((name, reason))
         first += tensor.numel()
-    return Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped))
+    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped))
+    if digits is None:
+        _stamped[model] = done
+    return done
+
+
+def stamps_of(model: nn.Module) -> Stamped | None:
+    """Return what `stamp` did to a model, or to the model inside a wrapper; None where it was not stamped."""
+    return next((_stamped[module] for module in model.modules() if module in _stamped), None)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:

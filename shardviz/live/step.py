@@ -49,14 +49,6 @@ class Step:
     logged: Mapping[str, Any] = field(default_factory=dict)
 
 
-def whole_batch(probe: ModuleType) -> Batch:
-    """Return the probe's batch in float64, the same on every rank."""
-    torch.manual_seed(1)
-    batch = probe.batch()
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    return tuple(part.double() if torch.is_tensor(part) and part.is_floating_point() else part for part in parts)
-
-
 def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
     """Return the axes over which the batch is split.
 
@@ -69,25 +61,38 @@ def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
     return axes
 
 
-def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
-    """Return this rank's part of the batch.
+def whole_batch(probe: ModuleType, parts: int) -> Batch:
+    """Return the probe's batch in float64, the same on every rank.
+
+    Rows beyond a multiple of `parts` are left out: a mean over unequal parts is not the mean of the whole.
 
     Raises:
-        ProbeError: Dim 0 of a tensor does not divide: a mean over unequal parts is not the mean of the whole.
+        ProbeError: There are fewer rows than parts.
     """
+    torch.manual_seed(1)
+    batch = probe.batch()
+    own: list[Any] = []
+    for part in batch if isinstance(batch, tuple) else (batch,):
+        if not torch.is_tensor(part):
+            own.append(part)
+            continue
+        rows = part.shape[0] // parts * parts if part.ndim else 0
+        if part.ndim and not rows:
+            raise ProbeError(
+                f"a batch of {part.shape[0]} rows for {parts} ranks", f"let batch() return {parts} or more"
+            )
+        whole = part[:rows] if part.ndim else part
+        own.append(whole.double() if whole.is_floating_point() else whole)
+    return tuple(own)
+
+
+def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
+    """Return this rank's part of the batch: the rows of its coordinate on `axes`, outermost first."""
     parts, mine = 1, 0
     for axis in axes:
         size = mesh[axis].size()
         parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
-    own: list[Any] = []
-    for part in batch:
-        if torch.is_tensor(part) and part.shape[0] % parts:
-            raise ProbeError(
-                f"a batch of {part.shape[0]} rows does not divide over {' * '.join(axes)} = {parts} ranks",
-                f"let batch() return a multiple of {parts} rows",
-            )
-        own.append(part.chunk(parts)[mine] if torch.is_tensor(part) else part)
-    return tuple(own)
+    return tuple(part.chunk(parts)[mine] if torch.is_tensor(part) and part.ndim else part for part in batch)
 
 
 def reference_step(probe: ModuleType, model: nn.Module, batch: Batch) -> Step:
