@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from shardviz.errors import MeshError
 from shardviz.mesh import Mesh, parse_mesh
 from tests.layouts import meshes
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_a_rank_is_labelled_by_its_coordinate():
 
 
 @given(meshes(), st.randoms())
-def test_ranks_and_coordinates_agree_however_the_ranks_are_placed(mesh: Mesh, random: st.Random):
+def test_ranks_and_coordinates_agree_however_the_ranks_are_placed(mesh: Mesh, random: Random):
     ranks = list(range(100, 100 + mesh.size))
     random.shuffle(ranks)
     placed = Mesh(mesh.axes, mesh.shape, tuple(ranks))
