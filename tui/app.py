@@ -6,12 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.app import App
-from textual.binding import Binding, BindingType
+from textual.app import App, SystemCommand
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.reactive import reactive
+from textual.screen import ModalScreen, Screen
 
 from .loading import load
 from .messages import DocumentRead, Progressed, ReadFailed
+from .saving import save_screen
 from .screens.explore import ExploreView
 from .screens.findings import FindingsView
 from .screens.mesh import MeshView
@@ -19,6 +21,7 @@ from .screens.rank import RankView
 from .selection import Selection, first_selection, of_finding
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .document import Document
@@ -37,13 +40,31 @@ class ShardvizApp(App[None]):
     MODES = {"explore": ExploreView, "mesh": MeshView, "rank": RankView, "findings": FindingsView}  # noqa: RUF012  Textual's
     DEFAULT_MODE = "explore"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "switch_mode('explore')", "Tensors", id="app.explore", tooltip="The tensors and their maps"),
-        Binding("2", "switch_mode('mesh')", "Mesh", id="app.mesh", tooltip="All ranks at their places"),
-        Binding("3", "switch_mode('rank')", "Rank", id="app.rank", tooltip="Everything that one rank holds"),
-        Binding("4", "switch_mode('findings')", "Findings", id="app.findings", tooltip="Everything that is wrong"),
+        Binding(
+            "1", "switch_mode('explore')", "Tensors", show=False, id="app.explore", tooltip="The tensors and their maps"
+        ),
+        Binding("2", "switch_mode('mesh')", "Mesh", show=False, id="app.mesh", tooltip="All ranks at their places"),
+        Binding(
+            "3", "switch_mode('rank')", "Rank", show=False, id="app.rank", tooltip="Everything that one rank holds"
+        ),
+        Binding(
+            "4",
+            "switch_mode('findings')",
+            "Findings",
+            show=False,
+            id="app.findings",
+            tooltip="Everything that is wrong",
+        ),
         Binding("c", "copy_fix", "Copy fix", id="app.copy_fix", tooltip="Copy the fix of the finding below"),
         Binding("n", "next_finding(1)", "Next finding", id="app.next", tooltip="Go to the next finding's place"),
         Binding("N", "next_finding(-1)", "Last finding", show=False, id="app.previous", tooltip="Go one finding back"),
+        Binding(
+            "s", "save('svg')", "Save", show=False, id="app.save_svg", tooltip="Save the screen as a picture (SVG)"
+        ),
+        Binding("S", "save('txt')", "Save text", show=False, id="app.save_text", tooltip="Save the screen as text"),
+        Binding(
+            "f1,question_mark", "help", "Help", key_display="F1", id="app.help", tooltip="Help for what is focused"
+        ),
         Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave; the terminal is as it was"),
     ]
 
@@ -56,6 +77,11 @@ class ShardvizApp(App[None]):
         self.path = path
         self.other = other
         self._opened_on = self.selection
+
+    @property
+    def view_names(self) -> list[str]:
+        """The views that there are, in the order of their keys."""
+        return list(self.MODES)
 
     def on_mount(self) -> None:
         """Start reading."""
@@ -81,7 +107,31 @@ class ShardvizApp(App[None]):
         """Offer only what works now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
-        return True
+        return not (action in ("switch_mode", "help") and isinstance(self.screen, ModalScreen))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Offer in the palette what has a key and works now, and the themes."""
+        for active in screen.active_bindings.values():
+            if active.enabled and active.tooltip:
+                key = self.get_key_display(active.binding)
+                yield SystemCommand(
+                    f"{active.tooltip} ({key})", active.binding.description, partial(self._run_binding, active)
+                )
+        yield SystemCommand("Change the theme", "Light and dark ones", self.action_change_theme)
+
+    def _run_binding(self, active: ActiveBinding) -> None:
+        self.call_later(self.run_action, active.binding.action, active.node)
+
+    def action_help(self) -> None:
+        """Show the help for what is focused."""
+        from .screens.help import help_for
+
+        self.push_screen(help_for(self.screen))
+
+    def action_save(self, kind: str) -> None:
+        """Save what is on screen into a new file in the working folder."""
+        path = save_screen(self, kind)
+        self.notify(str(path), title="Saved", markup=False)
 
     def watch_document(self) -> None:
         """Offer the keys that a report makes useful."""

@@ -122,7 +122,7 @@ def ids_in_memory(model: Model, tensor: Tensor, rank: int) -> Memory:
         strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
         return Memory("ids", shard.held.shape, tuple(indices(ranges) for ranges in shard.held.dims), strides)
     ids = model.local_ids(tensor, shard, tensor.names[0])
-    return Memory("ids", ids.shape, array=ids.reshape(-1, ids.shape[-1] if ids.ndim else 1))
+    return Memory("ids", ids.shape, array=ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1))
 
 
 def values_in_memory(model: Model, tensor: Tensor, rank: int) -> Memory | None:
@@ -131,7 +131,7 @@ def values_in_memory(model: Model, tensor: Tensor, rank: int) -> Memory | None:
         for other in model.stage(stage):
             if other.role == tensor.role and tensor.names[0] in other.names and rank in other.shards:
                 body = other.shards[rank].body
-                if body.values is not None and math.prod(body.local_shape):
+                if body.values is not None and 0 not in body.local_shape:
                     array = np.array(_flat(body.values), dtype=object)
                     columns = body.local_shape[-1] if body.local_shape else 1
                     return Memory(f"values, {stage}", body.local_shape, array=array.reshape(-1, columns))

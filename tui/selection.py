@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.holders import Plane
@@ -58,3 +59,10 @@ def of_finding(document: Document, selection: Selection, finding: int) -> Select
     selection = of_entry(document, selection, document.by_finding[finding])
     ranks = document.findings[finding].ranks
     return replace(selection, finding=finding, rank=ranks[0] if ranks else selection.rank)
+
+
+def next_plane(plane: Plane) -> Plane:
+    """Return the plane of the next two dims, all pairs after each other."""
+    pairs = list(combinations(range(len(plane.at)), 2))
+    rows, cols = pairs[(pairs.index((plane.rows, plane.cols)) + 1) % len(pairs)]
+    return replace(plane, rows=rows, cols=cols)

@@ -69,6 +69,13 @@ class Zoom:
                 found[dim] = int(edges[min(max(block, 0), len(edges) - 2)])
         return tuple(found)
 
+    def block(self, place: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Return the index ranges of the block that an element is in, a range a dim; one index of dims not drawn."""
+        found = [(at, at + 1) for at in place]
+        for dim in (self.plane.rows, self.plane.cols):
+            found[dim] = Ruler(_edges(self.holders, dim)).block_of(place[dim])
+        return found
+
 
 def _stepped(ruler: Ruler, index: int, step: int) -> int:
     """Go to the next span of a ruler, over lines and further cells of the same index."""

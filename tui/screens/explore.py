@@ -9,24 +9,22 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
-from shardviz.errors import ShardvizError
+from shardviz.names import printable
 
-from ..messages import PlaceChosen, SideChosen, TensorChosen
+from ..filters import Filters, after, axes_of, roles_of
+from ..messages import TensorChosen
 from ..selection import of_entry
 from ..widgets.finding_card import FindingCard
-from ..widgets.inspector import Inspector
-from ..widgets.side_bar import SIDES, SideBar
-from ..widgets.tensor_map import TensorMap
+from ..widgets.map_panel import MapPanel
+from ..widgets.search import Search
 from ..widgets.tensor_tree import TensorTree
 from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.widgets import Input
 
-    from shardviz.picture.paint import Side
-    from shardviz.picture.sides import Sides
-
-    from ..document import Document, Entry
+    from ..document import Document
     from ..selection import Selection
 
 
@@ -34,40 +32,59 @@ class ExploreView(View):
     """The view."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("v", "next_side", "Claimed/held", id="explore.side", tooltip="Claimed, held, or where they differ"),
+        Binding("slash", "search", "Search", key_display="/", id="explore.search", tooltip="Find tensors by name"),
+        Binding("f", "only_findings", "Filter", id="explore.findings", tooltip="Only tensors with findings, or all"),
+        Binding("r", "next_role", "Role", show=False, id="explore.role", tooltip="Only tensors of the next role"),
+        Binding(
+            "a", "next_axis", "Axis", show=False, id="explore.axis", tooltip="Only tensors over the next mesh axis"
+        ),
+        Binding("enter", "to_map", "To the map", show=False, id="explore.map", tooltip="Walk on the map"),
+        Binding("escape", "to_tree", "To the tensors", show=False, id="explore.tree", tooltip="Back to the tensors"),
     ]
+    AUTO_FOCUS = "#tree"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._filters = Filters()
+        self._listed: tuple[Document | None, Filters] | None = None
 
     def compose_view(self) -> ComposeResult:
         """Make the view."""
         with Horizontal():
-            yield TensorTree(id="tree")
-            with Vertical(id="right"):
-                yield SideBar(id="sides")
-                yield TensorMap(id="map")
-                yield Inspector(id="inspector")
-        with VerticalScroll(id="finding", can_focus=True):
+            with Vertical(id="tree-box", classes="boxed") as box:
+                box.border_title = "Tensors"
+                yield Search(id="search")
+                yield TensorTree(id="tree")
+            yield MapPanel(id="map-panel", classes="boxed")
+        with VerticalScroll(id="finding", classes="boxed"):
             yield FindingCard(id="card")
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
-        tree = self.query_one(TensorTree)
-        if document is not self._document_in_tree:
-            self._document_in_tree = document
-            tree.show(document.entries if document else (), range(len(document.entries)) if document else ())
+        self._list(document)
         self.query_one(FindingCard).show(document, selection.finding)
-        if document is None or not document.entries:
+        if document is not None and document.entries:
+            self.query_one(TensorTree).choose(selection.entry)
+            self.query_one(MapPanel).show(document, selection)
+
+    def _list(self, document: Document | None) -> None:
+        """List the tensors that pass the filters."""
+        if self._listed is not None and self._listed[0] is document and self._listed[1] == self._filters:
             return
-        tree.choose(selection.entry)
-        self._show_map(document, selection)
+        self._listed = (document, self._filters)
+        entries = document.entries if document else ()
+        shown = [index for index, entry in enumerate(entries) if self._filters.passes(entry)]
+        self.query_one(TensorTree).show(entries, shown)
+        box = self.query_one("#tree-box")
+        box.border_title = "Tensors" if len(shown) == len(entries) else f"Tensors: {len(shown)} of {len(entries)}"
+        box.border_subtitle = printable(str(self._filters))
+        if shown and self.app.selection.entry not in shown and document is not None:
+            self.app.selection = of_entry(document, self.app.selection, shown[0])
 
-    _document_in_tree: Document | None = None
-
-    def _show_map(self, document: Document, selection: Selection) -> None:
-        entry = document.entries[selection.entry]
-        sides, why = _sides(document, selection.entry)
-        self.query_one(SideBar).show(selection.side)
-        self.query_one(TensorMap).show(sides, selection.side, selection.plane, _suffix(entry))
-        self.query_one(Inspector).show(document, selection, sides, why)
+    def _filter(self, filters: Filters) -> None:
+        self._filters = filters
+        self._list(self.app.document)
+        self.query_one(TensorTree).choose(self.app.selection.entry)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
@@ -75,31 +92,36 @@ class ExploreView(View):
         if document is not None and message.entry != selection.entry:
             self.app.selection = of_entry(document, selection, message.entry)
 
-    @on(SideChosen)
-    def _side_chosen(self, message: SideChosen) -> None:
-        self.app.selection = replace(self.app.selection, side=message.side)
+    @on(Search.Changed)
+    def _searched(self, message: Input.Changed) -> None:
+        self._filter(replace(self._filters, text=message.value.strip()))
 
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        selection = self.app.selection
-        if selection.plane is not None:
-            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
+    @on(Search.Closed)
+    def _search_closed(self) -> None:
+        self.query_one(TensorTree).focus()
 
-    def action_next_side(self) -> None:
-        """Go from claimed to held to difference."""
-        side: Side = SIDES[(SIDES.index(self.app.selection.side) + 1) % len(SIDES)]
-        self.app.selection = replace(self.app.selection, side=side)
+    def action_search(self) -> None:
+        """Type a part of a name."""
+        self.query_one(Search).open()
 
+    def action_only_findings(self) -> None:
+        """List only what has findings, or all again."""
+        self._filter(replace(self._filters, findings=not self._filters.findings))
 
-def _sides(document: Document, entry: int) -> tuple[Sides | None, str]:
-    """Return what can be drawn of an entry, or why nothing can."""
-    try:
-        return document.sides(entry), ""
-    except ShardvizError as error:
-        return None, error.message
+    def action_next_role(self) -> None:
+        """List only the next role."""
+        if self.app.document is not None:
+            self._filter(replace(self._filters, role=after(roles_of(self.app.document), self._filters.role)))
 
+    def action_next_axis(self) -> None:
+        """List only what the next axis splits."""
+        if self.app.document is not None:
+            self._filter(replace(self._filters, axis=after(axes_of(self.app.document), self._filters.axis)))
 
-def _suffix(entry: Entry) -> str:
-    """Return what a label says of pending sums."""
-    claimed = entry.tensor.claimed
-    return " ".join(f"+{axis}" for axis, _ in claimed.partial) if claimed else ""
+    def action_to_map(self) -> None:
+        """Go to the map."""
+        self.query_one(MapPanel).focus_map()
+
+    def action_to_tree(self) -> None:
+        """Go back to the tensors."""
+        self.query_one(TensorTree).focus()

@@ -13,11 +13,11 @@ from textual.widgets import Static
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
+from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
 from ..widgets.tensor_map import TensorMap
-from .lights import lights_of
 from .view import View
 
 if TYPE_CHECKING:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
 from ..widgets.title import Title
+from ..widgets.view_tabs import ViewTabs
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -29,7 +31,9 @@ class View(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Put the view between the title and the keys."""
-        yield Title(id="title")
+        with Horizontal(id="top"):
+            yield Title(id="title")
+            yield ViewTabs(self.app.view_names, id="tabs")
         yield from self.compose_view()
         yield Footer(show_command_palette=False)
 
@@ -56,6 +60,7 @@ class View(Screen[None]):
         if not self.is_current and self._shown is not None:
             return
         self.query_one(Title).show(self.app.document, self.app.note)
+        self.query_one(ViewTabs).show(self.app.current_mode)
         state = (self.app.document, self.app.selection)
         if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
             self._shown = state

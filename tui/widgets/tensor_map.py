@@ -235,6 +235,10 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         self.refresh()
         self.post_message(PlaceChosen(place))
 
+    def block(self) -> list[tuple[int, int]] | None:
+        """Return the index ranges of the block under the cursor, a range a dim."""
+        return self.zoom.block(self.place) if self.zoom else None
+
     def _scroll_to_cursor(self, *, center: bool = False) -> None:
         if (frame := self.frame) is None:
             return

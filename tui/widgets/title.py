@@ -29,12 +29,13 @@ def title_text(document: Document | None, note: str = "") -> Text:
     text = Text.assemble(("shardviz", "bold"), no_wrap=True, overflow="ellipsis")
     if document is not None:
         run = document.model.dump.run
-        text.append(f"  {printable(document.path.name)}")
-        text.append(f" · {_count(run.num_ranks, 'rank')} {document.model.dump.mesh}", "dim")
-        text.append(f" · {_count(sum(len(entry.tensor.fold) for entry in document.entries), 'tensor')}", "dim")
-        text.append(" · ").append_text(_verdict(document))
+        text.append(f"  {printable(document.path.name)}  ").append_text(_verdict(document))
         if missing := len(document.model.dump.missing_ranks):
             text.append(f" · {_count(missing, 'rank')} missing", verdict_style("warning"))
+        if note:
+            text.append(f" · {note}", "dim")
+        text.append(f" · {_count(run.num_ranks, 'rank')} {document.model.dump.mesh}", "dim")
+        return text.append(f" · {_count(sum(len(entry.tensor.fold) for entry in document.entries), 'tensor')}", "dim")
     return text.append(f"  {note}", "dim") if note else text
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 
-from ..widgets.mesh_grid import Lights
+from .widgets.mesh_grid import Lights
 
 if TYPE_CHECKING:
-    from ..document import Document
-    from ..selection import Selection
+    from .document import Document
+    from .selection import Selection
 
 
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:

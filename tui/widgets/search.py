@@ -1,0 +1,40 @@
+"""The line above the tensors that finds them by name; it is there only while it is used."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Input
+
+
+class Search(Input):
+    """The line."""
+
+    class Closed(Message):
+        """The search is over; what it found stays."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "clear_and_close", "All tensors", id="search.close", tooltip="Show all tensors again"),
+        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep what was found"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(placeholder="part of a name", compact=True, id=id, select_on_focus=False)
+        self.display = False
+
+    def open(self) -> None:
+        """Show the line and type into it."""
+        self.display = True
+        self.focus()
+
+    def action_close(self) -> None:
+        """Keep what was found; without text there is nothing to keep."""
+        self.display = bool(self.value)
+        self.post_message(self.Closed())
+
+    def action_clear_and_close(self) -> None:
+        """Show all tensors again."""
+        self.value = ""
+        self.action_close()
