@@ -75,6 +75,13 @@ class Mesh:
         if self.size > MAX_RANKS:
             raise MeshError(f"mesh {self} has more than {MAX_RANKS:,} ranks")
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.axes, self.shape, self.ranks))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @property
     def size(self) -> int:
         """Number of ranks on the mesh."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from shardviz.dump.records import DIGEST_LENGTH, SCHEMA, RankRecord, Record, RunRecord
+from shardviz.dump.pause import collector_paused
+from shardviz.dump.records import DIGEST_LENGTH, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import DumpError
@@ -34,7 +35,7 @@ __all__ = ["DIGEST_LENGTH", "Dump", "layout_of", "mesh_of", "read_dump"]
 SHOWN = 300
 """Of what is wrong with a file, a message shows this many characters."""
 
-AnyRecord = TypeVar("AnyRecord", bound=Record)
+AnyRecord = TypeVar("AnyRecord", RunRecord, RankRecord)
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,8 @@ def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[i
     files = _rank_files(folder)
     for count, name in enumerate(files):
         try:
-            record = _read(folder, name, RankRecord)
-            with _damage(folder / name):
-                if rank_file(record.rank) != name:
-                    raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
-                check_rank(record, run, stamped)
+            with collector_paused():
+                record = _read_rank(folder, name, run, stamped)
             ranks[record.rank] = record
         except DumpError as error:
             if strict:
@@ -128,6 +126,15 @@ def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[i
         if on_progress:
             on_progress(count + 1, len(files))
     return Dump(folder, run, ranks, damaged)
+
+
+def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
+    record = _read(folder, name, RankRecord)
+    with _damage(folder / name):
+        if rank_file(record.rank) != name:
+            raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
+        check_rank(record, run, stamped)
+    return record
 
 
 def _check_folder(folder: Path) -> None:
@@ -176,8 +183,14 @@ class _Schema(msgspec.Struct):
 def _read(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
     """Read one file, telling one of another version from a damaged one before its fields are looked at."""
     content, path = _content(folder, name), folder / name
-    with _damage(path):
-        schema = msgspec.json.decode(content, type=_Schema).schema
+    try:
+        record = msgspec.json.decode(content, type=kind)
+        if record.schema == SCHEMA:
+            return record
+        schema = record.schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with _damage(path):
+            schema = msgspec.json.decode(content, type=_Schema).schema
     if schema != SCHEMA:
         found = "no schema number" if schema == -1 else f"schema {schema}"
         raise DumpError(f"{path}: {found}, expected schema {SCHEMA}", "read it with the shardviz that wrote it")

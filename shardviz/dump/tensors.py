@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
 from shardviz.errors import DumpError
 from shardviz.names import Fold, fold, natural_key
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.read import Dump
-    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, Role, Stage, Stamp, TensorRecord
+    from shardviz.dump.records import Body, LayoutRecord, Role, Stage, Stamp, TensorRecord
     from shardviz.layout import Layout
     from shardviz.mesh import Mesh
 
@@ -222,7 +223,8 @@ def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
 
 def model_of(dump: Dump) -> Model:
     """Lay the ranks of a dump side by side."""
-    return Model(dump, sorted(_tensors(dump), key=_order(dump)))
+    with collector_paused():
+        return Model(dump, sorted(_tensors(dump), key=_order(dump)))
 
 
 def _order(dump: Dump) -> Callable[[Tensor], tuple[object, ...]]:
@@ -238,6 +240,8 @@ def _order(dump: Dump) -> Callable[[Tensor], tuple[object, ...]]:
 
 
 Place = tuple[str, str, str, str]
+Meshes = dict[int, list["Mesh"]]
+"""Each rank's meshes, built once: ranks share them."""
 
 
 def _tensors(dump: Dump) -> list[Tensor]:
@@ -248,18 +252,19 @@ def _tensors(dump: Dump) -> list[Tensor]:
             body = record.bodies[tensor.body]
             place = (tensor.name, tensor.suffix, body.role, body.stage)
             places.setdefault(place, {}).setdefault(rank, []).append(tensor)
+    meshes = {rank: [mesh_of(mesh) for mesh in record.meshes] for rank, record in dump.ranks.items()}
     found: list[Tensor] = []
     for (prefix, suffix, _, _), by_rank in places.items():
         first = next(iter(by_rank.values()))[0]
         if all(len(records) == 1 and records[0].numbers == first.numbers for records in by_rank.values()):
             whole = {rank: (records[0], records[0].digests) for rank, records in by_rank.items()}
-            found.append(_tensor(dump, Fold(prefix, first.numbers, suffix), whole))
+            found.append(_tensor(dump, meshes, Fold(prefix, first.numbers, suffix), whole))
         else:
-            found += _regrouped(dump, by_rank)
+            found += _regrouped(dump, meshes, by_rank)
     return found
 
 
-def _regrouped(dump: Dump, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
+def _regrouped(dump: Dump, meshes: Meshes, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
     """Expand names that ranks fold differently, and fold again those with the same bodies on the same ranks."""
     by_name: dict[str, dict[int, tuple[TensorRecord, str]]] = {}
     for rank, records in by_rank.items():
@@ -275,11 +280,11 @@ def _regrouped(dump: Dump, by_rank: dict[int, list[TensorRecord]]) -> list[Tenso
     for folded, bodies in fold(keyed):
         members = [by_name[name] for name in folded.names()]
         together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, *_ in bodies}
-        tensors.append(_tensor(dump, folded, together))
+        tensors.append(_tensor(dump, meshes, folded, together))
     return tensors
 
 
-def _tensor(dump: Dump, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
+def _tensor(dump: Dump, meshes: Meshes, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
     shards = {}
     for rank in sorted(records):
         tensor, digests = records[rank]
@@ -288,17 +293,12 @@ def _tensor(dump: Dump, folded: Fold, records: dict[int, tuple[TensorRecord, str
         layout = None
         if body.layout is not None:
             claim = record.layouts[body.layout]
-            layout = _layout(claim, record.meshes[claim.mesh])
+            layout = _layout(claim, meshes[rank][claim.mesh])
         shards[rank] = Shard(rank, body, layout, digests)
     first = next(iter(shards.values())).body
     return Tensor(folded, first.role, first.stage, shards)
 
 
 @lru_cache(maxsize=4096)
-def _layout(record: LayoutRecord, mesh: MeshRecord) -> Layout:
-    return layout_of(record, _mesh(mesh))
-
-
-@lru_cache(maxsize=256)
-def _mesh(record: MeshRecord) -> Mesh:
-    return mesh_of(record)
+def _layout(record: LayoutRecord, mesh: Mesh) -> Layout:
+    return layout_of(record, mesh)

@@ -7,7 +7,6 @@ follows the files' length, whatever the numbers in them.
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +21,7 @@ from shardviz.placements import parse_placement
 from shardviz.region import length
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
     from shardviz.placements import Placement
@@ -62,13 +61,22 @@ def _placements(texts: tuple[str, ...]) -> tuple[Placement, ...]:
     return tuple(map(parse_placement, texts))
 
 
-@contextmanager
-def _within(field: str) -> Iterator[None]:
-    """Say in which field something was wrong."""
-    try:
-        yield
-    except ShardvizError as error:
-        raise DumpError(f"{field}: {error.message}") from error
+class _within:  # noqa: N801
+    """Say in which field something was wrong; a class, for a dump of many ranks comes here a hundred thousand times."""
+
+    __slots__ = ("field", "index")
+
+    def __init__(self, field: str, index: int | None = None) -> None:
+        self.field = field
+        self.index = index
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ShardvizError):
+            field = self.field if self.index is None else f"{self.field}[{self.index}]"
+            raise DumpError(f"{field}: {error.message}") from error
 
 
 class StampedShapes:
@@ -116,19 +124,20 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
         raise DumpError(f"num_ranks is {record.num_ranks}, expected the {run.num_ranks} of run.json")
     if record.rank >= run.num_ranks:
         raise DumpError(f"rank is {record.rank}, expected less than the {run.num_ranks} ranks of run.json")
+    meshes = []
     for index, mesh in enumerate(record.meshes):
-        with _within(f"meshes[{index}]"):
-            _check_mesh(mesh, run.num_ranks)
+        with _within("meshes", index):
+            meshes.append(_check_mesh(mesh, run.num_ranks))
     _check_positions(record)
     for index, layout in enumerate(record.layouts):
-        with _within(f"layouts[{index}]"):
-            _check_layout(layout, record.meshes)
+        with _within("layouts", index):
+            _check_layout(layout, _at("mesh", layout.mesh, meshes))
     for index, body in enumerate(record.bodies):
-        with _within(f"bodies[{index}]"):
+        with _within("bodies", index):
             _check_body(body, record.layouts)
     _check_tensors(record, stamped)
     for index, gathered in enumerate(record.gathered):
-        with _within(f"gathered[{index}]"):
+        with _within("gathered", index):
             prefix, number, suffix = cut(gathered.name)
             numbers = () if number is None else ((number, number + 1),)
             _check_runs(gathered.runs)
@@ -136,17 +145,20 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
                 _check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
 
 
-def _check_mesh(mesh: MeshRecord, num_ranks: int) -> None:
-    last = max(mesh_of(mesh).ranks)
+@lru_cache(maxsize=64)
+def _check_mesh(record: MeshRecord, num_ranks: int) -> Mesh:
+    mesh = mesh_of(record)
+    last = max(mesh.ranks)
     if last >= num_ranks:
         raise DumpError(f"ranks name rank {last}, expected ranks below {num_ranks}")
+    return mesh
 
 
 def _check_stamps(stamps: Sequence[Stamp]) -> None:
     by_name = {stamp.name: stamp for stamp in stamps}
     own = []
     for index, stamp in enumerate(stamps):
-        with _within(f"stamps[{index}]"):
+        with _within("stamps", index):
             if by_name[stamp.name] is not stamp:
                 raise DumpError(f"name {stamp.name!r} stands twice, expected each name once")
             numel = _numel("shape", stamp.shape)
@@ -162,15 +174,15 @@ def _check_stamps(stamps: Sequence[Stamp]) -> None:
 
 def _check_positions(record: RankRecord) -> None:
     for index, position in enumerate(record.positions):
-        with _within(f"positions[{index}]"):
+        with _within("positions", index):
             shape = _at("mesh", position.mesh, record.meshes).shape
             for field, found in (("coord", position.coord), ("group_ranks", position.group_ranks)):
                 if len(found) != len(shape) or any(at >= size for at, size in zip(found, shape, strict=True)):
                     raise DumpError(f"{field} is {list(found)}, expected a place on a mesh of {list(shape)}")
 
 
-def _check_layout(layout: LayoutRecord, meshes: Sequence[MeshRecord]) -> None:
-    mesh = mesh_of(_at("mesh", layout.mesh, meshes))
+@lru_cache(maxsize=4096)
+def _check_layout(layout: LayoutRecord, mesh: Mesh) -> None:
     total = _numel("shape", layout.shape)
     with _within("placements"):
         check_placements(mesh, layout.shape, _placements(layout.placements))
@@ -241,7 +253,7 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
     total = 0
     seen: dict[tuple[str, str, str, str], list[tuple[int, int]]] = {}
     for index, tensor in enumerate(record.tensors):
-        with _within(f"tensors[{index}]"):
+        with _within("tensors", index):
             body = _at("body", tensor.body, record.bodies)
             prefix, numbers, suffix = _place(tensor)
             count = length(tensor.numbers) or 1
