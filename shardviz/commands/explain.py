@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shardviz.layout import Layout
     from shardviz.mesh import Mesh
     from shardviz.picture.terminal import Terminal
+    from shardviz.placements import Placement
 
 BITS = re.compile(r"(?:b?float|u?int|complex)([0-9]+)(?:_\w+)?")
 INDENT = 11
@@ -117,8 +119,19 @@ def _in_torch(layout: Layout) -> list[Text]:
     from shardviz.placements import spell
 
     placements = layout.placements()
+    if placements is None and layout.flat is None:
+        placements = _said_otherwise(layout)
     said = "no placements say this: torch has no spelling for it" if placements is None else spell(placements)
     return [_entry("in torch", said)]
+
+
+def _said_otherwise(layout: Layout) -> tuple[Placement, ...] | None:
+    """Look for another chain of splits that gives every rank the same, and that torch can say."""
+    from shardviz.check.infer import infer_layout
+
+    held = {coord: layout.region(coord) for coord in layout.mesh.coords()}
+    same = infer_layout(layout.mesh, layout.shape, held)
+    return replace(same, partial=layout.partial).placements() if same is not None else None
 
 
 def _local_shapes(layout: Layout) -> list[Text]:

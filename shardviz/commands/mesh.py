@@ -8,14 +8,18 @@ from shardviz.errors import EXIT_CLEAN
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from rich.text import Text
 
     from shardviz.mesh import Mesh
     from shardviz.picture.terminal import Terminal
 
-MOST_LINES = 32
+MOST_LINES = 16
 """Lines of each list, unless all are asked for."""
+
+MOST_NUMBERS = 8
+"""Ranks of a group that are written out, unless all are asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +56,16 @@ def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
     lines += [line(""), line(("coordinates", "bold")), *map(line, coords), *_left(mesh.size - len(coords), terminal)]
     for axis in mesh.axes:
         groups = mesh.groups(axis)
-        shown = [line(f"  {', '.join(map(str, group))}") for group in groups[:most]]
+        shown = [line(f"  {_group(group, most is None)}") for group in groups[:most]]
         title = f"{len(groups):,} group{'s' if len(groups) > 1 else ''} along {axis}"
         lines += [line(""), line((title, "bold")), *shown, *_left(len(groups) - len(shown), terminal)]
     return lines
+
+
+def _group(ranks: Sequence[int], whole: bool) -> str:
+    if whole or len(ranks) <= MOST_NUMBERS + 2:
+        return ", ".join(map(str, ranks))
+    return f"{', '.join(map(str, ranks[:MOST_NUMBERS]))}, ... {ranks[-1]}  ({len(ranks):,} ranks)"
 
 
 def _left(count: int, terminal: Terminal) -> list[Text]:

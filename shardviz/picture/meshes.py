@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from shardviz.picture.terminal import Glyphs
 
 MOST_ROWS = 16
-MOST_GRIDS = 8
+MOST_GRID_LINES = 40
+"""Lines that the grids of all places on the outer axes may take together, were they below each other."""
 
 
 def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] = ()) -> list[Text]:
@@ -29,7 +30,8 @@ def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] =
         marked: Ranks that carry the glyph of what differs.
     """
     outer = [list(range(size)) for size in mesh.shape[:-2]]
-    places = list(islice(product(*outer), MOST_GRIDS))
+    grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
+    places = list(islice(product(*outer), max(MOST_GRID_LINES // grid_lines, 1)))
     grids = [_grid(mesh, place, width, glyphs, marked) for place in places]
     lines: list[Text] = []
     while grids:

@@ -11,7 +11,7 @@ from shardviz.picture.findings import findings_lines
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from rich.text import Text
 
@@ -68,7 +68,7 @@ def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list
     """
     verdicts = _verdicts(report) if report else {}
     usual: Verdict = "good" if report else "unknown"
-    named = ((name, _row(tensor, verdicts.get(name, usual))) for tensor in _distinct(model) for name in tensor.names)
+    named = [(name, _row(tensor, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
     rows = [(printable(str(folded)), row) for folded, row in fold(named)]
     width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
     layouts = max((len(row.layout) for _, row in rows), default=0)
@@ -78,14 +78,18 @@ def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list
     return lines
 
 
-def _distinct(model: Model) -> Iterable[Tensor]:
-    """Return each tensor once, as it was captured first."""
-    seen: set[tuple[str, str]] = set()
+def _listed(model: Model, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
+    """Return each name once: all that were stamped, and of the others those of which there is something to tell.
+
+    Where nothing was stamped, every name as it was captured first.
+    """
+    seen: set[str] = set()
+    is_stamped = bool(model.stage("stamped"))
     for tensor in model.tensors:
-        place = (tensor.name, tensor.role)
-        if place not in seen:
-            seen.add(place)
-            yield tensor
+        for name in tensor.names:
+            if name not in seen and (tensor.stage == "stamped" or not is_stamped or name in told):
+                seen.add(name)
+                yield name, tensor
 
 
 def _verdicts(report: Report) -> dict[str, Verdict]:

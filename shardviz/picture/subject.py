@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardviz.dump.tensors import ID_NONE
 from shardviz.picture.holders import Holders
 from shardviz.picture.sides import Sides, sides_of
 
@@ -77,7 +79,11 @@ def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
         if layout is not None
         for rank, region in layout.regions()
     }
-    holds = {rank: _held_text(shard) for rank, shard in tensor.shards.items() if tensor.stage == "stamped"}
+    holds = {
+        rank: _held_text(model, tensor, shard, name)
+        for rank, shard in tensor.shards.items()
+        if tensor.stage == "stamped"
+    }
     holds |= {rank: "no file" for rank in model.dump.missing_ranks if holds}
     return Subject(
         name=name,
@@ -123,10 +129,16 @@ def region_text(region: Region) -> str:
     return str(region) if region.dims else "the number"
 
 
-def _held_text(shard: Shard) -> str:
+def _held_text(model: Model, tensor: Tensor, shard: Shard, name: str) -> str:
     if shard.held is not None:
         return region_text(shard.held)
-    count = 1
-    for size in shard.body.local_shape:
-        count *= size
-    return f"{count:,} scattered ids" if count else NOTHING
+    if not math.prod(shard.body.local_shape):
+        return NOTHING
+    ids = model.local_ids(tensor, shard, name)
+    kinds = {
+        "own ids, scattered": int((ids > 0).sum()),
+        "ids of other tensors": int((ids < ID_NONE).sum()),
+        "zeros": int((ids == 0).sum()),
+        "no ids": int((ids == ID_NONE).sum()),
+    }
+    return "; ".join(f"{kind}: {count:,}" for kind, count in kinds.items() if count)

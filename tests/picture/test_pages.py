@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from shardviz.dump.read import read_dump
@@ -86,6 +87,14 @@ def test_a_rank_without_a_file_is_drawn_as_held_by_nobody(tmp_path: Path) -> Non
 
 def test_a_tensor_that_claims_nothing_is_drawn_as_it_is_held(tmp_path: Path) -> None:
     check_golden("plain", page(tmp_path, "tp=2", Made(None, "[8/tp, 4]", shape=(8, 4)), Terminal(80)))
+
+
+def test_values_that_are_not_the_tensors_own_are_counted(tmp_path: Path) -> None:
+    ids = {0: np.array([[3, 1], [4, 2]]), 1: np.array([[0, -1], [0, 999]])}
+    text = page(tmp_path, "tp=2", Made("[4/tp, 2]", ids=ids), Terminal(80))
+    check_golden("scattered", text)
+    assert "own ids, scattered: 4" in text
+    assert "ids of other tensors: 1; zeros: 2; no ids: 1" in text
 
 
 def test_colours_leave_the_characters_alone(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""`explain`, `mesh` and `probes`: what they print. The golden files are reviewed as diffs."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardviz.cli import main
+from tests.picture.golden import check_golden
+
+GOLDEN = {
+    "explain_fsdp_over_tp": ["explain", "[12/tp/fsdp, 12]", "--mesh", "fsdp=2,tp=4"],
+    "explain_partial": ["explain", "bfloat16[12/fsdp, 8] +tp", "--mesh", "fsdp=2,tp=4"],
+    "explain_unspeakable": ["explain", "[(12/3/tp)/fsdp]", "--mesh", "fsdp=2,tp=2"],
+    "explain_all": ["explain", "[40/fsdp]", "--mesh", "fsdp=40", "--all"],
+    "mesh_two_axes": ["mesh", "2,4", "--axes", "fsdp,tp"],
+    "mesh_one_axis": ["mesh", "dp=3"],
+    "mesh_three_axes": ["mesh", "pp=2,fsdp=2,tp=3"],
+    "mesh_large": ["mesh", "pp=16,fsdp=32,tp=32"],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_what_is_printed(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(GOLDEN[name]) == 0
+    text = capsys.readouterr().out
+    check_golden(name, text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "(Replicate(), Shard(0))",
+        "[Replicate(), Shard(dim=0)]",
+        "(R, S(0))",
+        "Replicate(), Shard(0)",
+    ],
+)
+def test_torchs_spelling_is_read_as_any_version_prints_it(spelled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", spelled, "--shape", "12,8", "--mesh", "fsdp=2,tp=4"]) == 0
+    in_torch = capsys.readouterr().out
+    assert main(["explain", "[12/tp, 8]", "--mesh", "fsdp=2,tp=4"]) == 0
+    assert in_torch == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spelled", "written"),
+    [
+        ("(_StridedShard(dim=0, split_factor=4), Shard(dim=0))", "[12/tp/fsdp, 8]"),
+        ("(_S(0, 4), S(0))", "[12/tp/fsdp, 8]"),
+        ("(Partial(sum), Partial('max'))", "[12, 8] +fsdp +tp:max"),
+        ("(P(avg), R)", "[12, 8] +fsdp:avg"),
+    ],
+)
+def test_strided_shards_and_sums_are_read_too(spelled: str, written: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", spelled, "--shape", "12,8", "--mesh", "fsdp=2,tp=4"]) == 0
+    assert capsys.readouterr().out.startswith(f"float32{written}  on mesh")
+
+
+@pytest.mark.parametrize("spelled", ["(Shard(0), Replica())", "(Shard(x), R)", "(Partial('no'), R)", "(R, R"])
+def test_placements_that_are_none_are_refused(spelled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", spelled, "--shape", "12,8", "--mesh", "fsdp=2,tp=4"]) == 2
+    assert " is no placement\nHint: Replicate(), Shard(0)," in capsys.readouterr().err
+
+
+def test_a_layout_that_torch_says_otherwise_gets_that_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "[(12/2/tp)/fsdp]", "--mesh", "fsdp=2,tp=2"]) == 0
+    assert "in torch   (Shard(0), Shard(0))\n" in capsys.readouterr().out
+
+
+def test_a_shape_fills_in_the_sizes_that_a_pattern_leaves_open(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "[*/tp, *]", "--shape", "12,8", "--mesh", "tp=4"]) == 0
+    assert capsys.readouterr().out.startswith("float32[12/tp, 8]  on mesh (tp=4)\n")
+
+
+def test_recipes_have_a_line_each_with_axes_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probes"]) == 0
+    rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}
+    assert "fsdp, tp" in rows["tp_fsdp"]
+    assert "FSDP2 over tensor parallel" in rows["tp_fsdp"]
+    assert "pytorch#129229" in rows["bugs/left_to_right_2d"]
+    assert not any("__init__" in name for name in rows)
