@@ -114,17 +114,17 @@ def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[i
     ranks: dict[int, RankRecord] = {}
     damaged: dict[str, str] = {}
     files = _rank_files(folder)
-    for count, name in enumerate(files):
-        try:
-            with collector_paused():
+    with collector_paused():
+        for count, name in enumerate(files):
+            try:
                 record = _read_rank(folder, name, run, stamped)
-            ranks[record.rank] = record
-        except DumpError as error:
-            if strict:
-                raise
-            damaged[name] = error.message
-        if on_progress:
-            on_progress(count + 1, len(files))
+                ranks[record.rank] = record
+            except DumpError as error:
+                if strict:
+                    raise
+                damaged[name] = error.message
+            if on_progress:
+                on_progress(count + 1, len(files))
     return Dump(folder, run, ranks, damaged)
 
 

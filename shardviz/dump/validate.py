@@ -23,7 +23,7 @@ from shardviz.region import length
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp
     from shardviz.placements import Placement
     from shardviz.region import Ranges
 
@@ -255,7 +255,7 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
     for index, tensor in enumerate(record.tensors):
         with _within("tensors", index):
             body = _at("body", tensor.body, record.bodies)
-            prefix, numbers, suffix = _place(tensor)
+            prefix, numbers, suffix = _place(tensor.name, tensor.numbers, tensor.suffix)
             count = length(tensor.numbers) or 1
             total += count
             if total > MAX_NAMES:
@@ -272,18 +272,19 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
             raise DumpError(f"tensors: {role} {name!r} of stage {stage} stands twice, expected each name once")
 
 
-def _place(tensor: TensorRecord) -> tuple[str, Ranges, str]:
+@lru_cache(maxsize=4096)
+def _place(name: str, numbers: Ranges, suffix: str) -> tuple[str, Ranges, str]:
     """Return a record's name as what stands before its numbers, the numbers, and what stands after."""
-    if not tensor.numbers:
-        if tensor.suffix:
-            raise DumpError(f"suffix is {tensor.suffix!r}, expected none without numbers")
-        prefix, number, suffix = cut(tensor.name)
+    if not numbers:
+        if suffix:
+            raise DumpError(f"suffix is {suffix!r}, expected none without numbers")
+        prefix, number, suffix = cut(name)
         return prefix, () if number is None else ((number, number + 1),), suffix
-    if any(start >= stop for start, stop in tensor.numbers):
+    if any(start >= stop for start, stop in numbers):
         raise DumpError("numbers has a range that does not rise, expected [start, stop] with start below stop")
-    if cut(f"{tensor.name}0{tensor.suffix}") != (tensor.name, 0, tensor.suffix):
-        raise DumpError(f"name is {tensor.name!r}, expected what stands before the first number of the full name")
-    return tensor.name, tensor.numbers, tensor.suffix
+    if cut(f"{name}0{suffix}") != (name, 0, suffix):
+        raise DumpError(f"name is {name!r}, expected what stands before the first number of the full name")
+    return name, numbers, suffix
 
 
 def _numel(field: str, shape: Shape) -> int:
