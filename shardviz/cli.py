@@ -22,8 +22,10 @@ VERBS = {
     "check": "find what is wrong in a dump",
     "show": "draw a dump's tensors: which rank holds which part",
     "view": "walk through a dump in the terminal",
+    "diff": "say what changed between two dumps",
     "explain": "draw a layout: who holds what, torch's spelling, cost of gathering",
     "mesh": "draw a mesh: every rank's coordinate, the groups along each axis",
+    "audit": "sweep the installed torch's own sharding for wrong results",
 }
 
 EXAMPLES = """\

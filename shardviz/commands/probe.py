@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.live import world
 
     recipe = recipes.find(args.probe)
+    recipes.check_torch(recipe)
     joined = world.torchrun_world(args.backend)
     mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
     folder = args.output or Path(f"{recipe.path.stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
@@ -108,6 +109,6 @@ def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Pa
 def _report(args: argparse.Namespace, folder: Path) -> int:
     from shardviz.commands import check
 
-    code = check.report(folder, args.format)
+    code = check.report(folder, args.format, args.color)
     print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     return code

@@ -11,11 +11,16 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the verb has no arguments of its own."""
+    """Add the verb's arguments."""
+    parser.add_argument("--bugs", action="store_true", help="run every recreated bug and every quiet probe, and score")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the recipes."""
+    """Print the recipes, or run those of the bugs and print how each was named."""
+    if args.bugs:
+        from shardviz.commands import _bugs
+
+        return _bugs.run(args)
     from shardviz import recipes
     from shardviz.commands._dumps import terminal_for, write_answer
     from shardviz.picture.terminal import DIM, line

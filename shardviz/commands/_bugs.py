@@ -1,0 +1,91 @@
+"""`shardviz probes --bugs`: run what must be found and what must stay quiet, and print how each was named."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz import recipes
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.text import Text
+
+    from shardviz.picture.terminal import Terminal
+    from shardviz.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one probe came out.
+
+    Attributes:
+        name: The probe.
+        wanted: The kinds that it must give; empty for one that must stay quiet.
+        found: The kinds that it gave.
+    """
+
+    name: str
+    wanted: frozenset[str]
+    found: frozenset[str]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether what was found is what had to be."""
+        return self.wanted == self.found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run them all and print the table.
+
+    Returns:
+        0 where every bug is rightly named and nothing else is found, 1 otherwise.
+    """
+    from shardviz.commands._dumps import terminal_for, write_answer
+
+    terminal = terminal_for(args.color)
+    wanted = [recipe for recipe in recipes.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
+    scores = []
+    for count, recipe in enumerate(wanted, 1):
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{count} of {len(wanted)}: {recipe.name}", end="", file=sys.stderr, flush=True)
+        scores.append(_score(recipe))
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    write_answer(_table(scores, terminal), terminal)
+    return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
+
+
+def _score(recipe: Recipe) -> Score:
+    from shardviz.check.run import check
+    from shardviz.dump.write import prepare_folder
+    from shardviz.live.job import ProbeJob
+    from shardviz.mesh import Mesh
+
+    with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
+        dump = prepare_folder(Path(folder) / "dump")
+        ProbeJob.of(recipe, Mesh(recipe.axes, recipe.mesh), dump).launch()
+        found = frozenset(finding.kind for finding in check(dump).findings)
+    return Score(recipe.name, frozenset(recipe.kinds), found)
+
+
+def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
+    from shardviz.picture.terminal import BAD, DIM, GOOD, line
+
+    width = max(len(score.name) for score in scores)
+    lines = [line(("  " + "probe".ljust(width) + "  found", DIM))]
+    for score in scores:
+        glyph, style = (terminal.glyphs.good, GOOD) if score.is_right else (terminal.glyphs.bad, BAD)
+        found = ", ".join(sorted(score.found)) or "nothing"
+        due = "" if score.is_right else f"   where {', '.join(sorted(score.wanted)) or 'nothing'} was due"
+        lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))
+    bugs = [score for score in scores if score.wanted]
+    detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)
+    alarms = sum(len(score.found - score.wanted) for score in scores)
+    text = f"{detected} of {len(bugs)} detected, {named} of {len(bugs)} correctly named, {alarms} false alarms"
+    return [*lines, line(""), line((text, GOOD if named == len(bugs) and not alarms else BAD))]

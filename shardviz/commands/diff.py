@@ -1,0 +1,38 @@
+"""What changed between two dumps: layouts, contents, findings gained and lost. Exits 1 where anything did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with")
+    parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare the dumps and print what is different.
+
+    Returns:
+        0 where nothing is, 1 where something is.
+    """
+    from shardviz.check.compare import compare
+    from shardviz.commands._dumps import read_model, terminal_for, write_answer
+    from shardviz.picture.difference import difference_lines
+
+    difference = compare(read_model(args.before), read_model(args.after))
+    if args.format == "json":
+        print(json.dumps(difference.to_json(), indent=1))
+    else:
+        terminal = terminal_for(args.color)
+        write_answer(difference_lines(difference, terminal), terminal)
+    return EXIT_FINDINGS if difference else EXIT_CLEAN
