@@ -152,7 +152,7 @@ class Capture:
         values = describe.nested(local.values) if small else None
         body = self._body(local, stage, values=values, constant=constant, dense=dense)
         if dense:
-            self.dense[f"{stage}/{local.role}/{local.name}"] = local.values.cpu().numpy()
+            self.dense[f"{stage}/{local.role}/{local.name}"] = describe.as_numpy(local.values)
         self._add(local.name, body, describe.digest(local.values))
 
     def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:

@@ -112,6 +112,12 @@ def _spelled(value: Any) -> Any:
     return value
 
 
+def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
+    """Return values as numpy has them; bfloat16, which it has not, as float32."""
+    array: NDArray[np.generic] = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
+    return array
+
+
 def digest(values: torch.Tensor) -> str:
     """Return 16 hex digits of the BLAKE2b hash of a tensor's dtype, shape and bytes."""
     local = values.detach().cpu().contiguous()

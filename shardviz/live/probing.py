@@ -43,6 +43,8 @@ def run_probe(world: World, job: ProbeJob) -> None:
     # What torch advises on speed and style would stand there once a rank and a build.
     warnings.filterwarnings("ignore", module=r"torch\.")
     probe = load_probe(job.path, job.build)
+    if hasattr(probe, "check_mesh"):
+        probe.check_mesh(job.mesh)
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
     capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
     capture.add_mesh(device_mesh)

@@ -38,7 +38,9 @@ def post_mortem(error: BaseException, path: str, rank: int, folder: Path) -> Non
 
 
 def _debugger(path: str, rank: int) -> Any:
-    asked, told = Path(path).open(), Path(path).open("w")
+    """Return a debugger that keeps the terminal open as long as it lives."""
+    opened = os.open(path, os.O_RDWR | os.O_NOCTTY)
+    asked, told = os.fdopen(opened), os.fdopen(os.dup(opened), "w")
     debugger = pdb.Pdb(stdin=asked, stdout=told)
     debugger.prompt = f"(rank {rank}) "
     debugger.use_rawinput = False

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.testing import debugging, modules, outcome, parcel
+from shardviz.testing import current, debugging, modules, outcome, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,8 +66,10 @@ def call(function: Callable[[], Any]) -> None:
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
-    """Make torch's mesh. Every rank calls this."""
-    return init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
+    """Make torch's mesh, the one that assertions go by. Every rank calls this."""
+    made = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
+    current.device_mesh.set(made)
+    return made
 
 
 def seed(number: int) -> None:

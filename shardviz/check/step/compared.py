@@ -146,7 +146,7 @@ def compared(model: Model) -> Iterator[Compared]:
             reference = references.get((tensor.role, name))
             if reference is not None and tensor.role != "param":
                 wanted = model.values(reference, reference.first, name)
-                yield _laid_out(model, tensor, name, wanted, rounding)
+                yield laid_out(model, tensor, name, wanted, rounding)
 
 
 def rounding_of(model: Model) -> Rounding:
@@ -164,7 +164,8 @@ def rounding_of(model: Model) -> Rounding:
     return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
 
 
-def _laid_out(model: Model, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
+def laid_out(model: Model, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
+    """Lay what every rank holds of a tensor beside the values that are wanted."""
     claimed = tensor.claimed
     if claimed is not None and claimed.flat:
         wanted = wanted.ravel()

@@ -1,0 +1,200 @@
+"""Assertions about where numbers are. Every rank calls them, and every rank fails alike; or they are given a dump.
+
+They build what the dump's reader builds and run the checks that `shardviz check` runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardviz.check.gathered import OF_PLACES
+from shardviz.check.run import check_model
+from shardviz.dump.read import Dump, read_dump
+from shardviz.dump.tensors import Model, model_of
+from shardviz.errors import ShardvizError
+from shardviz.testing.message import ShardAssertionError, raise_for
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.check.finding import NotChecked
+    from shardviz.dump.records import Role
+    from shardviz.testing.subjects import Subject
+
+AnyDump = Dump | Path | str
+BENIGN = "cannot hold ids"
+"""Why a mask or a flag is not checked, which is no reason to fail."""
+
+
+def assert_clean(dump: AnyDump) -> None:
+    """Assert that a check of a dump finds nothing.
+
+    Raises:
+        ShardAssertionError: It finds something.
+        DumpError: The folder is no dump.
+    """
+    __tracebackhide__ = True
+    model = _read(dump)
+    raise_for(model, check_model(model).findings)
+
+
+def assert_ordered(model: nn.Module | AnyDump, *, mesh: DeviceMesh | None = None) -> None:
+    """Assert that every rank holds the elements that its placements say it holds.
+
+    Args:
+        model: A model that `shardviz.testing.stamp` filled before it was sharded and that has not been changed since,
+            or a dump.
+        mesh: The mesh of the job; by default the test's, or that of the model's DTensors.
+
+    Raises:
+        ShardAssertionError: It does not hold, or cannot be told, as where ids are not exact in a dtype.
+        ShardvizError: The model was not stamped.
+    """
+    __tracebackhide__ = True
+    seen = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh)
+    if not seen.dump.run.stamps:
+        raise ShardvizError(f"{seen.dump.path} has no ids", "write it with stamps=shardviz.stamp(model)")
+    report = check_model(seen)
+    raise_for(seen, [finding for finding in report.findings if finding.kind in (*OF_PLACES, "incomplete")])
+    _refuse(report.not_checked)
+
+
+def assert_layout(
+    subject: Subject | AnyDump, layouts: str | Mapping[str, str | None], *, mesh: DeviceMesh | None = None
+) -> None:
+    """Assert how tensors are laid out, by their placements.
+
+    Every parameter of a module must be matched by a rule, and every rule must match something; of several rules that
+    match a name, the first counts. A tensor without placements is where a layout that splits nothing wants it.
+
+    Args:
+        subject: A module, a tensor, an optimizer, tensors by name, or a dump.
+        layouts: A layout in the notation for all tensors, or layouts by pattern over names:
+            `{"layers.*.wq.weight": "[*/tp/fsdp, *]", "norm.*": None}`; None for any layout.
+        mesh: The mesh of the job; by default the test's, or that of the DTensors.
+
+    Raises:
+        ShardAssertionError: A tensor is laid out in another way, or has no rule, or a rule no tensor.
+        ShardvizError: A layout cannot be read, or does not fit the mesh or the tensor.
+    """
+    __tracebackhide__ = True
+    from shardviz.testing import rules
+
+    seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
+    wanted = {"*": layouts} if isinstance(layouts, str) else dict(layouts)
+    raise_for(seen, rules.check_rules(seen, wanted))
+
+
+def assert_replicated(
+    subject: Subject | AnyDump,
+    axis: str,
+    *,
+    of: Collection[Role] = ("param", "buffer", "grad"),
+    mesh: DeviceMesh | None = None,
+) -> None:
+    """Assert that ranks which differ only in their coordinate on an axis hold the same, bit by bit.
+
+    Args:
+        subject: A module, a tensor, an optimizer, tensors by name, or a dump. Plain tensors count too.
+        axis: A mesh axis.
+        of: What is looked at in a module.
+        mesh: The mesh of the job; by default the test's, or that of the DTensors.
+
+    Raises:
+        ShardAssertionError: Copies differ, or a tensor is split or pending over the axis.
+        MeshError: The mesh has no such axis.
+    """
+    __tracebackhide__ = True
+    from shardviz.testing import copies
+
+    seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh, of)
+    raise_for(seen, copies.check_axis(seen, axis))
+
+
+def assert_reduced(model: nn.Module, *, mesh: DeviceMesh | None = None) -> None:
+    """Assert that copies of a gradient are equal, rounding apart: that nothing still waits to be summed.
+
+    A gradient whose placements say that a sum is pending is not compared, nor one that is None.
+
+    Raises:
+        ShardAssertionError: Copies of a gradient differ, or there are no gradients at all.
+    """
+    __tracebackhide__ = True
+    from shardviz.testing import reduced
+
+    raise_for(*reduced.check_reduced(model, mesh))
+
+
+def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: DeviceMesh | None = None) -> None:
+    """Assert that parameters share their storage on every rank that has them.
+
+    Args:
+        model: A model or a dump.
+        first: A parameter's name.
+        others: Names of the parameters that it is tied to.
+        mesh: The mesh of the job.
+
+    Raises:
+        ShardAssertionError: They do not, or a name is not there.
+    """
+    __tracebackhide__ = True
+    from shardviz.testing import tied
+
+    seen = _read(model) if isinstance(model, AnyDump) else _gather_values(model, mesh)
+    raise_for(seen, tied.check_tied(seen, first, others))
+
+
+def _read(dump: AnyDump) -> Model:
+    return model_of(dump if isinstance(dump, Dump) else read_dump(dump, strict=False))
+
+
+def _gather_ids(model: nn.Module, mesh: DeviceMesh | None) -> Model:
+    from shardviz.live.api import add_model
+    from shardviz.live.probing import unwrapped
+    from shardviz.live.stamp import stamps_of
+    from shardviz.testing.gathering import gather
+    from shardviz.testing.subjects import device_mesh_of
+
+    stamps = stamps_of(model)
+    if stamps is None:
+        raise ShardvizError(
+            f"the {type(model).__name__} was not stamped, so that nobody knows where its elements belong",
+            "call shardviz.testing.stamp(model) before it is sharded",
+        )
+    known = device_mesh_of(model, mesh)
+    return gather(lambda seen: add_model(seen, unwrapped(model), known, stamps), known, stamps)
+
+
+def _gather_values(subject: Any, mesh: DeviceMesh | None, of: Collection[Role] = ("param", "buffer")) -> Model:
+    from torch import nn
+
+    from shardviz.testing.gathering import gather
+    from shardviz.testing.subjects import device_mesh_of, locals_of
+
+    known = device_mesh_of(subject, mesh)
+    locals_ = locals_of(subject, known, of)
+
+    def add(seen: Any) -> None:
+        if isinstance(subject, nn.Module):
+            seen.add_ties(subject)
+        for local in locals_:
+            seen.add_values(local, "initial")
+
+    return gather(add, known)
+
+
+def _refuse(not_checked: Iterable[NotChecked]) -> None:
+    """Fail rather than pass what was not looked at."""
+    __tracebackhide__ = True
+    reasons = [replace(one, tensor=one.tensor or "the model") for one in not_checked if BENIGN not in one.why]
+    if reasons:
+        lines = "\n".join(f"  {one.tensor}: {one.why}" for one in reasons)
+        raise ShardAssertionError(
+            f"whether {reasons[0].tensor} is in order cannot be told: {reasons[0].why}\n{lines}\n"
+            "  fix       stamp a model whose dtypes hold every id: model.double() before it is stamped"
+        )

@@ -1,0 +1,84 @@
+"""What all ranks hold, on every rank: each captures, the records go round, and the dump's reader lays them together.
+
+Nothing is written to a disk: the model is the one that a dump would give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from safetensors.numpy import load, save
+from torch import distributed
+
+from shardviz.dump.read import Dump
+from shardviz.dump.records import RankRecord
+from shardviz.dump.tensors import Model, model_of
+from shardviz.errors import DumpError, ShardvizError
+from shardviz.live.capture import Capture, run_record
+from shardviz.live.meshes import plain_mesh
+from shardviz.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.live.stamp import Stamped
+
+
+@dataclass(frozen=True)
+class Gathered(Dump):
+    """A dump that was never written.
+
+    Attributes:
+        arrays: Each rank's dense values, by rank and by `stage/role/name`.
+    """
+
+    arrays: dict[int, dict[str, NDArray[np.generic]]] = field(default_factory=dict)
+
+    def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Return one array of a rank.
+
+        Raises:
+            DumpError: The rank sent no such array, or one of another shape.
+        """
+        array = self.arrays.get(rank, {}).get(key)
+        if array is None or array.shape != shape:
+            raise DumpError(f"rank {rank} sent no values of {key!r} in shape {list(shape)}")
+        return array
+
+
+def gather(add: Callable[[Capture], None], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Model:
+    """Let every rank capture, and return what all of them hold. Every rank of the job calls this.
+
+    Args:
+        add: Captures what this rank holds.
+        mesh: The mesh of the job; without one, ranks stand in a row.
+        stamps: What stamping did before the model was sharded.
+
+    Raises:
+        ShardvizError: No process group is initialised.
+    """
+    if not distributed.is_initialized():
+        raise ShardvizError(
+            "no process group is initialised: there are no ranks to compare",
+            "mark the test with @spmd(mesh=...), or give a dump's folder",
+        )
+    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
+    if mesh is not None:
+        seen.add_mesh(mesh)
+    add(seen)
+    sent: list[tuple[bytes, bytes]] = [(b"", b"")] * num_ranks
+    distributed.all_gather_object(sent, (msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
+    plain = plain_mesh(mesh) if mesh is not None else Mesh(("rank",), (num_ranks,))
+    records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
+    arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
+    run = run_record(plain, stamps, None)
+    return model_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))

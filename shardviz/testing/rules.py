@@ -1,0 +1,102 @@
+"""Layouts by patterns over names: which tensor is laid out in another way than its rule says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.infer.labels import right_label
+from shardviz.check.intent import intended_text
+from shardviz.notation import parse, write
+from shardviz.testing.message import ShardAssertionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.dump.tensors import Model, Tensor
+    from shardviz.layout import Layout
+    from shardviz.notation import Pattern
+
+ANY = "any"
+"""Stands for a rule that allows every layout."""
+
+
+def check_rules(model: Model, layouts: Mapping[str, str | None]) -> list[Finding]:
+    """Return a finding for each tensor that is laid out in another way than intended.
+
+    Args:
+        model: What all ranks hold.
+        layouts: Layouts in the notation by pattern over names; None for any.
+
+    Raises:
+        ShardAssertionError: A parameter has no rule, or a rule no tensor.
+        ShardvizError: A layout cannot be read, or does not fit the mesh or the tensor.
+    """
+    __tracebackhide__ = True
+    rules = {pattern: ANY if text is None else text for pattern, text in layouts.items()}
+    patterns = {text: parse(text) for text in rules.values() if text != ANY}
+    tensors = model.stage("stamped") or model.stage("initial")
+    _check_complete(tensors, rules)
+    return [
+        finding
+        for tensor in tensors
+        for name in tensor.names
+        if (text := intended_text(rules, name)) in patterns
+        for finding in _compare(tensor, name, patterns[text], text)
+    ]
+
+
+def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> None:
+    __tracebackhide__ = True
+    unused, unmatched = dict(rules), []
+    for tensor in tensors:
+        for name in tensor.names:
+            used = [pattern for pattern, text in rules.items() if intended_text({pattern: text}, name)][:1]
+            for pattern in used:
+                unused.pop(pattern, None)
+            if not used and tensor.role != "buffer":
+                unmatched.append(name)
+    if unmatched:
+        raise ShardAssertionError(
+            f"no rule matches {', '.join(unmatched)}\n"
+            f"  fix       add a rule, or {{{unmatched[0]!r}: None}} where any layout will do"
+        )
+    if unused:
+        names = ", ".join(name for tensor in tensors for name in tensor.names)
+        raise ShardAssertionError(
+            f"no tensor is matched by {', '.join(map(repr, unused))}, or an earlier rule took it\n"
+            f"  fix       drop the rule, or mend its pattern; the tensors are {names}"
+        )
+
+
+def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
+    """Yield each layout of a tensor that is not the intended one: ranks may disagree."""
+    for layout, shards in tensor.by_claim.items():
+        local = shards[0].body.local_shape
+        if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):
+            continue
+        own = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
+        does = f"claim {own}" if layout else "have a plain tensor"
+        yield Finding(
+            "wrong-placement",
+            "error",
+            name,
+            tuple(shard.rank for shard in shards),
+            f"{len(shards)} of {len(tensor.shards)} ranks {does}, not the intended {text}",
+            claimed=own,
+            intended=text,
+            fix=f"{_remedy(layout, tensor.shape, pattern)}, or expect {write(layout) if layout else list(local)}",
+        )
+
+
+def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
+    """Whether a plain tensor of a shape is what the pattern wants: all of it, on every rank."""
+    return not any(pattern.chains) and not pattern.partial and not pattern.flat and pattern.fits_shape(shape)
+
+
+def _remedy(layout: Layout | None, shape: Sequence[int], pattern: Pattern) -> str:
+    if layout is None:
+        return "shard it"
+    if not pattern.fits_shape(shape):
+        return f"expect sizes that fit the shape {list(shape)}"
+    return f"place it by {right_label(pattern.layout(layout.mesh, None if pattern.flat else shape))}"
