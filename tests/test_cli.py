@@ -72,7 +72,7 @@ def test_the_version_names_torch_without_importing_it(capsys: pytest.CaptureFixt
 
 ERRORS = {
     "chek x": "there is no command 'chek'\nHint: did you mean check?",
-    "xyzzy": "there is no command 'xyzzy'\nHint: commands: probe, probes, check, show, view, explain, mesh",
+    "xyzzy": f"there is no command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
     "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
     "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",

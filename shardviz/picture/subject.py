@@ -72,30 +72,32 @@ def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
     from shardviz.check.case import cases_of
 
     case = next(iter(cases_of(model, tensor, name)), None) if tensor.stage == "stamped" else None
-    mesh = tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh
     claims = {
         rank: region_text(region)
         for layout in tensor.by_claim
         if layout is not None
         for rank, region in layout.regions()
     }
-    holds = {
-        rank: _held_text(model, tensor, shard, name)
-        for rank, shard in tensor.shards.items()
-        if tensor.stage == "stamped"
-    }
-    holds |= {rank: "no file" for rank in model.dump.missing_ranks if holds}
     return Subject(
         name=name,
         shape=tensor.shape,
         dtype=tensor.dtype,
-        mesh=mesh,
+        mesh=tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh,
         claimed=tensor.claimed,
         held=case.held if case is not None else None,
         sides=sides_of(model, tensor, name),
         claims=claims,
-        holds=dict(sorted(holds.items())),
+        holds=_holds(model, tensor, name),
     )
+
+
+def _holds(model: Model, tensor: Tensor, name: str) -> dict[int, str]:
+    """Say what each rank holds, by rank; nothing is known of a tensor that was not stamped."""
+    if tensor.stage != "stamped":
+        return {}
+    holds = {rank: _held_text(model, tensor, shard, name) for rank, shard in tensor.shards.items()}
+    holds |= dict.fromkeys(model.dump.missing_ranks, "no file")
+    return dict(sorted(holds.items()))
 
 
 def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
