@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.read import Dump
-    from shardviz.dump.records import Body, LayoutRecord, Role, Stage, Stamp, TensorRecord
+    from shardviz.dump.records import Body, LayoutRecord, RankRecord, Role, Stage, Stamp, TensorRecord
     from shardviz.layout import Layout
     from shardviz.mesh import Mesh
 
@@ -240,8 +240,8 @@ def _order(dump: Dump) -> Callable[[Tensor], tuple[object, ...]]:
 
 
 Place = tuple[str, str, str, str]
-Meshes = dict[int, list["Mesh"]]
-"""Each rank's meshes, built once: ranks share them."""
+Layouts = dict[int, list["Layout"]]
+"""What each rank's claims say, built once: ranks share them."""
 
 
 def _tensors(dump: Dump) -> list[Tensor]:
@@ -252,19 +252,19 @@ def _tensors(dump: Dump) -> list[Tensor]:
             body = record.bodies[tensor.body]
             place = (tensor.name, tensor.suffix, body.role, body.stage)
             places.setdefault(place, {}).setdefault(rank, []).append(tensor)
-    meshes = {rank: [mesh_of(mesh) for mesh in record.meshes] for rank, record in dump.ranks.items()}
+    layouts = {rank: _layouts(record) for rank, record in dump.ranks.items()}
     found: list[Tensor] = []
     for (prefix, suffix, _, _), by_rank in places.items():
         first = next(iter(by_rank.values()))[0]
         if all(len(records) == 1 and records[0].numbers == first.numbers for records in by_rank.values()):
             whole = {rank: (records[0], records[0].digests) for rank, records in by_rank.items()}
-            found.append(_tensor(dump, meshes, Fold(prefix, first.numbers, suffix), whole))
+            found.append(_tensor(dump, layouts, Fold(prefix, first.numbers, suffix), whole))
         else:
-            found += _regrouped(dump, meshes, by_rank)
+            found += _regrouped(dump, layouts, by_rank)
     return found
 
 
-def _regrouped(dump: Dump, meshes: Meshes, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
+def _regrouped(dump: Dump, layouts: Layouts, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
     """Expand names that ranks fold differently, and fold again those with the same bodies on the same ranks."""
     by_name: dict[str, dict[int, tuple[TensorRecord, str]]] = {}
     for rank, records in by_rank.items():
@@ -280,23 +280,23 @@ def _regrouped(dump: Dump, meshes: Meshes, by_rank: dict[int, list[TensorRecord]
     for folded, bodies in fold(keyed):
         members = [by_name[name] for name in folded.names()]
         together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, *_ in bodies}
-        tensors.append(_tensor(dump, meshes, folded, together))
+        tensors.append(_tensor(dump, layouts, folded, together))
     return tensors
 
 
-def _tensor(dump: Dump, meshes: Meshes, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
+def _tensor(dump: Dump, layouts: Layouts, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
     shards = {}
     for rank in sorted(records):
         tensor, digests = records[rank]
-        record = dump.ranks[rank]
-        body = record.bodies[tensor.body]
-        layout = None
-        if body.layout is not None:
-            claim = record.layouts[body.layout]
-            layout = _layout(claim, meshes[rank][claim.mesh])
-        shards[rank] = Shard(rank, body, layout, digests)
+        body = dump.ranks[rank].bodies[tensor.body]
+        shards[rank] = Shard(rank, body, None if body.layout is None else layouts[rank][body.layout], digests)
     first = next(iter(shards.values())).body
     return Tensor(folded, first.role, first.stage, shards)
+
+
+def _layouts(record: RankRecord) -> list[Layout]:
+    meshes = [mesh_of(mesh) for mesh in record.meshes]
+    return [_layout(claim, meshes[claim.mesh]) for claim in record.layouts]
 
 
 @lru_cache(maxsize=4096)
