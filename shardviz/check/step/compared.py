@@ -101,13 +101,12 @@ class Compared:
         return values
 
     def over(self, axis: str, op: str, values: Mapping[int, NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
-        """Reduce values over an axis, as far as its ranks are there."""
+        """Reduce values over an axis; a group with a rank missing has no result."""
         reduced: dict[int, NDArray[np.float64]] = {}
         for group in self.mesh.groups(axis):
-            present = [values[rank] for rank in group if rank in values]
-            if present:
-                whole = _REDUCTIONS[op](np.stack(present))
-                reduced |= {rank: whole for rank in group if rank in values}
+            if all(rank in values for rank in group):
+                whole = _REDUCTIONS[op](np.stack([values[rank] for rank in group]))
+                reduced |= dict.fromkeys(group, whole)
         return reduced
 
     @cached_property

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from shardviz.live.world.starting import Member, Method
 
+GIB = 1 << 30
+RANK_MEMORY = 40 << 20
+"""Bytes that a forked rank has for itself once it has run a small sharded model: measured, 570 ranks took 22 GiB."""
+
 OnOutput = Callable[[int, str], None]
 """Told of a rank and all that it printed."""
 
@@ -92,6 +96,20 @@ def _check(task: str, num_ranks: int, method: str, backend: str | None) -> None:
     if method == "threads" and backend is not None:
         message = f"ranks that are threads have a process group of their own, not {backend}"
         raise ShardvizError(message, hint="name no backend, or launch with fork or spawn")
+    free = free_memory()
+    if method != "threads" and free is not None and num_ranks * RANK_MEMORY > free:
+        needed = f"{num_ranks:,} ranks need about {num_ranks * RANK_MEMORY / GIB:,.1f} GiB of memory"
+        hint = f"at most {free // RANK_MEMORY:,} ranks fit here: use a smaller mesh, or torchrun on more machines"
+        raise ShardvizError(f"{needed}, this machine has {free / GIB:,.1f} GiB free", hint=hint)
+
+
+def free_memory() -> int | None:
+    """Return the bytes that new processes can take, where the system says so (Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _pickle_args(task: str, args: tuple[Any, ...]) -> bytes:
