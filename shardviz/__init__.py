@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardviz.check.run import check
+    from shardviz.check.run import check_dump
     from shardviz.layout import Layout
     from shardviz.live.api import capture, run_probe
     from shardviz.live.stamp import stamp
@@ -19,12 +19,12 @@ _HOMES = {
     "Layout": "shardviz.layout",
     "Mesh": "shardviz.mesh",
     "capture": "shardviz.live.api",
-    "check": "shardviz.check.run",
+    "check_dump": "shardviz.check.run",
     "run_probe": "shardviz.live.api",
     "stamp": "shardviz.live.stamp",
 }
 
-__all__ = ["Layout", "Mesh", "capture", "check", "run_probe", "stamp"]
+__all__ = ["Layout", "Mesh", "capture", "check_dump", "run_probe", "stamp"]
 
 
 def __getattr__(name: str) -> Any:

@@ -41,7 +41,7 @@ WEIGHTS = ("param", "buffer")
 """Roles of what a model is made of; the rest comes of a step."""
 
 
-def check(path: Path | str) -> Report:
+def check_dump(path: Path | str) -> Report:
     """Read a dump and check it; damaged files become findings.
 
     Raises:

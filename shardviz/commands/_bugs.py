@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score(recipe: Recipe) -> Score:
-    from shardviz.check.run import check
+    from shardviz.check.run import check_dump
     from shardviz.dump.write import prepare_folder
     from shardviz.live.job import ProbeJob
     from shardviz.mesh import Mesh
@@ -70,7 +70,7 @@ def _score(recipe: Recipe) -> Score:
     with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
         dump = prepare_folder(Path(folder) / "dump")
         ProbeJob.of(recipe, Mesh(recipe.axes, recipe.mesh), dump).launch()
-        found = frozenset(finding.kind for finding in check(dump).findings)
+        found = frozenset(finding.kind for finding in check_dump(dump).findings)
     return Score(recipe.name, frozenset(recipe.kinds), found)
 
 

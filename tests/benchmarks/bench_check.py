@@ -15,7 +15,7 @@ from pathlib import Path
 
 from whole import compare, peak_memory_of_children, python, verdict
 
-from shardviz.check.run import check
+from shardviz.check.run import check_dump
 from shardviz.dump.records import (
     Body,
     LayoutRecord,
@@ -52,7 +52,7 @@ ALONE = {
     "output.weight": f"[{VOCAB}/tp/fsdp, {DIM}]",
 }
 BARE_PARSE = "import glob, json; [json.load(open(path)) for path in glob.glob('{}/*.json')]"
-CHECK = "from shardviz.check.run import check; report = check({!r}); assert not report.findings, report.findings[:2]"
+CHECK = "from shardviz.check.run import check_dump; report = check_dump({!r}); assert not report.findings, report.findings[:2]"
 
 
 def make(folder: Path) -> None:

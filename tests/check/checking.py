@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.run import check
+from shardviz.check.run import check_dump
 from shardviz.mesh import Mesh, parse_mesh
 from shardviz.notation import parse
 from tests.dumps import Made, make_dump
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def check_made(path: Path, mesh: str | Mesh, tensors: Mapping[str, Made | str]) -> Report:
     grid = parse_mesh(mesh) if isinstance(mesh, str) else mesh
-    return check(make_dump(path / "made.shardviz", grid, tensors))
+    return check_dump(make_dump(path / "made.shardviz", grid, tensors))
 
 
 def only(report: Report) -> Finding:

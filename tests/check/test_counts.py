@@ -91,12 +91,12 @@ def test_experts_renumbered_on_each_rank_collide(tmp_path: Path) -> None:
 
 
 def test_a_tensor_on_some_ranks_only_is_a_pipeline_stage(tmp_path: Path) -> None:
-    from shardviz.check.run import check
+    from shardviz.check.run import check_dump
     from tests.check.records import without
 
     check_made(tmp_path, "pp=2", {"first": Made(None, held="[2, 2]", shape=(2, 2)), "last": "[4/pp]"})
     without(tmp_path / "made.shardviz", rank=1, name="first")
-    assert check(tmp_path / "made.shardviz").findings == ()
+    assert check_dump(tmp_path / "made.shardviz").findings == ()
 
 
 def test_zeros_under_a_pending_sum_are_not_foreign(tmp_path: Path) -> None:

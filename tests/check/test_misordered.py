@@ -218,7 +218,7 @@ def test_a_missing_rank_does_not_hide_the_order(tmp_path: Path) -> None:
     report = check_made(tmp_path, MESH, {"w": made})
     assert kinds(report) == ["misordered"]
     (tmp_path / "made.shardviz" / "rank_00003.json").unlink()
-    from shardviz.check.run import check
+    from shardviz.check.run import check_dump
 
-    found = next(finding for finding in check(tmp_path / "made.shardviz").findings if finding.tensor == "w")
+    found = next(finding for finding in check_dump(tmp_path / "made.shardviz").findings if finding.tensor == "w")
     assert (found.kind, found.held) == ("misordered", "[12/tp/fsdp, 12]")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.check.run import check
+from shardviz.check.run import check_dump
 from tests.check.checking import check_made, kinds, only
 from tests.check.records import add_values
 from tests.dumps import Made
@@ -28,7 +28,7 @@ def dump(tmp_path: Path) -> Path:
 
 def test_replicas_with_different_weights_are_found_with_the_axis_and_the_numbers(dump: Path) -> None:
     add_values(dump, "w", "[16/tp, 3]", {rank: RANDOM[rank] for rank in range(4)})
-    found = only(check(dump))
+    found = only(check_dump(dump))
     assert (found.kind, found.claimed, found.ranks) == ("unreplicated", "[16/tp, 3] =dp", (2, 3))
     assert "copies differ along dp" in found.summary
     assert f"at [0, 0] of the shard rank 0 has {RANDOM[0, 0, 0]:.6g}, rank 2 {RANDOM[2, 0, 0]:.6g}" in found.summary
@@ -37,12 +37,12 @@ def test_replicas_with_different_weights_are_found_with_the_axis_and_the_numbers
 
 def test_equal_replicas_of_different_shards_are_right(dump: Path) -> None:
     add_values(dump, "w", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
-    assert check(dump).findings == ()
+    assert check_dump(dump).findings == ()
 
 
 def test_a_buffer_that_each_rank_made_is_found(dump: Path) -> None:
     add_values(dump, "positions", None, {rank: RANDOM[rank] for rank in range(4)}, role="buffer")
-    found = only(check(dump))
+    found = only(check_dump(dump))
     assert (found.kind, found.ranks) == ("unreplicated", (1, 2, 3))
     assert "Buffers" in found.cause
 
@@ -50,31 +50,31 @@ def test_a_buffer_that_each_rank_made_is_found(dump: Path) -> None:
 def test_a_pending_sum_may_differ_along_its_axis_and_no_other(dump: Path) -> None:
     add_values(dump, "along", "[8, 3] +tp", {rank: RANDOM[rank % 2] for rank in range(4)})
     add_values(dump, "across", "[8, 3] +tp", {rank: RANDOM[rank] for rank in range(4)})
-    assert [(finding.kind, finding.tensor) for finding in check(dump).findings] == [("unreplicated", "across")]
+    assert [(finding.kind, finding.tensor) for finding in check_dump(dump).findings] == [("unreplicated", "across")]
 
 
 def test_plain_tensors_that_hold_other_ids_are_no_copies(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=2", {"w": Made(None, held="[16/tp, 3]", shape=(16, 3))})
     add_values(tmp_path / "made.shardviz", "w", None, {rank: RANDOM[rank] for rank in range(2)})
-    assert check(tmp_path / "made.shardviz").findings == ()
+    assert check_dump(tmp_path / "made.shardviz").findings == ()
 
 
 def test_plain_tensors_that_hold_the_same_ids_are_copies(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=2", {"w": Made(None, held="[8, 3]", shape=(8, 3))})
     add_values(tmp_path / "made.shardviz", "w", None, {rank: RANDOM[rank] for rank in range(2)})
-    assert kinds(check(tmp_path / "made.shardviz")) == ["unreplicated"]
+    assert kinds(check_dump(tmp_path / "made.shardviz")) == ["unreplicated"]
 
 
 def test_empty_shards_of_one_region_are_no_copies(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=4", {"other": "[4/tp]"})
     folder = tmp_path / "made.shardviz"
     add_values(folder, "w", "[2/tp, 3]", {0: RANDOM[0, :1], 1: RANDOM[1, :1], 2: RANDOM[0, :0], 3: np.zeros((0, 2))})
-    assert check(folder).findings == ()
+    assert check_dump(folder).findings == ()
 
 
 def seeded_alike(dump: Path, local: np.ndarray, **options: bool) -> Report:
     add_values(dump, "w", "[16/tp, 3]", dict.fromkeys(range(4), local), **options)
-    return check(dump)
+    return check_dump(dump)
 
 
 def test_one_seed_on_every_shard_is_found(dump: Path) -> None:
@@ -101,5 +101,5 @@ def test_one_seed_along_one_of_two_axes_names_that_axis(tmp_path: Path) -> None:
     check_made(tmp_path, "fsdp=2,tp=2", {"other": "[4/tp]"})
     folder = tmp_path / "made.shardviz"
     add_values(folder, "w", "[32/tp/fsdp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
-    found = only(check(folder))
+    found = only(check_dump(folder))
     assert "along fsdp hold" in found.summary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from shardviz.check.run import check
+from shardviz.check.run import check_dump
 from shardviz.dump.records import GatherRecord, Position, RunRecord
 from shardviz.dump.write import RUN_FILE
 from tests.check.checking import check_made, kinds, only
@@ -25,7 +25,7 @@ MESH = "fsdp=2,tp=2"
 def with_intent(path: Path, made: Made | str, **intended: str) -> Report:
     check_made(path, MESH, {"w": made})
     change_run(path / "made.shardviz", intended=intended)
-    return check(path / "made.shardviz")
+    return check_dump(path / "made.shardviz")
 
 
 def test_a_split_across_segments_is_found_by_what_was_intended(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_missing_and_damaged_ranks_are_told_and_the_rest_is_checked(tmp_path: Pa
     folder = tmp_path / "made.shardviz"
     (folder / "rank_00003.json").unlink()
     (folder / "rank_00002.json").write_text("{")
-    report = check(folder)
+    report = check_dump(folder)
     assert kinds(report) == ["misordered", "incomplete", "incomplete"]
     assert [finding.ranks for finding in report.findings[1:]] == [(2,), (3,)]
     assert {finding.severity for finding in report.findings[1:]} == {"warning"}
@@ -77,13 +77,13 @@ def test_missing_and_damaged_ranks_are_told_and_the_rest_is_checked(tmp_path: Pa
 def test_a_missing_rank_loses_no_ids_of_its_own(tmp_path: Path) -> None:
     check_made(tmp_path, MESH, {"w": "[8/tp/fsdp]"})
     (tmp_path / "made.shardviz" / "rank_00001.json").unlink()
-    assert kinds(check(tmp_path / "made.shardviz")) == ["incomplete"]
+    assert kinds(check_dump(tmp_path / "made.shardviz")) == ["incomplete"]
 
 
 def test_a_shard_that_one_rank_of_the_mesh_does_not_have_is_told(tmp_path: Path) -> None:
     check_made(tmp_path, MESH, {"w": "[8/tp/fsdp]", "v": "[4]"})
     without(tmp_path / "made.shardviz", rank=2, name="w")
-    found = only(check(tmp_path / "made.shardviz"))
+    found = only(check_dump(tmp_path / "made.shardviz"))
     assert (found.kind, found.tensor, found.ranks) == ("incomplete", "w", (2,))
 
 
@@ -91,7 +91,7 @@ def test_a_stamped_tensor_that_no_rank_has_is_told(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=2", {"w": "[8/tp]", "v": "[4]"})
     for rank in range(2):
         without(tmp_path / "made.shardviz", rank=rank, name="v")
-    found = only(check(tmp_path / "made.shardviz"))
+    found = only(check_dump(tmp_path / "made.shardviz"))
     assert (found.kind, found.tensor) == ("incomplete", "v")
 
 
@@ -99,7 +99,7 @@ def test_group_ranks_that_are_not_coordinates_are_found(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
     for rank in range(2):
         change_rank(tmp_path / "made.shardviz", rank, positions=(Position(0, (rank,), (1 - rank,)),))
-    found = only(check(tmp_path / "made.shardviz"))
+    found = only(check_dump(tmp_path / "made.shardviz"))
     assert (found.kind, found.ranks) == ("rank-order", (0, 1))
     assert "rank 0 is tp=0 but number 1 of its group" in found.summary
 
@@ -112,7 +112,7 @@ def tied_dump(path: Path, *, ranks_that_tie: tuple[int, ...], claimed: str = "[8
     change_run(folder, stamps=(run.stamps[0], tied))
     for rank in ranks_that_tie:
         change_rank(folder, rank, tied=(("a", "b"),))
-    return check(folder)
+    return check_dump(folder)
 
 
 def test_names_that_do_not_share_storage_any_more_are_untied(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def with_gathered(path: Path, made: Made | str, gathered: GatherRecord) -> Repor
     check_made(path, "tp=2", {"w": made})
     for rank in range(2):
         change_rank(path / "made.shardviz", rank, gathered=(gathered,))
-    return check(path / "made.shardviz")
+    return check_dump(path / "made.shardviz")
 
 
 def test_a_gather_in_order_is_right(tmp_path: Path) -> None:
@@ -161,5 +161,5 @@ def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
     assert read_rank(tmp_path / "made.shardviz", 0).not_checked == ()
     change_rank(tmp_path / "made.shardviz", 0, not_checked=(("w", "ids collapsed in bfloat16"),))
-    report = check(tmp_path / "made.shardviz")
+    report = check_dump(tmp_path / "made.shardviz")
     assert report.not_checked[0].why == "ids collapsed in bfloat16 (on 1 of 2 ranks)"
