@@ -1,0 +1,161 @@
+"""After one step, offline: what is off is named by the rule that explains it, and rounding is not called wrong."""
+
+import numpy as np
+import pytest
+
+from shardviz.check.step import check_step
+from shardviz.dump.read import read_dump
+from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, TensorRecord
+from shardviz.dump.tensors import model_of
+from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.mesh import Mesh
+
+MESH = Mesh(("dp", "tp"), (2, 2))
+WANTED = np.array([1.5, -2.0, 0.25, 3.0])
+
+
+def step_dump(path, values, role="grad", placements=("Replicate()", "Replicate()"), dtype="float64", extra=()):
+    """Write a dump whose rank r holds `values[r]` after a step, beside `WANTED` unsharded."""
+    record = MeshRecord(MESH.axes, MESH.shape, MESH.ranks)
+    folder = prepare_folder(path / "dump")
+    write_run(folder, RunRecord(1, "test", "none", MESH.size, mesh=record))
+    for rank, held in values.items():
+        array = np.asarray(held, np.float64)
+        bodies = [
+            Body(
+                role,
+                "step",
+                WANTED.shape,
+                array.shape,
+                dtype,
+                layout=0,
+                values=[v if v == v else "nan" for v in array.tolist()],
+            )
+        ]
+        tensors = [TensorRecord("w", 0)]
+        if rank == 0:
+            bodies.append(Body(role, "reference", WANTED.shape, WANTED.shape, "float64", values=WANTED.tolist()))
+            tensors.append(TensorRecord("w", 1))
+            for name, body in extra:
+                tensors.append(TensorRecord(name, len(bodies)))
+                bodies.append(body)
+        layout = LayoutRecord(0, placements, WANTED.shape)
+        write_rank(
+            folder,
+            RankRecord(
+                schema=1,
+                rank=rank,
+                num_ranks=MESH.size,
+                hostname="testhost",
+                meshes=(record,),
+                layouts=(layout,),
+                bodies=tuple(bodies),
+                tensors=tuple(tensors),
+            ),
+        )
+    return model_of(read_dump(folder))
+
+
+def on_all(values):
+    return dict.fromkeys(range(MESH.size), values)
+
+
+def test_gradients_that_are_the_unsharded_models_give_no_finding(tmp_path):
+    assert list(check_step(step_dump(tmp_path, on_all(WANTED)), [])) == []
+
+
+def test_rounding_in_another_order_of_sums_is_not_called_wrong(tmp_path):
+    rounded = WANTED * (1 + 4 * np.finfo(np.float64).eps)
+    assert list(check_step(step_dump(tmp_path, on_all(rounded)), [])) == []
+
+
+def test_low_precision_is_given_its_own_rounding_and_no_more(tmp_path):
+    near = step_dump(tmp_path / "near", on_all(WANTED * (1 + 2.0**-8)), dtype="bfloat16")
+    far = step_dump(tmp_path / "far", on_all(WANTED * 2), dtype="bfloat16")
+    assert list(check_step(near, [])) == []
+    assert [finding.kind for finding in check_step(far, [])] == ["wrong-scale"]
+
+
+def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recognised(tmp_path):
+    apart = np.array([0.5, -0.5, 0.25, 0.0])
+    values = {0: WANTED + apart, 1: WANTED + apart, 2: WANTED - apart, 3: WANTED - apart}
+    (finding,) = check_step(step_dump(tmp_path, values), [])
+    assert finding.kind == "unreduced-gradient"
+    apart, whole = finding.summary.split("; ")
+    assert apart == "the gradient differs along dp: rank 0 and rank 2 are up to 1 apart"
+    assert whole == "their mean over dp is the unsharded model's"
+    assert "ReduceOp.AVG" in finding.fix
+
+
+def test_a_pending_sum_that_is_labelled_partial_is_no_finding(tmp_path):
+    part = np.array([1.0, 1.0, 1.0, 1.0])
+    values = {0: part, 1: WANTED - part, 2: part, 3: WANTED - part}
+    assert list(check_step(step_dump(tmp_path, values, placements=("Replicate()", "Partial()")), [])) == []
+
+
+def test_shards_of_a_gradient_are_compared_with_their_own_part(tmp_path):
+    right = {0: WANTED[:2], 1: WANTED[2:], 2: WANTED[:2], 3: WANTED[2:]}
+    swapped = {0: WANTED[2:], 1: WANTED[:2], 2: WANTED[2:], 3: WANTED[:2]}
+    placements = ("Replicate()", "Shard(0)")
+    assert list(check_step(step_dump(tmp_path / "a", right, placements=placements), [])) == []
+    (finding,) = check_step(step_dump(tmp_path / "b", swapped, placements=placements), [])
+    assert finding.kind == "wrong-value"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"),
+    [
+        (2.0, "the gradient is 2 times the unsharded model's, the size of dp"),
+        (4.0, "the gradient is 4 times the unsharded model's, the size of dp * tp"),
+        (0.5, "the gradient is 1/2 of the unsharded model's, 1 over dp"),
+        (0.25, "the gradient is 1/4 of the unsharded model's, 1 over dp * tp"),
+    ],
+)
+def test_a_ratio_is_named_with_the_axes_whose_size_it_is(tmp_path, ratio, says):
+    (finding,) = check_step(step_dump(tmp_path, on_all(WANTED * ratio)), [])
+    assert (finding.kind, finding.summary) == ("wrong-scale", says)
+
+
+def test_a_value_that_no_ratio_explains_is_wrong_and_says_how_far(tmp_path):
+    (finding,) = check_step(step_dump(tmp_path, on_all(WANTED + np.array([0, 0, 0, 1.0]))), [])
+    assert finding.kind == "wrong-value"
+    assert finding.summary.startswith(
+        "the grad is off by up to 1 on rank 0, where the largest is 3 and rounding allows"
+    )
+
+
+def test_nan_is_never_near_to_what_is_wanted(tmp_path):
+    (finding,) = check_step(step_dump(tmp_path, on_all([np.nan, 1.0, 1.0, 1.0])), [])
+    assert finding.kind == "wrong-value"
+    assert "nan" in finding.summary
+
+
+def test_logged_values_that_are_each_ranks_own_are_unreduced_scalars(tmp_path):
+    part = np.array([1.0, 1.0, 1.0, 1.0])
+    values = {0: part, 1: WANTED - part, 2: part, 3: WANTED - part}
+    (finding,) = check_step(step_dump(tmp_path, values, role="scalar"), [])
+    assert finding.kind == "unreduced-scalar"
+    assert finding.summary.endswith("their sum over tp is the whole's")
+
+
+def test_a_bias_that_every_rank_adds_is_named_with_how_often(tmp_path):
+    bias = np.array([0.5, 1.0, -1.0, 2.0])
+    body = Body("param", "reference", bias.shape, bias.shape, "float64", values=bias.tolist())
+    model = step_dump(tmp_path, on_all(WANTED + 3 * bias), role="output", extra=[("out.bias", body)])
+    (finding,) = check_step(model, [])
+    assert (finding.kind, finding.tensor) == ("wrong-scale", "out.bias")
+    assert finding.summary == (
+        "the output is off by 3 times out.bias: it is added 4 times, once on every rank of dp * tp"
+    )
+
+
+def test_a_mean_over_a_group_with_a_rank_missing_is_not_judged(tmp_path):
+    values = {0: WANTED + 1, 1: WANTED - 1, 3: WANTED - 1}
+    model = step_dump(tmp_path, values, placements=("Replicate()", "Partial('avg')"))
+    assert list(check_step(model, [])) == []
+
+
+def test_without_rank_0_there_is_no_reference_and_that_is_said(tmp_path):
+    values = {1: WANTED, 2: WANTED, 3: WANTED}
+    (said,) = check_step(step_dump(tmp_path, values), [])
+    assert said.why == "the step: rank 0, which has the unsharded model's, is missing"
