@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,20 +12,28 @@ from textual.binding import ActiveBinding, Binding, BindingType
 from textual.reactive import reactive
 from textual.screen import ModalScreen, Screen
 
-from .loading import load
+from shardviz.dump.read import read_run
+from shardviz.errors import EXIT_USAGE
+
+from .colours import THEMES
+from .loading import load, written
 from .messages import DocumentRead, Progressed, ReadFailed
 from .saving import save_screen
 from .screens.explore import ExploreView
 from .screens.findings import FindingsView
 from .screens.mesh import MeshView
 from .screens.rank import RankView
-from .selection import Selection, first_selection, of_finding
+from .selection import Selection, carried_over, first_selection, of_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from .document import Document
+
+
+LOOK_AGAIN = 1.0
+"""Seconds between two looks at a folder that may still be written."""
 
 
 class ShardvizApp(App[None]):
@@ -77,6 +86,10 @@ class ShardvizApp(App[None]):
         self.path = path
         self.other = other
         self._opened_on = self.selection
+        self._written = (0, 0)
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = THEMES[0].name
 
     @property
     def view_names(self) -> list[str]:
@@ -84,8 +97,19 @@ class ShardvizApp(App[None]):
         return list(self.MODES)
 
     def on_mount(self) -> None:
-        """Start reading."""
+        """Start reading, and look again and again whether more was written."""
+        self._read()
+        self.set_interval(LOOK_AGAIN, self._look_again)
+
+    def _read(self) -> None:
+        self._written = written(self.path)
         self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
+
+    def _look_again(self) -> None:
+        """Read a folder again that a job is still writing."""
+        idle = all(worker.is_finished for worker in self.workers if worker.group == "load")
+        if idle and written(self.path) not in (self._written, (0, 0)):
+            self._read()
 
     @on(Progressed)
     def _progressed(self, message: Progressed) -> None:
@@ -93,15 +117,25 @@ class ShardvizApp(App[None]):
 
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
+        """Show what was read; who has not moved yet is taken to the first finding."""
+        before, selection = self.document, self.selection
+        if before is None or selection == self._opened_on:
+            selection = self._opened_on = first_selection(message.document)
+        elif message.document.model is not before.model:
+            selection = carried_over(before, message.document, selection)
+        if selection.finding >= len(message.document.findings):
+            selection = replace(selection, finding=0)
         self.note = ""
-        if self.selection == self._opened_on:
-            self.set_reactive(ShardvizApp.selection, first_selection(message.document))
-            self._opened_on = self.selection
+        self.set_reactive(ShardvizApp.selection, selection)
         self.document = message.document
 
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
-        self.exit(return_code=2, message=message.why)
+        """Leave where there is nothing to show; keep what is shown otherwise."""
+        if self.document is None:
+            self.exit(return_code=EXIT_USAGE, message=message.why)
+        else:
+            self.note = message.why.partition("\n")[0]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only what works now."""
@@ -155,6 +189,9 @@ def view(path: Path, *, other: Path | None = None) -> None:
     """Open the TUI on a dump, beside another one where that is given.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: A folder is no dump.
     """
+    for folder in (path, other):
+        if folder is not None:
+            read_run(folder)
     ShardvizApp(path, other).run()

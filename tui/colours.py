@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 from textual.color import Color
+from textual.theme import Theme
 
 if TYPE_CHECKING:
     from shardviz.picture.paint import Look
@@ -33,7 +34,7 @@ def block_style(look: Look, background: str) -> Style:
     if look.tone == "nobody":
         return _filled(VERMILLION, background, 0.25)
     if look.tone == "elsewhere":
-        return _filled(VERMILLION, background, 0.6) + Style(bold=True)
+        return _filled(VERMILLION, background, 0.6 if look.rank % 2 else 0.45) + Style(bold=True)
     if look.tone in ("in place", "unlit"):
         return _filled(GREY, background, 0.15)
     return _filled(RANK_COLOURS[look.rank % len(RANK_COLOURS)], background, 0.25 if look.tone == "mixed" else 0.45)
@@ -55,3 +56,33 @@ def _filled(colour: str, background: str, share: float) -> Style:
 def verdict_style(verdict: Verdict) -> Style:
     """Return the style of a verdict's glyph."""
     return Style(color=VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
+
+
+THEMES = (
+    Theme(
+        "shardviz-dark",
+        primary=SKY,
+        accent=SKY,
+        success=GREEN,
+        warning=ORANGE,
+        error=VERMILLION,
+        foreground="#d8dee6",
+        background="#11151a",
+        surface="#171c23",
+        panel="#1f262f",
+    ),
+    Theme(
+        "shardviz-light",
+        primary=BLUE,
+        accent=BLUE,
+        success=GREEN,
+        warning=ORANGE,
+        error=VERMILLION,
+        foreground="#1d2430",
+        background="#fbfbf9",
+        surface="#f3f3f0",
+        panel="#e6e7e4",
+        dark=False,
+    ),
+)
+"""shardviz's own themes, the one it starts in first."""

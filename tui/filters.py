@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.names import printable
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .document import Document, Entry
+
+Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,6 @@ def axes_of(document: Document) -> list[str]:
     return ["", *sorted({axis for entry in document.entries for axis in entry.axes})]
 
 
-def after(choices: Sequence[str], current: str) -> str:
+def after(choices: Sequence[Choice], current: Choice) -> Choice:
     """Return the choice behind the current one, around and around."""
     return choices[(choices.index(current) + 1) % len(choices)] if current in choices else choices[0]

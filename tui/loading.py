@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
+from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
 from .document import Document
@@ -33,6 +35,18 @@ def load(path: Path, post: Callable[[Message], object]) -> None:
     document = Document(path, model_of(dump))
     post(DocumentRead(document))
     post(DocumentRead(checked(document)))
+
+
+def written(path: Path) -> tuple[int, int]:
+    """Return what tells that a folder changed: when its run was written, and how many rank files it has.
+
+    A folder that cannot be looked at now is as if it were empty.
+    """
+    try:
+        names = [entry.name for entry in os.scandir(path) if entry.name.startswith("rank_")]
+        return (path / RUN_FILE).stat().st_mtime_ns, sum(name.endswith(".json") for name in names)
+    except OSError:
+        return 0, 0
 
 
 def checked(document: Document) -> Document:

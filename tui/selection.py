@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from shardviz.errors import ShardvizError
 from shardviz.picture.holders import Plane
+from shardviz.picture.moves import first_difference
 
 if TYPE_CHECKING:
     from shardviz.picture.paint import Side
@@ -58,7 +60,35 @@ def of_finding(document: Document, selection: Selection, finding: int) -> Select
         return replace(selection, finding=finding)
     selection = of_entry(document, selection, document.by_finding[finding])
     ranks = document.findings[finding].ranks
-    return replace(selection, finding=finding, rank=ranks[0] if ranks else selection.rank)
+    plane, rank = selection.plane, ranks[0] if ranks else selection.rank
+    if plane is not None and (place := _first_difference(document, selection.entry, plane)):
+        plane = replace(plane, at=place)
+    return replace(selection, finding=finding, rank=rank, plane=plane)
+
+
+def carried_over(before: Document, after: Document, selection: Selection) -> Selection:
+    """Return the selection in a document that was read again: the same tensor, at the same place if it has that."""
+    if not before.entries or not after.entries:
+        return first_selection(after)
+    old = before.entries[selection.entry].tensor
+    for index, entry in enumerate(after.entries):
+        if (entry.tensor.names[0], entry.tensor.role) == (old.names[0], old.role):
+            same = entry.tensor.shape == old.shape
+            moved = of_entry(after, selection, index)
+            return replace(
+                selection,
+                entry=index,
+                finding=moved.finding if not same else selection.finding,
+                plane=selection.plane if same else moved.plane,
+            )
+    return first_selection(after)
+
+
+def _first_difference(document: Document, entry: int, plane: Plane) -> tuple[int, ...] | None:
+    try:
+        return first_difference(document.sides(entry), plane)
+    except ShardvizError:
+        return None
 
 
 def next_plane(plane: Plane) -> Plane:

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
 from shardviz.dump.pause import collector_paused
-from shardviz.dump.records import DIGEST_LENGTH, SCHEMA, RankRecord, RunRecord
+from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import DumpError
@@ -93,6 +93,20 @@ class Dump:
             raise DumpError(f"{path} is damaged: {reason}", "write the dump again") from error
 
 
+def read_run(path: Path | str) -> RunRecord:
+    """Read what is true of a dump's whole run, and nothing of its ranks.
+
+    Raises:
+        DumpError: The folder is no dump, or its `run.json` is damaged.
+    """
+    folder = Path(path)
+    _check_folder(folder)
+    run = _read(folder, RUN_FILE, RunRecord)
+    with _damage(folder / RUN_FILE):
+        check_run(run)
+    return run
+
+
 def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None) -> Dump:
     """Read a dump.
 
@@ -106,10 +120,7 @@ def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[i
             was expected.
     """
     folder = Path(path)
-    _check_folder(folder)
-    run = _read(folder, RUN_FILE, RunRecord)
-    with _damage(folder / RUN_FILE):
-        check_run(run)
+    run = read_run(folder)
     stamped = StampedShapes(run.stamps)
     ranks: dict[int, RankRecord] = {}
     damaged: dict[str, str] = {}
@@ -177,7 +188,7 @@ def _content(folder: Path, name: str) -> bytes:
 
 
 class _Schema(msgspec.Struct):
-    schema: int = -1
+    schema: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
 
 
 def _read(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice, product
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardviz.picture.holders import ranks_text
 
 if TYPE_CHECKING:
-    from shardviz.picture.holders import Mask
+    from numpy.typing import NDArray
+
+    from shardviz.picture.holders import Mask, Plane
     from shardviz.picture.sides import Sides
 
 Path = tuple["Mask", ...]
 """Sets of ranks: what the placements put on the first is on the second, and so on; a cycle ends where it began."""
+
+MOST_BLOCKS = 1024
+MOST_SLICES = 64
+"""How many blocks a dim, and slices of the dims not drawn, are searched for a difference."""
 
 
 def paths(sides: Sides) -> list[Path]:
@@ -34,3 +44,25 @@ def paths(sides: Sides) -> list[Path]:
 def path_text(path: Path) -> str:
     """Write a path: `1→4→2→1`."""
     return "→".join(map(ranks_text, path))
+
+
+def first_difference(sides: Sides, plane: Plane) -> tuple[int, ...] | None:
+    """Return the first element that is not where the placements say; the slices of a plane are searched in turn."""
+    others = [dim for dim in range(len(plane.at)) if dim not in (plane.rows, plane.cols)]
+    rows, cols = (_starts(sides, dim) for dim in (plane.rows, plane.cols))
+    for at in islice(product(*(_starts(sides, dim).tolist() for dim in others)), MOST_SLICES):
+        place = list(plane.at)
+        for dim, index in zip(others, at, strict=True):
+            place[dim] = index
+        spans = [np.stack([starts, starts + 1], axis=-1) for starts in (rows, cols)]
+        window = sides.holders.window(replace(plane, at=tuple(place)), *spans)
+        different = np.array([sides.cell(masks).different for masks in window.masks])[window.codes]
+        if different.any():
+            row, col = divmod(int(different.argmax()), len(cols))
+            place[plane.rows], place[plane.cols] = int(rows[row]), int(cols[col])
+            return tuple(place)
+    return None
+
+
+def _starts(sides: Sides, dim: int) -> NDArray[np.int64]:
+    return sides.holders.edges(dim)[:-1][:MOST_BLOCKS]

@@ -48,9 +48,9 @@ class Ruler:
         blocks, size = len(edges) - 1, int(edges[-1])
         if blocks > room:
             return cls(np.array([0, size], np.int64), -(-size // room))
-        for cells in range(most, 1, -1):
-            if size * cells <= room and (ruler := cls.scaled(edges, 1, cells)).extent <= room:
-                return ruler
+        if size <= room:
+            cells = max((c for c in range(1, most + 1) if size * c + blocks + 1 <= room), default=0)
+            return cls(edges, 1, cells, lines=True) if cells else cls(edges)
         longest = int(np.diff(edges).max(initial=1))
         for parts in range(min(room, longest), 0, -1):
             ruler = cls.scaled(edges, -(-longest // parts))

@@ -5,7 +5,8 @@ from pathlib import Path
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.mesh import parse_mesh
-from shardviz.picture.moves import path_text, paths
+from shardviz.picture.holders import Plane
+from shardviz.picture.moves import first_difference, path_text, paths
 from shardviz.picture.sides import sides_of
 from tests.dumps import Made, make_dump
 
@@ -31,3 +32,16 @@ def test_a_block_that_is_on_two_ranks_ends_its_path(tmp_path: Path) -> None:
 
 def test_tensors_in_order_have_no_paths(tmp_path: Path) -> None:
     assert paths_of(tmp_path, "fsdp=2,tp=4", "[24/tp/fsdp, 2]") == []
+
+
+def test_the_first_difference_is_found_in_whatever_slice_it_is(tmp_path: Path) -> None:
+    swapped = Made("[8/fsdp/tp, 3, 4]", "[8/tp/fsdp, 3, 4]")
+    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})))
+    sides = sides_of(model, model.tensors[0])
+    assert first_difference(sides, Plane(1, 2, (0, 0, 0))) == (2, 0, 0)
+    assert first_difference(sides, Plane(0, 1, (0, 0, 0))) == (2, 0, 0)
+
+
+def test_a_tensor_in_order_has_no_first_difference(tmp_path: Path) -> None:
+    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[8/tp, 3]"})))
+    assert first_difference(sides_of(model, model.tensors[0]), Plane(0, 1, (0, 0))) is None

@@ -14,9 +14,10 @@ from shardviz.names import printable
 from ..filters import Filters, after, axes_of, roles_of
 from ..messages import TensorChosen
 from ..selection import of_entry
-from ..widgets.finding_card import FindingCard
+from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
 from ..widgets.search import Search
+from ..widgets.side_bar import SIDES
 from ..widgets.tensor_tree import TensorTree
 from .view import View
 
@@ -32,6 +33,7 @@ class ExploreView(View):
     """The view."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("v", "next_side", "Claimed/held", id="explore.side", tooltip="Claimed, held, or where they differ"),
         Binding("slash", "search", "Search", key_display="/", id="explore.search", tooltip="Find tensors by name"),
         Binding("f", "only_findings", "Filter", id="explore.findings", tooltip="Only tensors with findings, or all"),
         Binding("r", "next_role", "Role", show=False, id="explore.role", tooltip="Only tensors of the next role"),
@@ -63,6 +65,7 @@ class ExploreView(View):
         """Show the chosen tensor and finding."""
         self._list(document)
         self.query_one(FindingCard).show(document, selection.finding)
+        self.query_one("#finding").border_title = finding_head(document, selection.finding)
         if document is not None and document.entries:
             self.query_one(TensorTree).choose(selection.entry)
             self.query_one(MapPanel).show(document, selection)
@@ -99,6 +102,10 @@ class ExploreView(View):
     @on(Search.Closed)
     def _search_closed(self) -> None:
         self.query_one(TensorTree).focus()
+
+    def action_next_side(self) -> None:
+        """Go from claimed to held to difference."""
+        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
 
     def action_search(self) -> None:
         """Type a part of a name."""

@@ -14,7 +14,7 @@ from shardviz.names import printable
 from ..colours import verdict_style
 from ..document import GLYPHS
 from ..selection import of_finding
-from ..widgets.finding_card import FindingCard
+from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.lines import Lines
 from .view import View
 
@@ -48,6 +48,7 @@ A line for each disagreement, errors first; findings that say the same of identi
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
         self.query_one(FindingCard).show(document, selection.finding)
+        self.query_one("#full").border_title = finding_head(document, selection.finding)
         if document is not None:
             count = len(document.findings)
             self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)

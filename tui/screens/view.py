@@ -24,6 +24,7 @@ class View(Screen[None]):
 
     app: ShardvizApp
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..document import Document
 
-MARGIN = 10
+MOST_NAME = 40
 
 
 class FindingCard(Static):
@@ -25,28 +27,31 @@ class FindingCard(Static):
 
     def show(self, document: Document | None, finding: int) -> None:
         """Show one finding of a document."""
-        self.update(finding_text(document, finding))
+        if document is None or not document.findings:
+            self.update(_verdict_text(document) if document else Text("reading …", "dim"))
+        else:
+            self.update(finding_body(document.findings[finding]))
 
 
-def finding_text(document: Document | None, index: int) -> Text:
-    """Write a finding, or what there is to say without one."""
-    if document is None:
-        return Text("reading …", "dim")
-    if not document.findings:
-        return _verdict_text(document)
+def finding_head(document: Document | None, index: int) -> str:
+    """Write, as markup, what kind of finding it is, of which tensor, and how many there are."""
+    if document is None or not document.findings:
+        return ""
     finding = document.findings[index]
-    verdict = finding.severity
     name = printable(finding.tensor)
-    text = Text.assemble(
-        (f"{GLYPHS[verdict]} {finding.kind}", verdict_style(verdict)),
-        (f"  {name[:80]}" if name else "", "bold"),
-        (f"   finding {index + 1} of {len(document.findings)}", "dim"),
-        f"\n{printable(finding.summary)}",
-    )
+    name = name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
+    escaped = name.replace("[", r"\[")
+    number = f"finding {index + 1} of {len(document.findings)}"
+    return f"[b]{GLYPHS[finding.severity]} {finding.kind}[/b] {escaped} [dim]· {number}[/dim]"
+
+
+def finding_body(finding: Finding) -> Group:
+    """Write a finding: its sentence, then its fields under each other."""
+    table = Table.grid(padding=(0, 2, 0, 0))
     for label, value in _lines(finding):
-        text.append(f"\n{label:<{MARGIN}}", "bold" if label == "fix" else "dim")
-        text.append(printable(value), f"bold {GREEN}" if label == "fix" else "")
-    return text
+        style = f"bold {GREEN}" if label == "fix" else ""
+        table.add_row(Text(label, "bold" if label == "fix" else "dim"), Text(printable(value), style))
+    return Group(Text(printable(finding.summary)), table)
 
 
 def _lines(finding: Finding) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The lines below the map: which element the cursor is on and who holds it, and what the map's signs mean."""
+"""The lines below the map: which element the cursor is on, who holds it, and where whole blocks went."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from shardviz.names import printable
 from shardviz.picture.holders import ranks_of, ranks_text
+from shardviz.picture.moves import path_text, paths
 
 from ..colours import verdict_style
 
@@ -19,11 +20,7 @@ if TYPE_CHECKING:
     from ..document import Document
     from ..selection import Selection
 
-LEGENDS = {
-    "claimed": "where the placements say each part is: the numbers are ranks",
-    "held": "where each part really is, by the ids found there: the numbers are ranks",
-    "difference": "1→4: the placements say rank 1, it is on rank 4; grey is in place",
-}
+MOST_PATHS = 4
 
 
 class Inspector(Static):
@@ -51,7 +48,10 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     if sides.has_held:
         text.append("  held ", "dim")
         text.append(_who(cell.held, mesh), verdict_style("error") if cell.different else "")
-    return text.append(f"\n{LEGENDS[selection.side]}", "dim")
+    if selection.side == "difference" and (found := paths(sides)):
+        more = " …" if len(found) > MOST_PATHS else ""
+        text.append("\nblocks went  ", "dim").append("  ".join(map(path_text, found[:MOST_PATHS])) + more)
+    return text
 
 
 def _who(mask: int, mesh: Mesh) -> str:

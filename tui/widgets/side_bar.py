@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from textual.containers import Horizontal
-from textual.widgets import Label
+from textual.widgets import Label, Static
 
 from shardviz.picture.paint import Side
 
@@ -21,6 +21,11 @@ TOOLTIPS: dict[Side, str] = {
     "held": "Where each element really is, by its id",
     "difference": "Where the two disagree",
 }
+LEGENDS: dict[Side, str] = {
+    "claimed": "ranks, where the placements say each part is",
+    "held": "ranks, where each part really is, by its ids",
+    "difference": "1→4: placed on rank 1, found on 4",
+}
 
 
 class SideBar(Horizontal):
@@ -30,9 +35,11 @@ class SideBar(Horizontal):
         """Make a label a side."""
         for side in SIDES:
             yield SideLabel(side)
+        yield Static("", id="legend", markup=False)
 
     def show(self, side: Side) -> None:
-        """Mark the side that is drawn."""
+        """Mark the side that is drawn, and say how to read it."""
+        self.query_one("#legend", Static).update(LEGENDS[side])
         for label in self.query(SideLabel):
             label.set_class(label.side == side, "chosen")
             label.update(f"[{label.side}]" if label.side == side else f" {label.side} ")

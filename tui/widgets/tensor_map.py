@@ -134,7 +134,11 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         line = y - HEADER
         if line >= len(painted.chars):
             return Strip.blank(self.size.width, self.rich_style)
-        segments = [self._gutter_segment(frame, top + line), *self._segments(frame, painted, line, top, left)]
+        ruled = "─" in painted.chars[line]
+        segments = [
+            self._gutter_segment(frame, top + line, ruled=ruled),
+            *self._segments(frame, painted, line, top, left),
+        ]
         return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
 
     def _paint(self, frame: Frame, top: int, left: int) -> Painted:
@@ -171,10 +175,11 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         begin = frame.cols.cell_of(self.place[frame.plane.cols]) - left
         return max(begin, 0), max(begin + frame.cols.cells, 0)
 
-    def _gutter_segment(self, frame: Frame, row: int) -> Segment:
+    def _gutter_segment(self, frame: Frame, row: int, *, ruled: bool) -> Segment:
+        """Name the row of a line that is drawn, and every row where there are no lines to name."""
         start, stop = frame.rows.spans(row, 1)[0].tolist()
         here = start <= self.place[frame.plane.rows] < stop
-        named = start == stop or frame.ids or not frame.rows.lines or self.level > 0
+        named = ruled if start == stop else frame.ids or not frame.rows.lines or self.level > 0
         text = str(self.place[frame.plane.rows] if here else start) if named or here else ""
         style = self.rich_style + (Style(bold=True) if here else Style(dim=True))
         return Segment(text.rjust(self._gutter - 1) + " ", style)
