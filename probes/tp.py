@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
+from shardviz.probes._models import MLP
 
 AXES = ("tp",)
 MESH = (4,)
@@ -23,24 +24,13 @@ expect = {
 }
 
 
-class MLP(nn.Module):
-    """Two linear layers: 12 to 24 features and back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(12, 24)
-        self.down = nn.Linear(24, 12)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())
-
-
 def build() -> nn.Module:
     return MLP()
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, also where 24 does not divide
+    parallelize_module(model, mesh["tp"], {"up": up, "down": RowwiseParallel()})
 
 
 def batch() -> torch.Tensor:

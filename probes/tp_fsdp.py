@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import shardviz
 from shardviz.live.compat import fully_shard
+from shardviz.probes._models import MLP
 
 AXES = ("fsdp", "tp")
 MESH = (2, 4)
@@ -26,24 +27,13 @@ expect = {
 }
 
 
-class MLP(nn.Module):
-    """Two linear layers: 12 to 24 features and back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(12, 24)
-        self.down = nn.Linear(24, 12)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())
-
-
 def build() -> nn.Module:
     return MLP()
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, also where 24 does not divide
+    parallelize_module(model, mesh["tp"], {"up": up, "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["fsdp"])
 
 

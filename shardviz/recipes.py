@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +32,7 @@ class Recipe:
         mesh: The sizes that it runs at unless told otherwise; empty where it says none.
         kinds: The findings that it must give; empty for all but recreated bugs.
         build: The name of the function that builds the model.
+        torch: The oldest torch that has what it shows, `TORCH = (2, 6)`; empty where any will do.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Recipe:
     mesh: tuple[int, ...]
     kinds: tuple[str, ...] = ()
     build: str = "build"
+    torch: tuple[int, ...] = ()
 
 
 def shipped() -> list[Recipe]:
@@ -64,6 +68,20 @@ def find(text: str) -> Recipe:
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else "shardviz probes lists them; a file of yours ends in .py"
     raise ProbeError(f"there is no probe {text!r}", hint)
+
+
+def check_torch(recipe: Recipe) -> None:
+    """Make sure that the installed torch, which is not imported, has what a probe shows.
+
+    Raises:
+        ProbeError: It is too old.
+    """
+    installed = version("torch")
+    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < recipe.torch:
+        needed = ".".join(map(str, recipe.torch))
+        raise ProbeError(
+            f"probe {recipe.name} needs torch {needed}, this is {installed}", f"pip install 'torch>={needed}'"
+        )
 
 
 def _shipped_folder() -> Path:

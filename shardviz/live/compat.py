@@ -17,10 +17,10 @@ from torch import nn
 from shardviz import placements
 
 try:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 except ImportError:  # torch 2.4
-    from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DTensor",
     "FlatParam",
+    "MixedPrecisionPolicy",
     "Partial",
     "Replicate",
     "Shard",

@@ -97,6 +97,13 @@ def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:
     return tuple(runs) if len(runs) <= MAX_RUNS else None
 
 
+def array(values: torch.Tensor) -> NDArray[np.generic]:
+    """Return values as numpy has them; bfloat16, which it does not, as float32, which holds it exactly."""
+    wide = values.float() if values.dtype == torch.bfloat16 else values
+    found: NDArray[np.generic] = wide.detach().cpu().numpy()
+    return found
+
+
 def nested(values: torch.Tensor) -> Any:
     """Return values as nested lists that JSON can say; what is not finite becomes a string."""
     if values.is_complex():

@@ -1,0 +1,44 @@
+"""DataParallel: one process drives all GPUs of a machine with threads. Kept for old code; it needs GPUs.
+
+Before every forward the model is copied from the first GPU to all others, the batch is scattered, and the outputs are
+gathered on the first GPU, which therefore holds more than the others. DistributedDataParallel does the same with a
+process a GPU, copies the model only once, and is faster on one machine already.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.errors import ProbeError
+from shardviz.mesh import Mesh
+
+AXES = ("process",)
+MESH = (1,)
+
+
+def check_mesh(mesh: Mesh) -> None:
+    found = torch.cuda.device_count()
+    if found < 2:
+        raise ProbeError(
+            f"DataParallel spreads a batch over the GPUs of one process, and this machine has {found}",
+            "it needs 2 or more; on CPUs, shardviz probe ddp does the same with a process a rank",
+        )
+    if mesh.size != 1:
+        raise ProbeError(f"DataParallel is one process, not {mesh.size}", "--mesh 1")
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return nn.DataParallel(model.cuda())
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

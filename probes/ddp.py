@@ -1,0 +1,54 @@
+"""Data parallel: DistributedDataParallel keeps the whole model on every rank and averages gradients during backward.
+
+At the start rank 0's parameters and buffers are broadcast, so that all copies begin equal whatever each rank's seed
+was. Gradients are packed into buckets (25 MB unless told otherwise), last layer first, and each bucket is all-reduced
+as soon as it is full, while backward goes on. Before each forward rank 0's buffers are broadcast again. Memory: the
+whole model, its gradients and its optimizer state, on every rank.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+import shardviz
+
+AXES = ("dp",)
+MESH = (4,)
+BATCH_AXES = ("dp",)
+
+expect = {"*weight": "[*, *] =dp", "*bias": "[*] =dp", "scale": "[*] =dp"}
+
+
+class Scaled(nn.Module):
+    """Two linear layers and a buffer, which is no parameter and has no gradient, but must be equal everywhere too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 24)
+        self.last = nn.Linear(24, 10)
+        self.register_buffer("scale", torch.rand(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu() * self.scale)
+
+
+def build() -> nn.Module:
+    return Scaled()
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    if mesh.get_local_rank("dp") != 0:  # another start on every other rank, which the broadcast undoes
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.zero_()
+    kilobyte = 2**-10
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"), bucket_cap_mb=kilobyte)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

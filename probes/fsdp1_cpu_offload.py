@@ -1,0 +1,35 @@
+"""FSDP1 with CPU offload: shards, gradients and optimizer state live in the machine's memory, not the GPU's.
+
+A unit's shard is copied to the GPU just before it is gathered, and its reduced gradient is copied back, so that the
+optimizer steps on the CPU. It fits models that nothing else fits, at the price of the copies. Where ranks have no GPU
+the shards are on the CPU anyway, torch has no accelerator to copy from, and this is FULL_SHARD.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+
+import shardviz
+
+AXES = ("fsdp",)
+MESH = (4,)
+BATCH_AXES = ("fsdp",)
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    device = torch.device(mesh.device_type)
+    offload = CPUOffload(offload_params=device.type != "cpu")
+    return FullyShardedDataParallel(model, cpu_offload=offload, device_mesh=mesh, device_id=device)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,34 @@
+"""FSDP1, NO_SHARD: nothing is split; the flattened parameters are whole on every rank, as under DDP.
+
+Gradients are averaged by an all_reduce of the flat vector. It is what FULL_SHARD becomes on one rank, and torch
+deprecates it: DistributedDataParallel does the same and overlaps better.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+import shardviz
+
+AXES = ("fsdp",)
+MESH = (4,)
+BATCH_AXES = ("fsdp",)
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    device = torch.device(mesh.device_type)
+    strategy = ShardingStrategy.NO_SHARD
+    return FullyShardedDataParallel(model, sharding_strategy=strategy, device_mesh=mesh, device_id=device)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

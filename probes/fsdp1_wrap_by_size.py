@@ -1,0 +1,42 @@
+"""FSDP1, wrapped by size: every module that brings at least so many parameters becomes a unit of its own.
+
+`size_based_auto_wrap_policy` walks the model from the inside out and knows nothing of its structure: here the two large
+layers become units, and the small one is left to the root's. What a unit is decides what is gathered together, so a
+policy by size may tear a block apart that runs as one.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+import shardviz
+
+AXES = ("fsdp",)
+MESH = (4,)
+BATCH_AXES = ("fsdp",)
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 3))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params=500),
+        device_mesh=mesh,
+        device_id=torch.device(mesh.device_type),
+        use_orig_params=True,
+    )
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,49 @@
+"""FSDP2 from the meta device: no rank ever holds the whole model, and each loads only its own shards.
+
+A model built under `torch.device("meta")` has shapes and no values. `fully_shard` cuts the shapes; `to_empty` then
+allocates only this rank's shards, uninitialised; a sharded load fills them from a checkpoint, each rank its own part.
+The checkpoint here is the model that `build` made, in memory, where a real one is a file. Buffers that are computed,
+not loaded, have to be made anew, or they stay uninitialised.
+"""
+
+import copy
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.live.compat import distribute_tensor, fully_shard
+
+AXES = ("fsdp",)
+MESH = (4,)
+BATCH_AXES = ("fsdp",)
+
+expect = {"*.weight": "[*/fsdp, *]", "*.bias": "[*/fsdp]"}
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    checkpoint = model.state_dict()
+    sharded = copy.deepcopy(model).to("meta")
+    for layer in (sharded[0], sharded[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    sharded.to_empty(device=mesh.device_type)
+    own = {
+        name: distribute_tensor(checkpoint[name], parameter.device_mesh, parameter.placements)
+        for name, parameter in sharded.named_parameters()
+    }
+    sharded.load_state_dict(own)
+    return sharded
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,45 @@
+"""HSDP over tensor parallel: three axes. Split over tp, each part again over shard, and copied along replicate.
+
+From the inside out: `parallelize_module` on the tp axis, then `fully_shard` on the two outer ones together, whose first
+is the one along which shards are copied. A weight's dim 0 reads `24/tp/shard`; gradients are reduced and split within
+shard, then averaged between the replicas. Typically tp is within a machine, shard within a rack, replicate between.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import shardviz
+from shardviz.live.compat import fully_shard
+from shardviz.probes._models import MLP
+
+AXES = ("replicate", "shard", "tp")
+MESH = (2, 2, 2)
+BATCH_AXES = ("replicate", "shard")
+TORCH = (2, 6)
+
+expect = {
+    "up.weight": "[*/tp/shard, *] =replicate",
+    "up.bias": "[*/tp/shard] =replicate",
+    "down.weight": "[*/shard, */tp] =replicate",
+    "down.bias": "[*/shard] =replicate",
+}
+
+
+def build() -> nn.Module:
+    return MLP()
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, also where 24 does not divide
+    parallelize_module(model, mesh["tp"], {"up": up, "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,72 @@
+"""Vocabulary-parallel loss: cross entropy without ever gathering the logits.
+
+The head is split by the vocabulary, so each rank has the logits of some words, `[tokens, words/tp]`. Gathering them is
+the largest tensor of a training step. Under `loss_parallel()` torch's own cross entropy takes the maximum, the sum of
+exponentials and the target's logit within each rank, and reduces those: three numbers a token cross the wire instead of
+a vocabulary. Backward must run under it too.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+from torch.nn import functional
+
+import shardviz
+from shardviz.live.compat import Shard
+from shardviz.mesh import Mesh
+from shardviz.probes._refusals import refuse_empty
+
+AXES = ("tp",)
+MESH = (4,)
+
+WORDS = 32
+
+expect = {"head.weight": "[*/tp, *]", "body.*": "[*, *] =tp"}
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Speaker(nn.Module):
+    """A body that is whole everywhere, and a head that says how likely each word is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(12, 24, bias=False)
+        self.head = nn.Linear(24, WORDS, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).relu())
+
+
+def check_mesh(mesh: Mesh) -> None:
+    refuse_empty(mesh, "tp", WORDS, "words", "the maximum of no logits: torch's amax raises on a dim of size 0")
+
+
+def build() -> nn.Module:
+    return Speaker()
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    head = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(model, mesh["tp"], {"head": head})
+
+
+def batch() -> Batch:
+    return torch.randn(60, 12), torch.randint(WORDS, (60,))
+
+
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    tokens, words = batch
+    return functional.cross_entropy(model(tokens), words)
+
+
+def step(model: nn.Module, batch: Batch, mesh: DeviceMesh) -> torch.Tensor:
+    with loss_parallel():
+        value = loss(model, batch)
+        value.backward()
+    return value
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)
