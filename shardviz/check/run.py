@@ -23,6 +23,7 @@ from shardviz.check.seeds import check_seeds
 from shardviz.check.shapes import check_global_shape, check_label
 from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
+from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
@@ -47,7 +48,8 @@ def check_dump(path: Path | str) -> Report:
     Raises:
         DumpError: The folder is no dump.
     """
-    return check_model(model_of(read_dump(path, strict=False)))
+    with collector_paused():
+        return check_model(model_of(read_dump(path, strict=False)))
 
 
 def check_model(model: Model) -> Report:

@@ -7,6 +7,7 @@ follows the files' length, whatever the numbers in them.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,9 +22,9 @@ from shardviz.placements import parse_placement
 from shardviz.region import length
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp
+    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
     from shardviz.placements import Placement
     from shardviz.region import Ranges
 
@@ -61,22 +62,24 @@ def _placements(texts: tuple[str, ...]) -> tuple[Placement, ...]:
     return tuple(map(parse_placement, texts))
 
 
-class _within:  # noqa: N801
-    """Say in which field something was wrong; a class, for a dump of many ranks comes here a hundred thousand times."""
+@contextmanager
+def _within(field: str, index: int | None = None) -> Iterator[None]:
+    """Say in which field something was wrong."""
+    try:
+        yield
+    except ShardvizError as error:
+        at = field if index is None else f"{field}[{index}]"
+        raise DumpError(f"{at}: {error.message}") from error
 
-    __slots__ = ("field", "index")
 
-    def __init__(self, field: str, index: int | None = None) -> None:
-        self.field = field
-        self.index = index
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ShardvizError):
-            field = self.field if self.index is None else f"{self.field}[{self.index}]"
-            raise DumpError(f"{field}: {error.message}") from error
+def _each(field: str, items: Iterable[Item], check: Callable[[Item], object]) -> None:
+    """Check every item, and say which one was wrong; a context manager an item would cost more than the checks."""
+    index = -1
+    try:
+        for index, item in enumerate(items):  # noqa: B007
+            check(item)
+    except ShardvizError as error:
+        raise DumpError(f"{field}[{index}]: {error.message}") from error
 
 
 class StampedShapes:
@@ -129,12 +132,8 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
         with _within("meshes", index):
             meshes.append(_check_mesh(mesh, run.num_ranks))
     _check_positions(record)
-    for index, layout in enumerate(record.layouts):
-        with _within("layouts", index):
-            _check_layout(layout, _at("mesh", layout.mesh, meshes))
-    for index, body in enumerate(record.bodies):
-        with _within("bodies", index):
-            _check_body(body, record.layouts)
+    _each("layouts", record.layouts, lambda layout: _check_layout(layout, _at("mesh", layout.mesh, meshes)))
+    _each("bodies", record.bodies, lambda body: _check_body(body, record.layouts))
     _check_tensors(record, stamped)
     for index, gathered in enumerate(record.gathered):
         with _within("gathered", index):
@@ -249,27 +248,38 @@ def _check_values(body: Body) -> None:
             raise DumpError(f"values hold {str(value)[:20]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
 
 
+Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
+"""For what stands around a number, a role and a stage: the numbers that were named."""
+
+
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
+    seen: Names = {}
     total = 0
-    seen: dict[tuple[str, str, str, str], list[tuple[int, int]]] = {}
-    for index, tensor in enumerate(record.tensors):
-        with _within("tensors", index):
-            body = _at("body", tensor.body, record.bodies)
-            prefix, numbers, suffix = _place(tensor.name, tensor.numbers, tensor.suffix)
-            count = length(tensor.numbers) or 1
-            total += count
-            if total > MAX_NAMES:
-                raise DumpError(f"numbers bring the names to {total:,}, expected at most {MAX_NAMES:,}")
-            if tensor.digests and len(tensor.digests) != count * DIGEST_LENGTH:
-                raise DumpError(f"digests has {len(tensor.digests)} digits, expected {count} * {DIGEST_LENGTH}")
-            if body.held is not None:
-                flat = body.layout is not None and record.layouts[body.layout].flat is not None
-                _check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
-            seen.setdefault((prefix, suffix, body.role, body.stage), []).extend(numbers or ((-1, 0),))
+
+    def check(tensor: TensorRecord) -> None:
+        nonlocal total
+        total += length(tensor.numbers) or 1
+        if total > MAX_NAMES:
+            raise DumpError(f"numbers bring the names to {total:,}, expected at most {MAX_NAMES:,}")
+        _check_tensor(tensor, record, stamped, seen)
+
+    _each("tensors", record.tensors, check)
     for (prefix, suffix, role, stage), spans in seen.items():
         if any(before[1] > after[0] for before, after in pairwise(sorted(spans))):
             name = f"{prefix}*{suffix}" if suffix or spans[0][0] >= 0 else prefix
             raise DumpError(f"tensors: {role} {name!r} of stage {stage} stands twice, expected each name once")
+
+
+def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShapes, seen: Names) -> None:
+    body = _at("body", tensor.body, record.bodies)
+    prefix, numbers, suffix = _place(tensor.name, tensor.numbers, tensor.suffix)
+    count = length(tensor.numbers) or 1
+    if tensor.digests and len(tensor.digests) != count * DIGEST_LENGTH:
+        raise DumpError(f"digests has {len(tensor.digests)} digits, expected {count} * {DIGEST_LENGTH}")
+    if body.held is not None:
+        flat = body.layout is not None and record.layouts[body.layout].flat is not None
+        _check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
+    seen.setdefault((prefix, suffix, body.role, body.stage), []).extend(numbers or ((-1, 0),))
 
 
 @lru_cache(maxsize=4096)

@@ -129,7 +129,7 @@ def main() -> None:
 
 def _profile(folder: Path) -> None:
     profile = cProfile.Profile()
-    profile.runcall(check, folder)
+    profile.runcall(check_dump, folder)
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 

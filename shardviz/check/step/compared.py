@@ -7,10 +7,10 @@ the terms (Higham & Mary 2019, "A new approach to probabilistic rounding error a
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,9 +122,12 @@ class Compared:
     def _differs(self, group: tuple[int, ...]) -> bool:
         present = [rank for rank in group if rank in self.reduced]
         return any(
-            self.regions[one] == self.regions[other] and not self.near(self.reduced[one], self.reduced[other])
-            for one, other in itertools.pairwise(present)
+            self.regions[one] == self.regions[other] and not self._equal(self.reduced[one], self.reduced[other])
+            for one, other in pairwise(present)
         )
+
+    def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+        return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
 
 
 _REDUCTIONS = {
