@@ -17,8 +17,9 @@ from shardviz.errors import EXIT_USAGE
 
 from .colours import THEMES
 from .loading import load, written
-from .messages import DocumentRead, Progressed, ReadFailed
+from .messages import DocumentRead, OtherRead, Progressed, ReadFailed
 from .saving import save_screen
+from .screens.compare import CompareView
 from .screens.explore import ExploreView
 from .screens.findings import FindingsView
 from .screens.mesh import MeshView
@@ -26,7 +27,7 @@ from .screens.rank import RankView
 from .selection import Selection, carried_over, first_selection, of_finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from .document import Document
@@ -46,7 +47,13 @@ class ShardvizApp(App[None]):
 
     TITLE = "shardviz"
     CSS_PATH = "shardviz.tcss"
-    MODES = {"explore": ExploreView, "mesh": MeshView, "rank": RankView, "findings": FindingsView}  # noqa: RUF012  Textual's
+    MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = {
+        "explore": ExploreView,
+        "mesh": MeshView,
+        "rank": RankView,
+        "findings": FindingsView,
+        "compare": CompareView,
+    }
     DEFAULT_MODE = "explore"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -64,6 +71,14 @@ class ShardvizApp(App[None]):
             id="app.findings",
             tooltip="Everything that is wrong",
         ),
+        Binding(
+            "5",
+            "switch_mode('compare')",
+            "Compare",
+            show=False,
+            id="app.compare",
+            tooltip="The other dump beside this one",
+        ),
         Binding("c", "copy_fix", "Copy fix", id="app.copy_fix", tooltip="Copy the fix of the finding below"),
         Binding("n", "next_finding(1)", "Next finding", id="app.next", tooltip="Go to the next finding's place"),
         Binding("N", "next_finding(-1)", "Last finding", show=False, id="app.previous", tooltip="Go one finding back"),
@@ -78,6 +93,7 @@ class ShardvizApp(App[None]):
     ]
 
     document: reactive[Document | None] = reactive(None)
+    other_document: reactive[Document | None] = reactive(None)
     selection: reactive[Selection] = reactive(Selection())
     note: reactive[str] = reactive("")
 
@@ -94,11 +110,14 @@ class ShardvizApp(App[None]):
     @property
     def view_names(self) -> list[str]:
         """The views that there are, in the order of their keys."""
-        return list(self.MODES)
+        return [name for name in self.MODES if name != "compare" or self.other is not None]
 
     def on_mount(self) -> None:
         """Start reading, and look again and again whether more was written."""
         self._read()
+        if self.other is not None:
+            reading = partial(load, self.other, self.post_message, OtherRead)
+            self.run_worker(reading, thread=True, group="load other")
         self.set_interval(LOOK_AGAIN, self._look_again)
 
     def _read(self) -> None:
@@ -129,6 +148,10 @@ class ShardvizApp(App[None]):
         self.set_reactive(ShardvizApp.selection, selection)
         self.document = message.document
 
+    @on(OtherRead)
+    def _other_read(self, message: OtherRead) -> None:
+        self.other_document = message.document
+
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
         """Leave where there is nothing to show; keep what is shown otherwise."""
@@ -141,6 +164,8 @@ class ShardvizApp(App[None]):
         """Offer only what works now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
+        if action == "switch_mode" and parameters not in [(name,) for name in self.view_names]:
+            return False
         return not (action in ("switch_mode", "help") and isinstance(self.screen, ModalScreen))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from textual.message import Message
 
 
-def load(path: Path, post: Callable[[Message], object]) -> None:
-    """Read a dump, damaged files and all, then check it; post what there is after each."""
+def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
+    """Read a dump, damaged files and all, then check it; post what there is after each, as `read`."""
 
-    def progressed(read: int, files: int) -> None:
-        post(Progressed(read, files))
+    def progressed(count: int, files: int) -> None:
+        post(Progressed(count, files))
 
     try:
         dump = read_dump(path, strict=False, on_progress=progressed)
@@ -33,8 +33,8 @@ def load(path: Path, post: Callable[[Message], object]) -> None:
         post(ReadFailed(str(error)))
         return
     document = Document(path, model_of(dump))
-    post(DocumentRead(document))
-    post(DocumentRead(checked(document)))
+    post(read(document))
+    post(read(checked(document)))
 
 
 def written(path: Path) -> tuple[int, int]:

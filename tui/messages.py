@@ -33,6 +33,13 @@ class DocumentRead(Message):
 
 
 @dataclass
+class OtherRead(Message):
+    """The dump to compare with was read, or checked."""
+
+    document: Document
+
+
+@dataclass
 class ReadFailed(Message):
     """A dump could not be read."""
 
@@ -62,6 +69,13 @@ class PlaceChosen(Message):
     """
 
     place: tuple[int, ...]
+
+
+@dataclass
+class Zoomed(Message):
+    """A map was zoomed to a level."""
+
+    level: int
 
 
 @dataclass

@@ -50,10 +50,16 @@ class View(Screen[None]):
         """Follow the app."""
         self.watch(self.app, "document", self._changed, init=False)
         self.watch(self.app, "selection", self._changed, init=False)
+        self.watch(self.app, "other_document", self._other_changed, init=False)
         self.watch(self.app, "note", self._changed, init=False)
 
     def on_screen_resume(self) -> None:
         """Catch up with what changed while another view was shown."""
+        self._changed()
+
+    def _other_changed(self) -> None:
+        """Show the other dump, if this view does."""
+        self._shown = None
         self._changed()
 
     def _changed(self) -> None:

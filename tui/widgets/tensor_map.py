@@ -15,7 +15,7 @@ from textual.strip import Strip
 from shardviz.picture.paint import LINE, Frame, Painted, paint
 
 from ..colours import block_style
-from ..messages import PlaceChosen
+from ..messages import PlaceChosen, Zoomed
 from ..zoom import Zoom
 
 if TYPE_CHECKING:
@@ -218,15 +218,20 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
 
     def action_zoom(self, step: int) -> None:
         """Zoom in or out by a factor of two, around the cursor."""
-        if self.zoom and 0 <= self.level + step <= self.zoom.deepest(*self._room):
-            self.level += step
-            self._layout_map()
-            self._scroll_to_cursor(center=True)
+        self.zoom_to(self.level + step)
+        self.post_message(Zoomed(self.level))
 
     def action_fit(self) -> None:
         """Show the whole tensor."""
-        self.level = 0
-        self._layout_map()
+        self.zoom_to(0)
+        self.post_message(Zoomed(0))
+
+    def zoom_to(self, level: int) -> None:
+        """Zoom to a level, or as near to it as there is one, around the cursor."""
+        if self.zoom is not None:
+            self.level = min(max(level, 0), self.zoom.deepest(*self._room))
+            self._layout_map()
+            self._scroll_to_cursor(center=True)
 
     def go(self, place: tuple[int, ...]) -> None:
         """Put the cursor on an element and bring it into view."""

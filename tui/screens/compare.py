@@ -1,0 +1,140 @@
+"""Two dumps side by side: the same tensor of both, with one cursor, one side and one zoom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
+
+from shardviz.errors import ShardvizError
+from shardviz.names import printable
+
+from ..colours import GREY, VERMILLION
+from ..comparing import SIGNS, Pair, pairs
+from ..filters import after
+from ..messages import PlaceChosen, Zoomed
+from ..selection import of_entry
+from ..widgets.lines import Lines
+from ..widgets.side_bar import SIDES
+from ..widgets.tensor_map import TensorMap
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from ..document import Document
+    from ..selection import Selection
+
+MOST_NAME = 48
+
+
+class CompareView(View):
+    """The view."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("v", "next_side", "Claimed/held", id="compare.side", tooltip="Claimed, held, or where they differ"),
+    ]
+    AUTO_FOCUS = "#pairs"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pairs: list[Pair] = []
+        self._of: tuple[Document, Document] | None = None
+
+    def compose_view(self) -> ComposeResult:
+        """Make the view."""
+        with Vertical(id="pairs-box", classes="boxed") as box:
+            box.border_title = "Tensors of both: ≠ different, < only in the first, > only in the second, = the same"
+            yield PairLines(id="pairs")
+        with Horizontal(id="both"):
+            for name in ("here", "there"):
+                with Vertical(id=f"{name}-box", classes="boxed"):
+                    yield Static("", id=f"{name}-layout", classes="legend", markup=False)
+                    yield TensorMap(id=name)
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the pair of the chosen tensor."""
+        other = self.app.other_document
+        if document is None or other is None:
+            return
+        if self._of is None or self._of[0] is not document or self._of[1] is not other:
+            self._of, self._pairs = (document, other), pairs(document, other)
+        cursor = self._cursor(selection)
+        self.query_one(Lines).show(len(self._pairs), self._line, cursor)
+        if self._pairs:
+            pair = self._pairs[cursor]
+            self._show_map("here", document, pair.here, selection)
+            self._show_map("there", other, pair.there, selection)
+
+    def _cursor(self, selection: Selection) -> int:
+        """Return the line of the chosen tensor; a tensor that is only there is no selection, and the line stays."""
+        at = self.query_one(Lines).cursor
+        if at < len(self._pairs) and self._pairs[at].here in (None, selection.entry):
+            return at
+        return next((index for index, pair in enumerate(self._pairs) if pair.here == selection.entry), 0)
+
+    def _show_map(self, name: str, document: Document, entry: int | None, selection: Selection) -> None:
+        box, layout = self.query_one(f"#{name}-box"), self.query_one(f"#{name}-layout", Static)
+        box.border_title = printable(document.path.name).replace("[", r"\[")
+        box.border_subtitle = selection.side
+        sides = None
+        if entry is not None:
+            try:
+                sides = document.sides(entry)
+            except ShardvizError as error:
+                layout.update(printable(error.message))
+            layout.update(document.entries[entry].layout)
+        else:
+            layout.update("this dump does not have it")
+        plane = selection.plane
+        fits = sides is not None and plane is not None and len(plane.at) == len(sides.holders.shape)
+        inside = fits and all(at < size for at, size in zip(plane.at, sides.holders.shape, strict=True))
+        self.query_one(f"#{name}", TensorMap).show(sides if inside else None, selection.side, plane)
+
+    def _line(self, index: int) -> Text:
+        pair = self._pairs[index]
+        name = pair.title if len(pair.title) <= MOST_NAME else pair.title[: MOST_NAME - 1] + "…"
+        colour = GREY if pair.relation == "same" else VERMILLION
+        what = pair.what or pair.relation
+        return Text.assemble(
+            (f" {SIGNS[pair.relation]} ", f"bold {colour}"), f"{name:<32}  ", (what, "dim"), no_wrap=True
+        )
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        pair, document = self._pairs[message.index], self.app.document
+        if document is not None and pair.here is not None:
+            self.app.selection = of_entry(document, self.app.selection, pair.here)
+        else:
+            self.show(document, self.app.selection)
+
+    @on(PlaceChosen)
+    def _place_chosen(self, message: PlaceChosen) -> None:
+        selection = self.app.selection
+        if selection.plane is not None:
+            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
+
+    @on(Zoomed)
+    def _zoomed(self, message: Zoomed) -> None:
+        for tensor_map in self.query(TensorMap):
+            tensor_map.zoom_to(message.level)
+
+    def action_next_side(self) -> None:
+        """Go from claimed to held to difference, in both."""
+        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
+
+
+class PairLines(Lines):
+    """The list of the tensors of both."""
+
+    HELP = """\
+## Two dumps side by side
+
+The tensors of both, those that differ first. The maps below have one cursor and one zoom: what is done on one happens
+on the other. **v** goes from claimed to held to difference in both, **tab** goes to the maps.
+"""
