@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.errors import LayoutError
 from shardviz.placements import Placement, Shard, StridedShard
-from shardviz.region import Ranges, length, merged
+from shardviz.region import Range, Ranges, length, merged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ Link = str | int
 Chain = tuple[Link, ...]
 
 MAX_SEGMENTS = 1 << 16
-"""A dim is cut into at most this many segments that are not distributed."""
+"""A dim is cut into at most this many segments that are not distributed, until they are joined again."""
 
 COMPARED_SEGMENTS = 1 << 16
 """Two chains are compared where they have at most this many segments over all coordinates."""
@@ -45,6 +45,8 @@ def check_segments(chain: Chain) -> None:
     for link in chain:
         if isinstance(link, int):
             segments *= link
+        elif link == JOIN:
+            segments = 1
         if not 0 < segments <= MAX_SEGMENTS:
             raise LayoutError(f"a dim is cut into {segments:,} segments, expected 1 to {MAX_SEGMENTS:,}")
 
@@ -70,7 +72,7 @@ def held(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
         if parts == 0:
             segments = [merged(range_ for segment in segments for range_ in segment)]
         elif chosen < 0:
-            segments = [chunk(segment, parts, part) for segment in segments for part in range(parts)]
+            segments = [part for segment in segments for part in _cut(segment, parts)]
         else:
             segments = [chunk(segment, parts, chosen) for segment in segments]
     return merged(range_ for segment in segments for range_ in segment)
@@ -87,6 +89,23 @@ def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
             kept.append((start + low, start + high))
         before += stop - start
     return tuple(kept)
+
+
+def _cut(ranges: Ranges, parts: int) -> list[Ranges]:
+    """Return all that `torch.chunk` would give, without the empty parts at the end, in one pass."""
+    step = -(-length(ranges) // parts)
+    pieces: list[list[Range]] = []
+    room = 0
+    for start, stop in ranges:
+        while start < stop:
+            if not room:
+                pieces.append([])
+                room = step
+            end = min(stop, start + room)
+            pieces[-1].append((start, end))
+            room -= end - start
+            start = end
+    return [tuple(piece) for piece in pieces]
 
 
 def _literal_chain(steps: Sequence[tuple[str, Shard | StridedShard]]) -> Chain:

@@ -82,6 +82,10 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+        """Leave the hash behind: in another process strings have other hashes."""
+        return type(self), (self.axes, self.shape, self.ranks)
+
     @property
     def size(self) -> int:
         """Number of ranks on the mesh."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -128,6 +132,16 @@ def test_a_rank_that_is_not_on_the_mesh_is_told():
     with pytest.raises(MeshError) as caught:
         Mesh(("tp",), (2,), (4, 6)).coord_of(5)
     assert caught.value.message == "rank 5 is not on mesh (tp=2)"
+
+
+def test_a_mesh_sent_to_another_process_is_equal_to_its_own_and_hashes_as_it():
+    """Strings hash otherwise in each process, and a mesh keeps its hash."""
+    mesh = parse_mesh("fsdp=2,tp=4")
+    assert hash(mesh) == hash(parse_mesh("fsdp=2,tp=4"))
+    code = "import pickle, sys; mesh = pickle.load(sys.stdin.buffer); from shardviz.mesh import *; "
+    code += "assert mesh in {parse_mesh('fsdp=2,tp=4')}"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(mesh), env=environment, check=True)
 
 
 def test_a_rank_is_labelled_by_its_coordinate():

@@ -146,6 +146,36 @@ class GatherRecord(Record, frozen=True):
     error: str = ""
 
 
+class CollectiveRecord(Record, frozen=True):
+    """Collectives of one training step that this rank took part in; those that are alike are counted together.
+
+    Attributes:
+        op: What it is, as torch names the function: `all_gather`, `reduce_scatter`, `send`, ...
+        axes: The axes of the run's mesh that its group runs along; empty where it runs along none.
+        size: The number of ranks in its group.
+        module: The module that ran; empty for the model itself, or between modules.
+        backward: Whether it ran in the backward pass.
+        count: How many there were.
+        bytes: What they were about, together: the whole tensor that was gathered, reduced or sent.
+    """
+
+    op: str
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    size: NumRanks
+    module: str = ""
+    backward: bool = False
+    count: Count = 1
+    bytes: Count = 0
+
+
+class StageRecord(Record, frozen=True):
+    """A pipeline's stage running one micro-batch, forward or backward; a rank's records are in the order they ran."""
+
+    stage: Count
+    microbatch: Count
+    backward: bool = False
+
+
 class RankRecord(Record, frozen=True):
     """`rank_00003.json`: what one rank says.
 
@@ -153,9 +183,11 @@ class RankRecord(Record, frozen=True):
         tied: Groups of names that share storage on this rank.
         gathered: What torch's own collectives returned here.
         not_checked: What this rank could not look at, and why: `(name, reason)`.
+        collectives: What the training step sent between ranks, in the order in which it began.
+        schedule: What this rank's stages of a pipeline ran, in order.
     """
 
-    schema: int
+    schema: Count
     rank: Count
     num_ranks: NumRanks
     hostname: str
@@ -167,6 +199,8 @@ class RankRecord(Record, frozen=True):
     tied: tuple[Annotated[tuple[str, ...], Meta(min_length=2)], ...] = ()
     gathered: tuple[GatherRecord, ...] = ()
     not_checked: tuple[tuple[str, str], ...] = ()
+    collectives: tuple[CollectiveRecord, ...] = ()
+    schedule: tuple[StageRecord, ...] = ()
 
 
 class Stamp(Record, frozen=True):
@@ -192,7 +226,7 @@ class RunRecord(Record, frozen=True):
         intended: The layouts that the author wants, in the notation, by pattern over names.
     """
 
-    schema: int
+    schema: Count
     shardviz: str
     torch: str
     num_ranks: NumRanks

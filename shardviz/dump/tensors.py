@@ -12,7 +12,7 @@ import numpy as np
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
 from shardviz.errors import DumpError
-from shardviz.names import Fold, fold, natural_key
+from shardviz.names import Fold, fold, natural_key, printable
 from shardviz.region import Region
 
 if TYPE_CHECKING:
@@ -167,11 +167,13 @@ class Model:
         elif body.values is not None:
             raw = body.values
         else:
-            raise DumpError(f"{name}: rank {shard.rank} has no values in the dump")
+            raise DumpError(f"{printable(name)}: rank {shard.rank} has no values in the dump")
         try:
             return np.asarray(raw, dtype=np.float64).reshape(body.local_shape)
         except (TypeError, ValueError) as error:
-            raise DumpError(f"{name}: rank {shard.rank} has values that are no {list(body.local_shape)}") from error
+            raise DumpError(
+                f"{printable(name)}: rank {shard.rank} has values that are no {list(body.local_shape)}"
+            ) from error
 
     def local_ids(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.int64]:
         """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
@@ -185,7 +187,7 @@ class Model:
         """
         size = math.prod(shard.body.local_shape)
         if size > MAX_ELEMENTS:
-            raise DumpError(f"{name}: rank {shard.rank} holds {size:,} ids, more than {MAX_ELEMENTS:,}")
+            raise DumpError(f"{printable(name)}: rank {shard.rank} holds {size:,} ids, more than {MAX_ELEMENTS:,}")
         shape = self.stamps[name].shape if name in self.stamps else shard.body.shape
         if shard.held is not None:
             flat = shard.layout is not None and shard.layout.flat is not None
@@ -198,7 +200,7 @@ class Model:
             return expand_runs(body.runs).reshape(body.local_shape)
         if body.dense:
             return self.dense(shard, name).astype(np.int64)
-        raise DumpError(f"{name}: rank {shard.rank} has no ids in the dump")
+        raise DumpError(f"{printable(name)}: rank {shard.rank} has no ids in the dump")
 
     def dense(self, shard: Shard, name: str) -> NDArray[np.generic]:
         """Return what stands in the safetensors file, in the local shape.
