@@ -67,7 +67,7 @@ class Dump:
         return mesh_of(self.run.mesh)
 
     def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
-        """Load one array from a rank's safetensors file.
+        """Return one array from a rank's safetensors file, mapped rather than copied where it can be.
 
         Args:
             rank: Whose file.
@@ -79,13 +79,16 @@ class Dump:
         """
         from safetensors import SafetensorError, safe_open
 
+        from shardviz.dump.dense import map_array
+
         path = _inside(self.path, dense_file(rank))
         try:
             with safe_open(path, framework="numpy") as file:
                 found = tuple(file.get_slice(key).get_shape())
                 if found != shape:
                     raise DumpError(f"{path} is damaged: {printable(key)} is {list(found)}, expected {list(shape)}")
-                array: NDArray[np.generic] = file.get_tensor(key)
+                mapped = map_array(path, key)
+                array: NDArray[np.generic] = file.get_tensor(key) if mapped is None else mapped
                 return array
         except (OSError, SafetensorError, TypeError, AttributeError) as error:
             # TypeError and AttributeError: an element type that numpy does not have.
