@@ -211,11 +211,11 @@ def test_a_split_factor_that_a_chain_would_need_but_no_label_may_have_is_no_spel
 
 def test_labels_on_a_great_mesh_are_read_in_no_time_even_where_nothing_divides():
     mesh = parse_mesh("a=1024,b=512")
-    started = time.perf_counter()
+    started = time.process_time()
     for size in range(1_000_003, 1_000_023):
         layout = Layout.from_placements(mesh, (size,), (StridedShard(0, 512), Shard(0)))
         assert layout.region((0, 0)).size > 0
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 @pytest.mark.parametrize("text", ["Shard(0)", "Replicate()", "Partial()", "Partial('max')"])

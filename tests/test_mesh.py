@@ -94,11 +94,11 @@ def test_any_text_is_a_mesh_or_a_mesh_error(text: str):
 
 
 def test_a_giant_mesh_is_refused_before_its_ranks_are_laid_out():
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("1048576,1048576", "x".join(["1000000"] * 30), "9" * 100_000):
         with pytest.raises(MeshError):
             parse_mesh(text)
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
 
 
 @pytest.mark.parametrize(

@@ -224,10 +224,10 @@ def test_any_text_is_a_layout_or_an_error_of_shardviz(text: str):
     "piece", ["(", ")", "12/", "/tp", "=tp ", "9", " ", "x", "[", "*", "+tp:max ", "1,", "flat(", "²", "\n"]
 )
 def test_the_time_to_refuse_a_text_does_not_grow_with_it_beyond_a_page(piece: str):
-    started = time.perf_counter()
+    started = time.process_time()
     for head in ("", "[", "[12", "[12]", "[flat("):
         with pytest.raises(NotationError):
             parse(head + piece * (1_000_000 // len(piece)))
         with pytest.raises(NotationError):
             parse(head + (piece * 4000)[: 4000 - len(head)] + "\0")
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5

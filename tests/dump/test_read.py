@@ -1,0 +1,209 @@
+"""Reading a dump: what was written comes back, and what is missing is no error yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shardviz.dump.read import read_dump
+from shardviz.errors import DumpError
+from shardviz.mesh import Mesh, parse_mesh
+from tests.dump.samples import RUN, rank_record, spoil, write_sample
+from tests.dumps import make_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    return write_sample(tmp_path / "a.shardviz")
+
+
+def test_every_record_comes_back_as_it_was_written(sample: Path):
+    dump = read_dump(sample)
+    assert dump.run == RUN
+    assert dump.ranks == {rank: rank_record(rank) for rank in range(2)}
+    assert (dump.missing_ranks, dump.damaged) == ((), {})
+    assert dump.mesh == parse_mesh("fsdp=1,tp=2")
+
+
+def test_dense_values_come_back_in_their_shape(sample: Path):
+    assert read_dump(sample).dense(1, "stamped/param/big", (2, 2)).tolist() == [[42, 43], [44, 45]]
+
+
+def test_a_folder_may_be_named_by_a_string_and_be_a_link_itself(sample: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(sample)
+    assert read_dump(str(tmp_path / "link")).run == RUN
+
+
+def test_missing_rank_files_are_told_and_the_rest_is_read(sample: Path):
+    (sample / "rank_00000.json").unlink()
+    dump = read_dump(sample)
+    assert (list(dump.ranks), dump.missing_ranks) == ([1], (0,))
+
+
+def test_a_run_without_a_mesh_is_one_axis_of_ranks(sample: Path):
+    spoil(sample / "run.json", lambda run: run.pop("mesh"))
+    assert read_dump(sample).mesh == Mesh(("rank",), (2,))
+
+
+def test_read_leniently_a_damaged_file_is_noted_and_the_rest_is_read(sample: Path):
+    (sample / "rank_00000.json").write_text("{")
+    dump = read_dump(sample, strict=False)
+    assert list(dump.ranks) == [1]
+    assert dump.damaged == {
+        "rank_00000.json": f"{sample}/rank_00000.json is damaged: Input data was truncated",
+    }
+    with pytest.raises(DumpError):
+        read_dump(sample)
+
+
+def test_progress_counts_the_rank_files(sample: Path):
+    seen: list[tuple[int, int]] = []
+    read_dump(sample, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_ranks_are_read_in_order_whatever_the_width_of_their_names(tmp_path: Path):
+    dump = read_dump(make_dump(tmp_path / "a.shardviz", parse_mesh("tp=12"), {"w": "[24/tp]"}))
+    assert list(dump.ranks) == list(range(12))
+
+
+def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
+    for name in (".rank_00001.json.tmp", "rank_1.json", "rank_00001.json~", "notes.txt", "rank_٠٠٠٠١.json"):
+        (sample / name).write_text("{")
+    assert sorted(read_dump(sample).ranks) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("none", "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
+        ("file", "dump {path} is not a folder", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
+        ("empty", "{path} is not a dump: it has no run.json", "shardviz probe writes one"),
+        ("file/run.json", "cannot read dump {path}: Not a directory", ""),
+        ("x" * 5000, "cannot read dump {path}: File name too long", ""),
+    ],
+)
+def test_what_is_no_dump_is_told(tmp_path: Path, name: str, message: str, hint: str):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DumpError) as caught:
+        read_dump(tmp_path / name)
+    assert caught.value.message == message.format(path=tmp_path / name)
+    assert caught.value.hint == hint
+
+
+def test_a_path_with_a_null_byte_is_told():
+    with pytest.raises(DumpError) as caught:
+        read_dump("a\0b")
+    assert caught.value.message == "cannot read dump a\\u0000b: embedded null byte"
+
+
+@pytest.mark.parametrize("name", ["run.json", "rank_00001.json"])
+def test_a_link_is_not_followed(sample: Path, tmp_path: Path, name: str):
+    (sample / name).rename(tmp_path / "elsewhere.json")
+    (sample / name).symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample)
+    assert caught.value.message == f"{sample}/{name} is a link"
+    assert caught.value.hint == "a dump's files are plain files; copy the target here"
+
+
+@pytest.mark.parametrize("name", ["run.json", "rank_00001.json"])
+def test_a_pipe_is_not_waited_for(sample: Path, name: str):
+    (sample / name).unlink()
+    os.mkfifo(sample / name)
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample)
+    assert caught.value.message == f"{sample}/{name} is no plain file"
+
+
+def test_a_folder_in_the_place_of_a_file_is_told(sample: Path):
+    (sample / "rank_00001.json").unlink()
+    (sample / "rank_00001.json").mkdir()
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample)
+    assert caught.value.message == f"{sample}/rank_00001.json is no plain file"
+
+
+@pytest.mark.parametrize("name", ["run.json", "rank_00001.json"])
+@pytest.mark.parametrize(("schema", "found"), [(2, "schema 2"), (0, "schema 0"), (None, "no schema number")])
+def test_a_file_of_another_version_is_told_from_a_damaged_one(sample: Path, name: str, schema: int | None, found: str):
+    spoil(sample / name, lambda content: content.update(schema=schema, news=1) if schema is not None else None)
+    if schema is None:
+        spoil(sample / name, lambda content: content.pop("schema"))
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample)
+    assert caught.value.message == f"{sample}/{name}: {found}, expected schema 1"
+    assert caught.value.hint == "read it with the shardviz that wrote it"
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (b"", "Error while deserializing header: header too small"),
+        (b"\xff" * 8 + b"{}", "Error while deserializing header: header too large"),
+        (b"\x02" + b"\0" * 7 + b"{}", "File does not contain tensor stamped/param/big"),
+    ],
+)
+def test_damaged_dense_values_are_told(sample: Path, spoilt: bytes, message: str):
+    path = sample / "rank_00001.safetensors"
+    path.write_bytes(spoilt)
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample).dense(1, "stamped/param/big", (2, 2))
+    assert caught.value.message == f"{path} is damaged: cannot read 'stamped/param/big': {message}"
+
+
+def test_dense_values_of_another_shape_are_told(sample: Path):
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample).dense(1, "stamped/param/big", (4,))
+    path = sample / "rank_00001.safetensors"
+    assert caught.value.message == f"{path} is damaged: stamped/param/big is [2, 2], expected [4]"
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("BF16", 2), ("F8_E4M3", 1)])
+def test_dense_values_of_a_type_that_numpy_has_not_are_told(sample: Path, dtype: str, width: int):
+    header = json.dumps({"x": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * width]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(2 * width)
+    (sample / "rank_00001.safetensors").write_bytes(content)
+    with pytest.raises(DumpError, match="cannot read 'x'"):
+        read_dump(sample).dense(1, "x", (2,))
+
+
+def test_a_missing_or_linked_file_of_dense_values_is_told(sample: Path, tmp_path: Path):
+    path = sample / "rank_00001.safetensors"
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(DumpError, match="No such file"):
+        read_dump(sample).dense(1, "stamped/param/big", (2, 2))
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DumpError) as caught:
+        read_dump(sample).dense(1, "stamped/param/big", (2, 2))
+    assert caught.value.message == f"{path} is a link"
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_, np.complex64])
+def test_dense_values_of_every_numpy_type_and_any_strides_come_back(tmp_path: Path, dtype: type[np.generic]):
+    from shardviz.dump.write import write_rank
+
+    sample = write_sample(tmp_path / "a.shardviz")
+    square = np.arange(6).reshape(2, 3).astype(dtype)
+    arrays = {
+        "plain": square,
+        "turned": square.T,
+        "every other": square[:, ::2],
+        "none": square[:0],
+        "one": square[0, 0],
+    }
+    write_rank(sample, rank_record(1), {key: np.asarray(array) for key, array in arrays.items()})
+    dump = read_dump(sample)
+    for key, array in arrays.items():
+        found = dump.dense(1, key, array.shape)
+        assert found.dtype == dtype
+        assert np.array_equal(found, array), key
