@@ -6,11 +6,8 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from shardviz.chain import JOIN, Chain
-from shardviz.check.infer.layout import holds, infer_layout
+from shardviz.check.infer.layout import infer_layout
 from shardviz.layout import Layout
 from shardviz.mesh import Coord, Mesh, parse_mesh
 from shardviz.notation import parse, write
@@ -50,50 +47,6 @@ def test_empty_shards_and_tensors_fit_their_own_claim(text: str) -> None:
     layout = parse(text).layout(parse_mesh("fsdp=2,tp=4"))
     assert infer_layout(layout.mesh, layout.shape, held_by(layout), layout) is layout
     assert infer_layout(layout.mesh, layout.shape, held_by(layout)) is not None
-
-
-def chains(axes: list[str]) -> st.SearchStrategy[Chain]:
-    """Chains with at most one number before each axis and joins where they can matter.
-
-    Axes of one rank are left out: they would bring two numbers together, which is a number that nobody writes.
-    """
-
-    def build(order: list[str], numbers: list[int], joins: list[bool]) -> Chain:
-        chain: list[str | int] = []
-        for axis, number, join in zip(order, numbers, joins, strict=False):
-            if join and any(isinstance(link, int) for link in chain):
-                chain.append(JOIN)
-            if number > 1:
-                chain.append(number)
-            chain.append(axis)
-        return tuple(chain)
-
-    size = len(axes)
-    numbers = st.lists(st.sampled_from([1, 1, 2, 3]), min_size=size, max_size=size)
-    return st.builds(build, st.permutations(axes), numbers, st.lists(st.booleans(), min_size=size, max_size=size))
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    axes = [f"a{index}" for index in range(len(sizes))]
-    mesh = Mesh(tuple(axes), tuple(sizes))
-    shape = draw(st.lists(st.integers(0, 30), min_size=1, max_size=3))
-    on_dim = draw(st.lists(st.integers(-1, len(shape) - 1), min_size=len(axes), max_size=len(axes)))
-    by_dim = [
-        [axis for axis, at in zip(axes, on_dim, strict=True) if at == dim and mesh.axis_size(axis) > 1]
-        for dim in range(len(shape))
-    ]
-    return Layout(mesh, tuple(shape), tuple(draw(chains(of)) for of in by_dim))
-
-
-@settings(max_examples=200, deadline=None)
-@given(layouts())
-def test_any_layout_is_found_from_its_shards_alone(layout: Layout) -> None:
-    held = held_by(layout)
-    found = infer_layout(layout.mesh, layout.shape, held)
-    assert found is not None, write(layout)
-    assert holds(found, held)
 
 
 def test_a_missing_rank_does_not_stop_inference() -> None:
