@@ -23,6 +23,7 @@ from shardviz.check.seeds import check_seeds
 from shardviz.check.shapes import check_global_shape, check_label
 from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
+from shardviz.check.writes import check_writes
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
@@ -62,6 +63,7 @@ def check_model(model: Model) -> Report:
         *check_completeness(model),
         *check_rank_order(model),
         *check_ties(model),
+        *check_writes(model),
         *of_values,
         *_not_checked_by_ranks(model),
     ]

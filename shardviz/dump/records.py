@@ -183,6 +183,7 @@ class RankRecord(Record, frozen=True):
         tied: Groups of names that share storage on this rank.
         gathered: What torch's own collectives returned here.
         not_checked: What this rank could not look at, and why: `(name, reason)`.
+        not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
         schedule: What this rank's stages of a pipeline ran, in order.
     """
@@ -199,6 +200,7 @@ class RankRecord(Record, frozen=True):
     tied: tuple[Annotated[tuple[str, ...], Meta(min_length=2)], ...] = ()
     gathered: tuple[GatherRecord, ...] = ()
     not_checked: tuple[tuple[str, str], ...] = ()
+    not_applied: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
 

@@ -95,7 +95,8 @@ def add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: 
 
     seen.add_ties(model)
     if stamps is not None:
-        seen.not_checked += [*stamps.not_applied, *stamps.not_stamped]
+        seen.not_applied += stamps.not_applied
+        seen.not_checked += stamps.not_stamped
     last = max((stamp.first + math.prod(stamp.shape) - 1 for stamp in stamps.stamps), default=0) if stamps else 0
     for local in local_tensors(model, plain_mesh(mesh) if mesh is not None else None):
         if stamps is None:

@@ -127,6 +127,7 @@ class Capture:
     values_limit: int = VALUES_LIMIT
     dense: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     not_checked: list[tuple[str, str]] = field(default_factory=list)
+    not_applied: list[tuple[str, str]] = field(default_factory=list)
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
     _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
@@ -213,6 +214,7 @@ class Capture:
             tied=tuple(sorted(self._tied)),
             gathered=tuple(self._gathered),
             not_checked=tuple(dict.fromkeys(self.not_checked)),
+            not_applied=tuple(dict.fromkeys(self.not_applied)),
         )
 
     def _add(self, name: str, body: Body, digest: str) -> None:

@@ -106,7 +106,8 @@ class Run:
         """Capture where every element went, by its id, and what torch gathers from the shards."""
         model, stamped = self._stamped_model(None)
         self.capture.stamps = {stamp.name: stamp for stamp in stamped.stamps}
-        self.capture.not_checked += [*stamped.not_applied, *stamped.not_stamped]
+        self.capture.not_applied += stamped.not_applied
+        self.capture.not_checked += stamped.not_stamped
         last = max((stamp.first + math.prod(stamp.shape) - 1 for stamp in stamped.stamps), default=0)
         locals_ = self._locals(model)
         bits = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)

@@ -7,7 +7,6 @@ are written a digit a pass, to be put together again by `shardviz.live.capture`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -92,9 +91,12 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
             continue
         seen[key] = Stamp(name, first, tuple(tensor.shape), role)
         stamps.append(seen[key])
-        if reason := _fill(tensor, first, digits):
-            not_applied.append((name, reason))
-        first += tensor.numel()
+        last = first + tensor.numel() - 1
+        if digits is None and last >= 2 ** exact_bits(tensor.dtype):
+            not_stamped.append((name, f"ids to {last:,} are not exact in {tensor.dtype}"))
+        elif wrong := _fill(tensor, first, digits):
+            not_applied.append((name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written"))
+        first = last + 1
     done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped))
     if digits is None:
         _stamped[model] = done
@@ -128,15 +130,11 @@ def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _fill(tensor: torch.Tensor, first: int, digits: Digits | None) -> str:
-    """Write ids and read them back; return what is wrong with what is read, if anything is."""
-    numel = math.prod(tensor.shape)
-    ids = torch.arange(first, first + numel, dtype=torch.int64, device=tensor.device).view(tensor.shape)
+def _fill(tensor: torch.Tensor, first: int, digits: Digits | None) -> int:
+    """Write ids and read them back; return how many elements are not what was written."""
+    ids = torch.arange(first, first + tensor.numel(), dtype=torch.int64, device=tensor.device).view(tensor.shape)
     if digits is not None:
         ids = ids // digits.base**digits.place % digits.base + 1
-    elif first + numel > 2 ** exact_bits(tensor.dtype):
-        return f"ids to {first + numel - 1:,} are not exact in {tensor.dtype}"
     with torch.no_grad():
         tensor.copy_(ids)
-        wrong = int((tensor.detach().to(torch.int64) != ids).sum())
-    return f"{wrong:,} of {numel:,} elements did not read back as written" if wrong else ""
+        return int((tensor.detach().to(torch.int64) != ids).sum())
