@@ -226,5 +226,5 @@ def test_importing_shardviz_imports_nothing_of_it() -> None:
     code = "import sys, shardviz; print(*sorted(name for name in sys.modules if name.startswith('shardviz.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
-    code = "import sys, shardviz; shardviz.Mesh(('a',), (2,)); assert 'torch' not in sys.modules; shardviz.check"
+    code = "import sys, shardviz; shardviz.Mesh(('a',), (2,)); assert 'torch' not in sys.modules; shardviz.check_dump"
     subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
