@@ -80,7 +80,7 @@ class ShardvizApp(App[None]):
             tooltip="The other dump beside this one",
         ),
         Binding("c", "copy_fix", "Copy fix", id="app.copy_fix", tooltip="Copy the fix of the finding below"),
-        Binding("n", "next_finding(1)", "Next finding", id="app.next", tooltip="Go to the next finding's place"),
+        Binding("n", "next_finding(1)", "Next", id="app.next", tooltip="Go to the next finding's place"),
         Binding("N", "next_finding(-1)", "Last finding", show=False, id="app.previous", tooltip="Go one finding back"),
         Binding(
             "s", "save('svg')", "Save", show=False, id="app.save_svg", tooltip="Save the screen as a picture (SVG)"

@@ -54,6 +54,13 @@ class TensorChosen(Message):
 
 
 @dataclass
+class TensorOpened(Message):
+    """A tensor's map was asked for."""
+
+    entry: int
+
+
+@dataclass
 class SideChosen(Message):
     """Claimed, held or their difference was asked for."""
 

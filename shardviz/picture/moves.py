@@ -11,10 +11,14 @@ import numpy as np
 from shardviz.picture.holders import ranks_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
+    from shardviz.dump.tensors import Tensor
     from shardviz.picture.holders import Mask, Plane
     from shardviz.picture.sides import Sides
+    from shardviz.region import Ranges
 
 Path = tuple["Mask", ...]
 """Sets of ranks: what the placements put on the first is on the second, and so on; a cycle ends where it began."""
@@ -62,6 +66,39 @@ def first_difference(sides: Sides, plane: Plane) -> tuple[int, ...] | None:
             place[plane.rows], place[plane.cols] = int(rows[row]), int(cols[col])
             return tuple(place)
     return None
+
+
+def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[int, ...] | None:
+    """Return the element that a rank has where the placements say it has another.
+
+    Args:
+        tensor: The tensor.
+        index: The element that should be there.
+        rank: A rank that holds it by the placements.
+
+    Returns:
+        The index of the element that is there; None where the rank's shard is no product of ranges, or is shorter.
+    """
+    shard = tensor.shards.get(rank)
+    if shard is None or shard.held is None or shard.layout is None or shard.layout.flat is not None:
+        return None
+    claimed = shard.layout.region(shard.layout.mesh.coord_of(rank))
+    found = []
+    for at, says, has in zip(index, claimed.dims, shard.held.dims, strict=True):
+        local = next((before + at - start for before, start, stop in _counted(says) if start <= at < stop), -1)
+        there = next((start + local - n for n, start, stop in _counted(has) if n <= local < n + stop - start), None)
+        if local < 0 or there is None:
+            return None
+        found.append(there)
+    return tuple(found)
+
+
+def _counted(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
+    """Yield each range with the number of indices before it."""
+    before = 0
+    for start, stop in ranges:
+        yield before, start, stop
+        before += stop - start
 
 
 def _starts(sides: Sides, dim: int) -> NDArray[np.int64]:

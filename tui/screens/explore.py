@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from shardviz.names import printable
 
 from ..filters import Filters, after, axes_of, roles_of
-from ..messages import TensorChosen
+from ..messages import TensorChosen, TensorOpened
 from ..selection import of_entry
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
@@ -35,12 +35,13 @@ class ExploreView(View):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "next_side", "Claimed/held", id="explore.side", tooltip="Claimed, held, or where they differ"),
         Binding("slash", "search", "Search", key_display="/", id="explore.search", tooltip="Find tensors by name"),
-        Binding("f", "only_findings", "Filter", id="explore.findings", tooltip="Only tensors with findings, or all"),
+        Binding(
+            "f", "only_findings", "Wrong only", id="explore.findings", tooltip="Only tensors with findings, or all"
+        ),
         Binding("r", "next_role", "Role", show=False, id="explore.role", tooltip="Only tensors of the next role"),
         Binding(
             "a", "next_axis", "Axis", show=False, id="explore.axis", tooltip="Only tensors over the next mesh axis"
         ),
-        Binding("enter", "to_map", "To the map", show=False, id="explore.map", tooltip="Walk on the map"),
         Binding("escape", "to_tree", "To the tensors", show=False, id="explore.tree", tooltip="Back to the tensors"),
     ]
     AUTO_FOCUS = "#tree"
@@ -95,6 +96,10 @@ class ExploreView(View):
         if document is not None and message.entry != selection.entry:
             self.app.selection = of_entry(document, selection, message.entry)
 
+    @on(TensorOpened)
+    def _tensor_opened(self) -> None:
+        self.query_one(MapPanel).focus_map()
+
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
         self._filter(replace(self._filters, text=message.value.strip()))
@@ -124,10 +129,6 @@ class ExploreView(View):
         """List only what the next axis splits."""
         if self.app.document is not None:
             self._filter(replace(self._filters, axis=after(axes_of(self.app.document), self._filters.axis)))
-
-    def action_to_map(self) -> None:
-        """Go to the map."""
-        self.query_one(MapPanel).focus_map()
 
     def action_to_tree(self) -> None:
         """Go back to the tensors."""

@@ -51,7 +51,12 @@ def finding_body(finding: Finding) -> Group:
     for label, value in _lines(finding):
         style = f"bold {GREEN}" if label == "fix" else ""
         table.add_row(Text(label, "bold" if label == "fix" else "dim"), Text(printable(value), style))
-    return Group(Text(printable(finding.summary)), table)
+    return Group(Text(printable(_sentence(finding))), table)
+
+
+def _sentence(finding: Finding) -> str:
+    """Return what the summary says first; what else would fit comes behind the fix."""
+    return finding.summary.partition("; ")[0]
 
 
 def _lines(finding: Finding) -> list[tuple[str, str]]:
@@ -61,6 +66,7 @@ def _lines(finding: Finding) -> list[tuple[str, str]]:
         ("intended", finding.intended),
         ("fix", finding.fix),
         ("cause", finding.cause),
+        ("more", finding.summary.partition("; ")[2]),
         ("see", ", ".join(finding.refs)),
     ]
     return [(label, value) for label, value in lines if value]

@@ -9,15 +9,15 @@ from textual.widgets import Static
 
 from shardviz.names import printable
 from shardviz.picture.holders import ranks_of, ranks_text
-from shardviz.picture.moves import path_text, paths
+from shardviz.picture.moves import found_in_place_of, path_text, paths
 
 from ..colours import verdict_style
 
 if TYPE_CHECKING:
     from shardviz.mesh import Mesh
-    from shardviz.picture.sides import Sides
+    from shardviz.picture.sides import Cell, Sides
 
-    from ..document import Document
+    from ..document import Document, Entry
     from ..selection import Selection
 
 MOST_PATHS = 4
@@ -48,16 +48,30 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     if sides.has_held:
         text.append("  held ", "dim")
         text.append(_who(cell.held, mesh), verdict_style("error") if cell.different else "")
-    if selection.side == "difference" and (found := paths(sides)):
-        more = " …" if len(found) > MOST_PATHS else ""
-        text.append("\nblocks went  ", "dim").append("  ".join(map(path_text, found[:MOST_PATHS])) + more)
+    notes = [_in_its_place(entry, index, cell), _paths(sides) if selection.side == "difference" else ""]
+    if any(notes):
+        text.append("\n" + "   ".join(note for note in notes if note), "dim")
     return text
+
+
+def _in_its_place(entry: Entry, index: tuple[int, ...], cell: Cell) -> str:
+    if not cell.different or not cell.claimed:
+        return ""
+    rank = ranks_of(cell.claimed)[0]
+    found = found_in_place_of(entry.tensor, index, rank)
+    return f"in its place rank {rank} has [{', '.join(map(str, found))}]" if found else ""
+
+
+def _paths(sides: Sides) -> str:
+    found = paths(sides)
+    more = " …" if len(found) > MOST_PATHS else ""
+    return "blocks went " + "  ".join(map(path_text, found[:MOST_PATHS])) + more if found else ""
 
 
 def _who(mask: int, mesh: Mesh) -> str:
     ranks = ranks_of(mask)
     if not ranks:
-        return "by nobody"
+        return "nobody"
     if len(ranks) == 1 and ranks[0] in mesh:
-        return f"by rank {ranks[0]} ({mesh.label(ranks[0])})"
-    return f"by ranks {ranks_text(mask)}"
+        return f"{ranks[0]} ({mesh.label(ranks[0]).replace(',', '')})"
+    return ranks_text(mask)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.mesh import Mesh
 
-LEGEND = "● holds it  ○ should hold it  ✗ should not hold it  ? no file"
+LEGEND = "● holds it  ○ should  ✗ should not  ? no file"
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ TOOLTIPS: dict[Side, str] = {
     "difference": "Where the two disagree",
 }
 LEGENDS: dict[Side, str] = {
-    "claimed": "ranks, where the placements say each part is",
-    "held": "ranks, where each part really is, by its ids",
-    "difference": "1→4: placed on rank 1, found on 4",
+    "claimed": "ranks, by the placements",
+    "held": "ranks, by the ids found",
+    "difference": "1→4: put on 1, found on 4",
 }
 
 

@@ -176,11 +176,13 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         return max(begin, 0), max(begin + frame.cols.cells, 0)
 
     def _gutter_segment(self, frame: Frame, row: int, *, ruled: bool) -> Segment:
-        """Name the row of a line that is drawn, and every row where there are no lines to name."""
+        """Name the row of a line that is drawn, and all rows where there are none; the cursor's is bold."""
         start, stop = frame.rows.spans(row, 1)[0].tolist()
-        here = start <= self.place[frame.plane.rows] < stop
+        at = self.place[frame.plane.rows]
+        begins = at in frame.rows.edges if frame.rows.lines else False
+        here = start == stop == at and ruled if begins else row == frame.rows.cell_of(at)
         named = ruled if start == stop else frame.ids or not frame.rows.lines or self.level > 0
-        text = str(self.place[frame.plane.rows] if here else start) if named or here else ""
+        text = str(at) if here else str(start) if named else ""
         style = self.rich_style + (Style(bold=True) if here else Style(dim=True))
         return Segment(text.rjust(self._gutter - 1) + " ", style)
 

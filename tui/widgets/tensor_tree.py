@@ -11,7 +11,7 @@ from textual.widgets import Tree
 
 from ..colours import verdict_style
 from ..document import GLYPHS, Entry, Verdict, worst
-from ..messages import TensorChosen
+from ..messages import TensorChosen, TensorOpened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,6 +40,7 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
         self.show_root = False
         self.guide_depth = 2
         self._leaves: dict[int, TreeNode[int]] = {}
+        self._awaited: int | None = None
 
     def show(self, entries: Sequence[Entry], shown: Iterable[int]) -> None:
         """Show some of the entries, given by their indices."""
@@ -63,8 +64,9 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
     def choose(self, entry: int) -> None:
         """Put the cursor on an entry, if it is shown."""
         node = self._leaves.get(entry)
-        if node is None or node is self.cursor_node:
+        if node is None or (node is self.cursor_node and self._awaited is None):
             return
+        self._awaited = entry
         parent = node.parent
         while parent is not None:
             parent.expand()
@@ -73,14 +75,30 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
 
     @on(Tree.NodeHighlighted)
     def _highlighted(self, event: Tree.NodeHighlighted[int]) -> None:
+        """Say what was chosen; where the tree itself put the cursor while it was filled, nobody chose."""
+        event.stop()
+        if self._awaited is not None:
+            if event.node.data == self._awaited:
+                self._awaited = None
+        elif event.node.data is not None:
+            self.post_message(TensorChosen(event.node.data))
+
+    @on(Tree.NodeSelected)
+    def _selected(self, event: Tree.NodeSelected[int]) -> None:
         event.stop()
         if event.node.data is not None:
-            self.post_message(TensorChosen(event.node.data))
+            self.post_message(TensorOpened(event.node.data))
 
 
 def _path(entry: Entry) -> tuple[str, ...]:
-    """Cut a title into modules at its dots; a fold's brackets stay whole."""
-    return tuple(_PARTS.findall(entry.title)) or (entry.title or "(no name)",)
+    """Cut a title into modules at its dots; numbers and folds of numbers stay with the module before them."""
+    parts: list[str] = []
+    for part in _PARTS.findall(entry.title):
+        if parts and (part.isdigit() or part.startswith("[")):
+            parts[-1] += f".{part}"
+        else:
+            parts.append(part)
+    return tuple(parts) or ("(no name)",)
 
 
 def _line(verdict: Verdict, name: str, layout: str = "") -> Text:

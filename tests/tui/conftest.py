@@ -1,0 +1,92 @@
+"""Dumps that the screens are tried on: in order, wrong, damaged, hostile, of every shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shardviz.mesh import parse_mesh
+from tests.dumps import Made, make_dump
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.mesh import Mesh
+
+MESH = parse_mesh("fsdp=2,tp=4")
+
+
+def kept(folder: Path, name: str, mesh: Mesh, tensors: Mapping[str, Made | str]) -> Path:
+    """Make a dump in the folder and return its name there."""
+    make_dump(folder / name, mesh, tensors)
+    return Path(name)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dumps")
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name dumps as a user does, relative to the working folder: no machine's paths come into a picture."""
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture(scope="session")
+def healthy(folder: Path) -> Path:
+    """FSDP2 over tensor parallel, in order."""
+    tensors = {
+        "up.weight": "[24/tp/fsdp, 12]",
+        "up.bias": "[24/tp/fsdp]",
+        "down.weight": "[12/fsdp, 24/tp]",
+        "down.bias": "[12/fsdp]",
+    }
+    return kept(folder, "healthy.shardviz", MESH, tensors)
+
+
+@pytest.fixture(scope="session")
+def bug(folder: Path) -> Path:
+    """pytorch#129229: the placements say one order of the axes, the data is in the other."""
+    return kept(folder, "bug.shardviz", MESH, {"weight": Made("[12/fsdp/tp, 12]", "[12/tp/fsdp, 12]")})
+
+
+@pytest.fixture(scope="session")
+def even_bug(folder: Path) -> Path:
+    """The same in the layers of a larger model, where shards are even."""
+    tensors = {f"layers.{layer}.weight": Made("[16/fsdp/tp, 8]", "[16/tp/fsdp, 8]") for layer in range(3)}
+    return kept(folder, "even_bug.shardviz", MESH, {"embedding": "[32/tp/fsdp, 8]", **tensors})
+
+
+@pytest.fixture(scope="session")
+def damaged(folder: Path) -> Path:
+    """One rank's file is cut short, another's is missing."""
+    name = kept(folder, "damaged.shardviz", MESH, {"weight": "[16/tp/fsdp, 12]", "bias": "[12]"})
+    cut = folder / name / "rank_00003.json"
+    cut.write_bytes(cut.read_bytes()[:200])
+    (folder / name / "rank_00006.json").unlink()
+    return name
+
+
+@pytest.fixture(scope="session")
+def shapes(folder: Path) -> Path:
+    """Every kind of tensor there is."""
+    scattered = {rank: np.array([[6, 1], [3, 0]]) if rank % 3 == 0 else np.array([[2], [5]]) for rank in range(12)}
+    tensors = {
+        "replicated": "[6, 4]",
+        "uneven": "[7/tp, 5]",
+        "empty": "[0, 4]",
+        "scalar": "[]",
+        "vector": "[10/tp]",
+        "strided": "[24/3/tp, 4]",
+        "partial": "[8/fsdp, 4] +tp",
+        "cube": "[4/fsdp, 6/tp, 5]",
+        "flat": "[flat(9, 9) at 3 of 90/fsdp]",
+        "plain": Made(None, shape=(4, 2)),
+        "scattered": Made("[2, 3/tp]", ids=scattered),
+        "[red]x[/] \x1b[31m\u202e" + "long" * 75: "[4/tp]",
+    }
+    return kept(folder, "shapes.shardviz", parse_mesh("pp=2,fsdp=2,tp=3"), tensors)

@@ -1,0 +1,46 @@
+"""The screens as text at three sizes, on dumps in order, wrong and damaged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tui.driving import SIZES, assert_golden, walk, walk_on
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VIEWS = {"tensors": "1", "mesh": "2", "rank": "3", "findings": "4"}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_first_screen_says_what_is_wrong_at_every_size(bug: Path, size: tuple[int, int]) -> None:
+    assert_golden(walk(bug, size=size), f"first-{size[0]}x{size[1]}")
+
+
+@pytest.mark.parametrize("dump", ["healthy", "even_bug", "damaged"])
+def test_each_view_of_each_dump(dump: str, request: pytest.FixtureRequest) -> None:
+    for view, shown in walk_on(request.getfixturevalue(dump), VIEWS, size=(100, 30)).items():
+        assert_golden(shown, f"{view}-{dump}")
+
+
+def test_two_dumps_side_by_side(bug: Path, even_bug: Path) -> None:
+    assert_golden(walk(bug, "5", other=even_bug, size=(100, 30)), "compare")
+
+
+def test_the_sides_of_a_misordered_tensor_and_its_single_ids(even_bug: Path) -> None:
+    walks = {"difference": (), "claimed": "v", "held": "v", "ids": ("enter", "+", "+", "+")}
+    for side, shown in walk_on(even_bug, walks, size=(100, 44)).items():
+        assert_golden(shown, f"side-{side}")
+
+
+def test_every_kind_of_tensor_is_drawn(shapes: Path) -> None:
+    kinds = ("replicated", "uneven", "empty", "scalar", "vector", "strided", "partial", "cube", "flat", "plain")
+    walks = {kind: ("home",) if kind == "replicated" else ("down",) for kind in (*kinds, "scattered")}
+    for kind, shown in walk_on(shapes, walks, size=(90, 30)).items():
+        assert_golden(shown, f"kind-{kind}")
+
+
+def test_hostile_names_are_shown_as_text(shapes: Path) -> None:
+    assert_golden(walk(shapes, "slash", *"red", "enter", size=(120, 30)), "hostile")
