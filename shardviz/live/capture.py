@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardviz.dump.records import (
     SCHEMA,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import Stamp
+    from shardviz.dump.records import CollectiveRecord, StageRecord, Stamp
     from shardviz.live.stamp import Stamped
     from shardviz.mesh import Mesh
 
@@ -95,6 +96,11 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
             yield of_tensor(cleaned, role, tensor)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Look inside DistributedDataParallel and DataParallel, which put `module.` before every name."""
+    return model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
+
+
 def of_tensor(name: str, role: Role, tensor: torch.Tensor) -> Local:
     """Return what this rank holds of a plain tensor or a DTensor."""
     grad = tensor.grad if tensor.is_leaf else None
@@ -128,6 +134,8 @@ class Capture:
     dense: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     not_checked: list[tuple[str, str]] = field(default_factory=list)
     not_applied: list[tuple[str, str]] = field(default_factory=list)
+    collectives: list[CollectiveRecord] = field(default_factory=list)
+    schedule: list[StageRecord] = field(default_factory=list)
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
     _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
@@ -214,6 +222,8 @@ class Capture:
             tied=tuple(sorted(self._tied)),
             gathered=tuple(self._gathered),
             not_checked=tuple(dict.fromkeys(self.not_checked)),
+            collectives=tuple(self.collectives),
+            schedule=tuple(self.schedule),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
         )
 

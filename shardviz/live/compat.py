@@ -19,9 +19,11 @@ from shardviz import placements
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
 except ImportError:  # torch 2.4
     from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
+    from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
+    "CommDebugMode",
     "DTensor",
     "FlatParam",
     "MixedPrecisionPolicy",
@@ -41,8 +44,10 @@ __all__ = [
     "flatten_mesh",
     "fully_shard",
     "make_ranks_of_threads",
+    "module_at_work",
     "placement_of",
     "quiet_redistribution",
+    "ranks_of_operator",
     "root_mesh",
     "torch_placement",
 ]
@@ -120,6 +125,36 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return flat
 
 
+def module_at_work(mode: CommDebugMode) -> tuple[str, bool]:
+    """Return the name of the module that runs under a `CommDebugMode`, within its root, and whether in backward.
+
+    The name is empty for the root itself and where none runs. `advanced_module_tracker` is no documented attribute; it
+    is there in torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    tracker: Any = mode.advanced_module_tracker
+    backward = bool(tracker.is_bw)
+    running = backward or any(parent != "Global" for parent in tracker.parents)
+    return str(tracker.name or "").partition(".")[2] if running else "", backward
+
+
+def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the ranks of the group that one of torch's collective operators runs over.
+
+    `c10d` operators get the group as a script object, functional ones its name; both are private. Tried on torch
+    2.4.1, 2.13.0 and 2.15.0.
+    """
+    from torch import distributed
+
+    groups: Any = distributed.distributed_c10d
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            group: Any = distributed.ProcessGroup.unbox(arg)
+            return tuple(distributed.get_process_group_ranks(group))
+        if isinstance(arg, str) and "functional" in str(func) and arg in groups._world.pg_names.values():
+            return tuple(distributed.get_process_group_ranks(groups._resolve_process_group(arg)))
+    return tuple(range(distributed.get_world_size()))
+
+
 @contextmanager
 def quiet_redistribution() -> Iterator[None]:
     """Silence torch's advice on slow redistributions, for those that shardviz itself runs.
@@ -141,6 +176,7 @@ class FlatParam:
 
     Attributes:
         name: Its fully qualified name in the unwrapped model.
+        unit: The name of the wrapped module whose flat parameter it is in.
         shape: Its own shape.
         offset: Its first element in the concatenation.
         total: Elements of the whole concatenation, padding included.
@@ -152,6 +188,7 @@ class FlatParam:
     """
 
     name: str
+    unit: str
     shape: tuple[int, ...]
     offset: int
     total: int
@@ -204,6 +241,7 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
             info, shape = next(infos)
             yield FlatParam(
                 clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
+                clean_name(prefix),
                 tuple(shape),
                 offset,
                 size * len(shard_group),

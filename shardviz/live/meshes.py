@@ -47,6 +47,26 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
     return _regrouped(root, rest, parts, own), (*(Replicate() for _ in rest), *placements)
 
 
+def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
+    """Return a claim on the part of its mesh that has the rank's own coordinates on some axes, which it drops.
+
+    Args:
+        claim: Along the axes that are dropped it must say Replicate; it is returned as it is otherwise.
+        axes: Names of axes; those that the claim's mesh does not have are passed over.
+        rank: A rank of the mesh.
+    """
+    mesh, placements = claim
+    dropped = [index for index, axis in enumerate(mesh.axes) if axis in axes]
+    if not dropped or any(placements[index] != Replicate() for index in dropped):
+        return claim
+    coord = mesh.coord_of(rank)
+    places = zip(mesh.coords(), mesh.ranks, strict=True)
+    ranks = tuple(at for place, at in places if all(place[index] == coord[index] for index in dropped))
+    kept = [index for index in range(mesh.ndim) if index not in dropped]
+    own = Mesh(tuple(mesh.axes[index] for index in kept), tuple(mesh.shape[index] for index in kept), ranks)
+    return own, tuple(placements[index] for index in kept)
+
+
 def _root_axes(own: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
     """Return the root's axes that one axis of a sub-mesh runs along, outermost first."""
     if axis in root.axes:

@@ -17,12 +17,15 @@ from shardviz.dump.tensors import ID_NONE
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live import describe, gather
-from shardviz.live.capture import Capture, Local, local_tensors, run_record
+from shardviz.live.capture import Capture, Local, local_tensors, run_record, unwrapped
 from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.meshes import without_axes
+from shardviz.live.observe import optimizer_states
 from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
 from shardviz.live.step import batch_axes, gradients, own_batch, reference_step, results, sharded_step, whole_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.job import ProbeJob
+    from shardviz.live.step import Step
     from shardviz.live.world import World
 
 
@@ -143,12 +147,23 @@ class Run:
                 rank, first = next((rank, text) for rank, text in enumerate(errors) if text)
                 self.capture.not_checked.append(("", f"the step: rank {rank} raised {first}"))
             return
-        for local in [*gradients(self._locals(model)), *results(step, self.job.mesh, axes)]:
-            self.capture.add_values(local, "step")
+        self._add_step(model, step, axes)
         if self.capture.rank == 0:
             after = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
             for local in [*before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
+
+    def _add_step(self, model: nn.Module, step: Step, axes: Sequence[str]) -> None:
+        """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
+        assert step.seen is not None
+        assert step.optimizer is not None
+        locals_ = self._locals(model)
+        states = optimizer_states(step.optimizer, unwrapped(model), locals_)
+        of_step = [*gradients(locals_), *self._apart([*states, *step.seen.activations()])]
+        for local in [*of_step, *results(step, self.job.mesh, axes)]:
+            self.capture.add_values(local, "step")
+        self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)
+        self.capture.schedule += step.seen.schedule
 
     def _capture_digits(self, bits: int, last: int) -> None:
         """Stamp again, a digit a pass, where some dtype is too narrow for whole ids."""
@@ -215,7 +230,12 @@ class Run:
         return self._parallelized(model), stamped
 
     def _locals(self, model: nn.Module) -> list[Local]:
-        return list(local_tensors(unwrapped(model), self.job.mesh))
+        return self._apart(local_tensors(unwrapped(model), self.job.mesh))
+
+    def _apart(self, locals_: Iterable[Local]) -> list[Local]:
+        """Claim nothing along the axes of a pipeline: other ranks along them have other layers, not copies of these."""
+        axes, rank = getattr(self.probe, "STAGE_AXES", ()), self.capture.rank
+        return [replace(one, claim=one.claim and without_axes(one.claim, axes, rank)) for one in locals_]
 
 
 def _holds_ids(model: nn.Module) -> bool:
@@ -223,9 +243,3 @@ def _holds_ids(model: nn.Module) -> bool:
     bits = min((exact_bits(tensor.dtype) for tensor in tensors), default=64)
     numel: int = sum(tensor.numel() for _, _, tensor in named_tensors(model))
     return bool(numel < 2**bits)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Look inside DistributedDataParallel and DataParallel, which put `module.` before every name."""
-    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    return model.module if isinstance(model, wrappers) else model

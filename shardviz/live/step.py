@@ -7,6 +7,9 @@ difference is no rounding. What a probe may define:
     BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
     loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
+    optimizer(model, mesh)     what updates the weights after the step; default: Adam over every parameter
+    stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
+    STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
     log(model, batch, loss)    what the training loop would print after the step, by name
 """
 
@@ -20,6 +23,7 @@ import torch
 from shardviz.errors import ProbeError
 from shardviz.live.capture import Local, of_tensor
 from shardviz.live.compat import DTensor
+from shardviz.live.observe import Observed, observed
 from shardviz.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
@@ -42,11 +46,15 @@ class Step:
         loss: The loss, as the step returned it.
         output: The model's output in its last forward; None where it is no tensor.
         logged: What `log` returned.
+        seen: What was watched while it ran; None of the unsharded model's.
+        optimizer: What updated the weights; None of the unsharded model's.
     """
 
     loss: torch.Tensor
     output: torch.Tensor | None = None
     logged: Mapping[str, Any] = field(default_factory=dict)
+    seen: Observed | None = None
+    optimizer: torch.optim.Optimizer | None = None
 
 
 def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -97,27 +105,52 @@ def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
 
 def reference_step(probe: ModuleType, model: nn.Module, batch: Batch) -> Step:
     """Step the unsharded model on the whole batch."""
-    return _stepped(probe, model, batch, None)
+    outputs: list[Any] = []
+    handle = model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    torch.manual_seed(2)
+    loss = _loss(probe, model, batch)
+    torch.autograd.backward(loss)
+    handle.remove()
+    output = outputs[-1].detach() if outputs and torch.is_tensor(outputs[-1]) else None
+    return Step(loss.detach(), output, _logged(probe, model, batch, loss))
 
 
 def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> Step:
     """Step the sharded model on this rank's part of the batch."""
-    return _stepped(probe, model, batch, mesh)
-
-
-def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh | None) -> Step:
-    outputs: list[Any] = []
-    handle = model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     torch.manual_seed(2)
-    if mesh is not None and hasattr(probe, "step"):
-        loss = probe.step(model, _passed(batch), mesh)
-    else:
-        loss = _loss(probe, model, batch)
-        torch.autograd.backward(loss)
-    handle.remove()
-    output = outputs[-1] if outputs and torch.is_tensor(outputs[-1]) else None
-    logged = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
-    return Step(loss.detach(), output.detach() if output is not None else None, logged)
+    stages = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
+    with observed(model, stages) as seen:
+        if hasattr(probe, "step"):
+            loss = probe.step(model, _passed(batch), mesh)
+        else:
+            loss = _loss(probe, model, batch)
+            torch.autograd.backward(loss)
+    logged = _logged(probe, model, batch, loss)
+    optimizer = _optimizer(probe, model, mesh)
+    optimizer.step()
+    return Step(loss.detach(), _output(probe, seen, mesh), logged, seen, optimizer)
+
+
+def _output(probe: ModuleType, seen: Observed, mesh: DeviceMesh) -> torch.Tensor | None:
+    """Return what the model put out last, or a pipeline's last stage over all micro-batches."""
+    outputs = seen.outputs.get("", [])
+    axes = getattr(probe, "STAGE_AXES", ())
+    if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
+        return None
+    return torch.cat(outputs) if axes else outputs[-1]
+
+
+def _logged(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
+    logged: Mapping[str, Any] = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
+    return logged
+
+
+def _optimizer(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> torch.optim.Optimizer:
+    if hasattr(probe, "optimizer"):
+        optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
+        return optimizer
+    # One by one: parameters on different meshes cannot be stepped together.
+    return torch.optim.Adam(model.parameters(), foreach=False)
 
 
 def _passed(batch: Batch) -> Any:

@@ -9,9 +9,8 @@ import numpy as np
 from shardviz.check.copies import copies_of
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.gradients import check_gradient
-from shardviz.live.capture import local_tensors
+from shardviz.live.capture import local_tensors, unwrapped
 from shardviz.live.meshes import plain_mesh
-from shardviz.live.probing import unwrapped
 from shardviz.live.step import gradients
 from shardviz.testing.gathering import gather
 from shardviz.testing.message import ShardAssertionError

@@ -10,10 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture import local_tensors, of_tensor
+from shardviz.live.capture import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import DTensor, root_mesh
 from shardviz.live.meshes import plain_mesh
-from shardviz.live.probing import unwrapped
 from shardviz.live.step import gradients
 from shardviz.testing import current
 

@@ -146,7 +146,7 @@ def compared(model: Model) -> Iterator[Compared]:
     for tensor in model.stage("step"):
         for name in tensor.names:
             reference = references.get((tensor.role, name))
-            if reference is not None and tensor.role != "param":
+            if reference is not None and tensor.role in ("grad", "output", "scalar"):
                 wanted = model.values(reference, reference.first, name)
                 yield laid_out(model, tensor, name, wanted, rounding)
 

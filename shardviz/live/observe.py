@@ -1,0 +1,115 @@
+"""Watch a model run one step: what every module puts out, what ranks send each other, what a pipeline's stages do."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.dump.records import StageRecord
+from shardviz.live.capture import Local, of_tensor, unwrapped
+from shardviz.live.comms import Comms
+from shardviz.live.compat import clean_name, flat_params
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import nn
+
+MAX_MODULES = 256
+"""Of a model with more modules than this no activations are kept."""
+
+
+@dataclass
+class Observed:
+    """What was seen of a step.
+
+    Attributes:
+        comms: The collectives.
+        outputs: What each module put out, by name, run by run.
+        schedule: What a pipeline's stages ran, in order.
+    """
+
+    comms: Comms
+    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    schedule: list[StageRecord] = field(default_factory=list)
+
+    def activations(self) -> list[Local]:
+        """Return the first output of every module but the model itself."""
+        return [of_tensor(name, "activation", runs[0]) for name, runs in self.outputs.items() if name]
+
+
+@contextmanager
+def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) -> Iterator[Observed]:
+    """Watch all that runs within.
+
+    Args:
+        model: The model; hooks on its modules are removed in the end.
+        stages: This rank's stages of a pipeline, by number.
+    """
+    inner = unwrapped(model)
+    seen = Observed(Comms(wrappers="" if inner is model else "module."))
+    modules = list(inner.named_modules())
+    with ExitStack() as stack:
+        for name, module in modules if len(modules) <= MAX_MODULES else modules[:1]:
+            stack.callback(module.register_forward_hook(_keep_output(seen, clean_name(name))).remove)
+        for number, module in (stages or {}).items():
+            for handle in _follow(seen, number, module):
+                stack.callback(handle.remove)
+        stack.enter_context(seen.comms)
+        yield seen
+
+
+def _keep_output(seen: Observed, name: str) -> Any:
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        if torch.is_tensor(output):
+            seen.outputs.setdefault(name, []).append(output.detach().clone())
+
+    return keep
+
+
+def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
+    """Note when a stage runs; micro-batches come in order, forward and backward alike."""
+
+    def note(*, backward: bool) -> None:
+        done = sum(one.stage == number and one.backward == backward for one in seen.schedule)
+        seen.schedule.append(StageRecord(number, done, backward))
+
+    yield stage.register_forward_pre_hook(lambda *_: note(backward=False))
+    yield stage.register_full_backward_pre_hook(lambda *_: note(backward=True))
+
+
+def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params: Sequence[Local]) -> list[Local]:
+    """Return the optimizer's state of every parameter, under names such as `up.weight.exp_avg`.
+
+    Args:
+        optimizer: After its step; of one that is itself sharded, this rank's part is looked at.
+        model: The model that it steps.
+        params: The model's parameters as captured, which say where the state of a flat parameter's stretch is.
+    """
+    own = getattr(optimizer, "optim", optimizer)
+    by_name = {local.name: local for local in params}
+    found: list[Local] = []
+    for name, parameter in model.named_parameters():
+        for kind, state in own.state.get(parameter, {}).items():
+            if torch.is_tensor(state) and state.ndim:
+                found += _of_state(clean_name(name), kind, state, model, by_name)
+    return found
+
+
+def _of_state(
+    name: str, kind: str, state: torch.Tensor, model: nn.Module, by_name: Mapping[str, Local]
+) -> Iterator[Local]:
+    if name.endswith("_flat_param"):
+        unit = name.removesuffix("_flat_param").removesuffix(".")
+        for param in flat_params(model):
+            if param.unit == unit:
+                values = param.cut(state.detach())
+                yield replace(by_name[param.name], name=f"{param.name}.{kind}", role="optim", values=values, grad=None)
+    elif name in by_name and by_name[name].flat is not None:
+        flattened = state.detach().flatten()
+        yield replace(by_name[name], name=f"{name}.{kind}", role="optim", values=flattened, grad=None)
+    else:
+        yield of_tensor(f"{name}.{kind}", "optim", state)
