@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ from shardviz.testing.launching import MESH
 from shardviz.testing.options import ranks_seed, ranks_timeout
 
 if TYPE_CHECKING:
+    from shardviz.live.world import World
     from shardviz.testing.marks import Spmd
+
+_JOINED: pytest.StashKey[ExitStack] = pytest.StashKey()
 
 
 def run(item: pytest.Function, spmd: Spmd) -> None:
@@ -22,15 +26,25 @@ def run(item: pytest.Function, spmd: Spmd) -> None:
     assert joined is not None
     if joined.num_ranks != spmd.mesh.size:
         pytest.skip(f"mesh {spmd.mesh} has {spmd.mesh.size} ranks, this job has {joined.num_ranks}")
-    from shardviz.live.world import group
     from shardviz.testing import ranks
 
-    with group.joined(joined, spmd.timeout or ranks_timeout(item.config)):
-        ranks.seed(ranks_seed(item.config))
-        values = _arguments(item)
-        device_mesh = ranks.device_mesh(spmd.mesh, joined.device_type)
-        plain = item.stash.get(MESH, None)
-        ranks.call(partial(item.obj, **{n: device_mesh if v is plain else v for n, v in values.items()}))
+    _join(item.config, joined)
+    ranks.seed(ranks_seed(item.config))
+    values = _arguments(item)
+    device_mesh = ranks.device_mesh(spmd.mesh, joined.device_type)
+    plain = item.stash.get(MESH, None)
+    ranks.call(partial(item.obj, **{n: device_mesh if v is plain else v for n, v in values.items()}))
+
+
+def _join(config: pytest.Config, joined: World) -> None:
+    """Join the job for the rest of the session: ranks can meet only once through torchrun's store."""
+    if _JOINED in config.stash:
+        return
+    from shardviz.live.world import group
+
+    config.stash[_JOINED] = stack = ExitStack()
+    stack.enter_context(group.joined(joined, ranks_timeout(config)))
+    config.add_cleanup(stack.close)
 
 
 def _arguments(item: pytest.Function) -> dict[str, Any]:

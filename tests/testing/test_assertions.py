@@ -1,0 +1,290 @@
+"""Assertions on real ranks: quiet where all is right, and what they say where it is not."""
+
+import copy
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import shardviz
+from shardviz.errors import MeshError, NotationError, ShardvizError
+from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
+from shardviz.live.stamp import stamps_of
+from shardviz.testing import (
+    ShardAssertionError,
+    assert_clean,
+    assert_layout,
+    assert_ordered,
+    assert_reduced,
+    assert_replicated,
+    assert_same,
+    assert_tied,
+    spmd,
+    stamp,
+)
+from tests.testing.models import LAYOUTS, MLP, parallelize
+
+FSDP_TP = {"fsdp": 2, "tp": 2}
+
+
+def text_of(assertion, *args, **options):
+    with pytest.raises(ShardAssertionError) as caught:
+        assertion(*args, **options)
+    return str(caught.value)
+
+
+def left_to_right(mesh):
+    """A weight split over tp and then fsdp, labelled as if it were the other way round."""
+    model = nn.Linear(3, 12, bias=False)
+    stamp(model)
+    local = model.weight.detach().chunk(4)[mesh.get_local_rank("tp")].chunk(2)[mesh.get_local_rank("fsdp")]
+    label = {"placements": (Shard(0), Shard(0)), "run_check": False, "shape": (12, 3), "stride": (3, 1)}
+    model.weight = nn.Parameter(DTensor.from_local(local, mesh, **label))
+    return model
+
+
+# Order
+
+
+@spmd(mesh=FSDP_TP)
+def test_tensor_parallel_under_fsdp_is_in_order(mesh):
+    model = MLP()
+    stamp(model)
+    assert_ordered(parallelize(model, mesh))
+
+
+@spmd(mesh={"fsdp": 2, "tp": 4})
+def test_data_out_of_order_names_claimed_held_the_picture_and_the_fix(mesh):
+    lines = text_of(assert_ordered, left_to_right(mesh)).splitlines()
+    assert lines[:5] == [
+        "weight: 7 of 8 ranks hold other elements than their placements say: the axes split the dim in another order: "
+        "claimed [12/fsdp/tp, 3], held [12/tp/fsdp, 3]",
+        "  ranks     1-7",
+        "  claimed   [12/fsdp/tp, 3]",
+        "  held      [12/tp/fsdp, 3]",
+        "",
+    ]
+    assert any(line.split()[:4] == ["2:4", "│", "1", "│"] and "≠ 4" in line for line in lines)
+    assert lines[-2].endswith("label the local tensors by (_StridedShard(0, split_factor=4), Shard(0))")
+    assert lines[-1] == "  see       pytorch#129229, pytorch#129206, pytorch#130760"
+
+
+@spmd(mesh={"tp": 2})
+def test_ids_that_a_dtype_cannot_hold_give_no_verdict(mesh):
+    model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
+    stamp(model)
+    text = text_of(assert_ordered, model)
+    assert text.startswith("whether weight is in order cannot be told: ids to 400 are not exact in torch.bfloat16\n")
+    assert "model.double() before it is stamped" in text
+
+
+@spmd(mesh={"tp": 2})
+def test_a_model_that_was_not_stamped_is_a_mistake_of_the_test(mesh):
+    with pytest.raises(ShardvizError, match="the MLP was not stamped"):
+        assert_ordered(MLP())
+
+
+# Layout
+
+
+@spmd(mesh=FSDP_TP)
+def test_layouts_by_name_hold_whatever_the_sizes(mesh):
+    model = parallelize(MLP(), mesh)
+    assert_layout(model, LAYOUTS)
+    assert_layout(model.up.weight, "float32[24/tp/fsdp, 12]")
+    assert_layout({"w": model.down.bias}, {"w": "[12/fsdp]"})
+
+
+@spmd(mesh=FSDP_TP)
+def test_another_layout_shows_what_is_claimed_and_what_is_intended(mesh):
+    text = text_of(assert_layout, parallelize(MLP(), mesh), LAYOUTS | {"up.weight": "[*/fsdp/tp, *]"})
+    assert text.startswith(
+        "up.weight: 4 of 4 ranks claim float32[24/tp/fsdp, 12], not the intended [*/fsdp/tp, *]\n"
+        "  ranks     0-3\n"
+        "  claimed   float32[24/tp/fsdp, 12]\n"
+        "  intended  [*/fsdp/tp, *]\n\n"
+    )
+    assert text.endswith("  fix       place it by (Shard(0), Shard(0)), or expect [24/tp/fsdp, 12]")
+
+
+@spmd(mesh=FSDP_TP)
+def test_the_state_of_an_optimizer_has_layouts_too(mesh):
+    model = parallelize(MLP(), mesh)
+    model(torch.ones(4, 12)).sum().backward()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    assert_layout(optimizer, {"*.step": "[]", "0.exp_avg*": "[*/tp/fsdp, *]", "*": None})
+
+
+@spmd(mesh={"tp": 2})
+def test_a_parameter_without_a_rule_and_a_rule_without_a_parameter_fail(mesh):
+    model = MLP()
+    assert_layout(model, {"up.weight": "[24, 12]", "*": None})
+    assert text_of(assert_layout, model, {"up.*": None, "down.bias": None}).startswith("no rule matches down.weight\n")
+    unused = text_of(assert_layout, model, {"*": None, "head.weight": "[*]"})
+    assert unused.startswith("no tensor is matched by 'head.weight', or an earlier rule took it\n")
+
+
+@spmd(mesh={"tp": 2})
+def test_a_plain_tensor_is_not_taken_for_a_sharded_one(mesh):
+    text = text_of(assert_layout, torch.ones(4, 4), "[*/tp, *]")
+    assert text.startswith("tensor: 2 of 2 ranks have a plain tensor, not the intended [*/tp, *]\n")
+
+
+@spmd(mesh={"tp": 2})
+def test_a_layout_that_cannot_be_read_or_names_no_axis_is_a_mistake_of_the_test(mesh):
+    tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    with pytest.raises(NotationError, match="at column 4"):
+        assert_layout(tensor, "[4/")
+    with pytest.raises(MeshError):
+        assert_layout(tensor, "[4/ep]")
+
+
+@spmd(mesh={"tp": 2})
+def test_a_replicated_tensor_is_whole_on_every_rank(mesh):
+    assert_layout(distribute_tensor(torch.ones(3), mesh, [Replicate()]), "[3] =tp")
+
+
+# Copies
+
+
+@spmd(mesh={"dp": 2, "tp": 2})
+def test_copies_that_differ_along_one_axis_are_equal_along_the_other(mesh):
+    torch.manual_seed(mesh.get_local_rank("dp"))
+    model = nn.Linear(2, 2, bias=False)
+    assert_replicated(model, axis="tp")
+    text = text_of(assert_replicated, model, axis="dp")
+    assert text.startswith("weight: copies differ along dp: 2 of 4 ranks hold other values than the rest; at [0, 0] of")
+    assert "  ranks     2-3\n" in text
+    assert "  intended  =dp\n" in text
+
+
+@spmd(mesh={"dp": 2, "fsdp": 2})
+def test_replicas_of_uneven_shards_are_compared_shard_by_shard(mesh):
+    model = nn.Linear(3, 3)
+    fully_shard(model, mesh=mesh)
+    assert_replicated(model, axis="dp")
+    text = text_of(assert_replicated, model, axis="fsdp")
+    assert text.startswith("bias: it is split over fsdp, where equal copies are intended\n")
+
+
+@spmd(mesh={"dp": 2})
+def test_an_axis_that_is_not_there_is_a_mistake_of_the_test(mesh):
+    with pytest.raises(MeshError, match="tp"):
+        assert_replicated(nn.Linear(1, 1), axis="tp")
+
+
+@spmd(mesh={"dp": 2})
+def test_gradients_that_nobody_sums_are_found(mesh):
+    model = nn.Linear(2, 2, bias=False)
+    model(torch.full((1, 2), 1.0 + distributed.get_rank())).sum().backward()
+    text = text_of(assert_reduced, model)
+    assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 are up to 1 apart\n")
+    distributed.all_reduce(model.weight.grad)
+    assert_reduced(model)
+
+
+@spmd(mesh={"dp": 2})
+def test_rounding_is_no_missing_sum(mesh):
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.grad = torch.full((2, 2), 1.0 + distributed.get_rank() * 2**-23)
+    assert_reduced(model)
+
+
+@spmd(mesh={"dp": 2})
+def test_a_model_without_gradients_has_none_to_compare(mesh):
+    assert text_of(assert_reduced, nn.Linear(2, 2)).startswith("no parameter has a gradient on any rank\n")
+
+
+# Values
+
+
+@spmd(mesh=FSDP_TP)
+def test_a_sharded_step_is_the_unsharded_one(mesh):
+    reference = MLP().double()
+    model = parallelize(copy.deepcopy(reference), mesh)
+    batch = torch.randn(8, 12, dtype=torch.float64)
+    model(batch.chunk(2)[mesh.get_local_rank("fsdp")]).square().mean().backward()
+    reference(batch).square().mean().backward()
+    assert_same(model, reference)
+    assert_reduced(model)
+
+
+@spmd(mesh={"tp": 2})
+def test_a_pending_sum_is_made_before_it_is_compared(mesh):
+    whole = torch.arange(6.0)
+    part = DTensor.from_local(whole / 2, mesh, [Partial()], run_check=False)
+    assert_same(part, whole)
+    text = text_of(assert_same, DTensor.from_local(whole, mesh, [Partial()], run_check=False), whole)
+    assert text.startswith("tensor: the value is 2 times the reference's, the size of tp\n")
+
+
+@spmd(mesh={"tp": 2})
+def test_two_layouts_of_the_same_tensor_are_the_same(mesh):
+    whole = torch.randn(5, 3)
+    assert_same(distribute_tensor(whole, mesh, [Shard(0)]), distribute_tensor(whole, mesh, [Shard(1)]))
+
+
+@spmd(mesh={"tp": 2})
+def test_one_element_that_is_off_is_shown_with_its_index_and_rank(mesh):
+    whole = torch.zeros(4, 4)
+    off = whole.clone()
+    off[3, 1] = 0.5
+    text = text_of(assert_same, distribute_tensor(off, mesh, [Shard(0)]), whole)
+    assert text.startswith(
+        "tensor: 1 of 2 ranks hold other values than the reference: at [3, 1] rank 1 has 0.5, the reference 0 "
+        "(rtol 1.3e-06, atol 1e-05)\n  ranks     1\n  claimed   [4/tp, 4]\n"
+    )
+    assert_same(distribute_tensor(off, mesh, [Shard(0)]), whole, atol=0.5)
+
+
+@spmd(mesh={"tp": 2})
+def test_nan_is_the_same_as_nothing(mesh):
+    whole = torch.tensor([1.0, float("nan")])
+    assert "has nan, the reference nan" in text_of(assert_same, whole, whole)
+
+
+@spmd(mesh={"tp": 2})
+def test_a_shape_or_a_name_that_the_reference_lacks_is_said(mesh):
+    assert "its shape is [2, 2]" in text_of(assert_same, torch.ones(2, 2), torch.ones(4))
+    text = text_of(assert_same, MLP(), nn.Linear(2, 2))
+    assert text.startswith("the reference has no param down.bias\n")
+
+
+# Ties
+
+
+@spmd(mesh={"tp": 2})
+def test_ties_are_storage_not_equal_values(mesh):
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
+    assert text_of(assert_tied, model, "embed.weight", "head.weight").startswith(
+        "head.weight: it does not share storage with embed.weight on 2 ranks\n"
+    )
+    model["head"].weight = model["embed"].weight
+    assert_tied(model, "embed.weight", "head.weight")
+    assert text_of(assert_tied, model, "embed.weight", "tail").startswith("no rank has a tensor tail\n")
+
+
+# Dumps
+
+
+@spmd(mesh=FSDP_TP)
+def test_a_dump_of_the_same_model_passes_the_same_assertions_in_one_process(mesh, shard_dump):
+    model = MLP()
+    stamps = stamp(model)
+    shardviz.capture(parallelize(model, mesh), shard_dump, mesh=mesh, stamps=stamps)
+    assert_clean(shard_dump)
+    assert_ordered(str(shard_dump))
+    assert_layout(shard_dump, LAYOUTS)
+
+
+@spmd(mesh={"fsdp": 2, "tp": 4})
+def test_a_dump_with_a_finding_is_not_clean(mesh, shard_dump):
+    model = left_to_right(mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps_of(model))
+    assert text_of(assert_clean, shard_dump).startswith("weight: 7 of 8 ranks hold other elements")
+
+
+def test_without_ranks_there_is_nothing_to_compare():
+    with pytest.raises(ShardvizError, match="mark the test with @spmd"):
+        assert_layout(nn.Linear(1, 1), "[*]")
