@@ -107,6 +107,7 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
     data_rows, data_cols = above == below, before == after
     if frame.ids:
         _write_ids(chars, frame, row_spans[above[data_rows] - 1, 0], np.flatnonzero(data_rows), left)
+        _write_on_rules(chars, grid, list(looks))
     else:
         _write_labels(chars, grid, data_rows, data_cols, list(looks))
     return Painted(tuple(map("".join, chars.tolist())), grid, tuple(looks))
@@ -190,6 +191,18 @@ def _write_ids(chars: Chars, frame: Frame, rows: Indices, at: Indices, left: int
             begin = frame.cols.cell_of(col) - left
             low, high = max(begin, 0), min(begin + len(text), width)
             chars[line, low:high] = list(text[low - begin : high - begin])
+
+
+def _write_on_rules(chars: Chars, grid: Indices, looks: list[Look]) -> None:
+    """Write the labels of blocks whose insides are taken by ids into the rules above them."""
+    for row in range(len(grid) - 1):
+        start = 0
+        for (look, ruled), run in groupby(zip(grid[row + 1].tolist(), (chars[row] == "─").tolist(), strict=True)):
+            length = len(list(run))
+            if ruled and look >= 0 and (label := _fitting(looks[look].labels, length - 2)):
+                at = start + (length - len(label)) // 2
+                chars[row, at - 1 : at + len(label) + 1] = list(f" {label} ")
+            start += length
 
 
 def flat_id(frame: Frame, row: int, col: int) -> int:

@@ -1,0 +1,195 @@
+"""Walks by keys: what a user gets from where they start."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.errors import DumpError
+from shardviz.tui import app as tui_app
+from shardviz.tui.app import ShardvizApp, view
+from tests.tui.driving import walk, walk_on
+
+if TYPE_CHECKING:
+    from shardviz.tui.selection import Selection
+
+
+def selection(app: ShardvizApp) -> Selection:
+    return app.selection
+
+
+def test_the_fix_is_one_key_from_the_first_screen(bug: Path) -> None:
+    shown = walk(bug, "c")
+    assert "_StridedShard(0, split_factor=4), Shard(0)" in shown.clipboard
+
+
+def test_the_first_screen_stands_on_the_first_wrong_element(even_bug: Path) -> None:
+    chosen = walk(even_bug, look=selection).result
+    assert (chosen.entry, chosen.side, chosen.plane.at) == (1, "difference", (2, 0))
+
+
+def test_the_next_finding_brings_its_tensor_to_the_map(shapes: Path) -> None:
+    walks = walk_on(shapes, {"first": (), "next": "n", "around": "n"}, look=selection)
+    assert [shown.result.finding for shown in walks.values()] == [0, 1, 0]
+    assert "float32[2, 3/tp]" in walks["next"].text
+
+
+def test_search_finds_part_of_a_name_and_escape_shows_all_again(healthy: Path) -> None:
+    walks = walk_on(healthy, {"found": ("slash", *"n.bi"), "all": ("escape",)})
+    assert "Tensors: 1 of 4" in walks["found"].text
+    assert "down.bias" not in walks["found"].text.replace("down.bias  float32", "")
+    assert "up" in walks["all"].text
+    assert "1 of 4" not in walks["all"].text
+
+
+def test_filters_leave_what_is_wrong_or_over_an_axis(even_bug: Path, shapes: Path) -> None:
+    assert "Tensors: 1 of 2" in walk(even_bug, "f").text
+    walks = walk_on(shapes, {"fsdp": "a", "tp": "a", "all": "a"})
+    assert "Tensors: 3 of 12" in walks["fsdp"].text
+    assert "axis fsdp" in walks["fsdp"].text
+    assert "Tensors: 7 of 12" in walks["tp"].text
+    assert " of 12 " not in walks["all"].text
+
+
+def test_going_to_an_index_or_an_id_moves_the_cursor(healthy: Path) -> None:
+    walks = {
+        "index": ("enter", "g", *"3, 5", "enter"),
+        "id": ("g", *"#25", "enter"),
+        "last": ("g", *"-1 -1", "enter"),
+    }
+    found = {name: shown.result.plane.at for name, shown in walk_on(healthy, walks, look=selection).items()}
+    assert found == {"index": (3, 5), "id": (2, 0), "last": (23, 11)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids count from 1 to 288"), ("1", "write 2 numbers")],
+)
+def test_an_element_that_is_not_there_is_told_with_what_there_is(healthy: Path, text: str, said: str) -> None:
+    assert said in walk(healthy, "enter", "g", *text, "enter").text
+
+
+def test_the_block_under_the_cursor_is_copied_as_a_slice(healthy: Path) -> None:
+    assert walk(healthy, "enter", "shift+down", "y").clipboard == "up.weight[3:6, 0:12]"
+
+
+def test_arrows_move_by_elements_and_shift_arrows_by_blocks(healthy: Path) -> None:
+    walks = {
+        "element": ("enter", "down", "right", "right"),
+        "block": ("shift+down", "shift+down"),
+        "back": ("shift+up",),
+    }
+    found = [shown.result.plane.at for shown in walk_on(healthy, walks, look=selection).values()]
+    assert found == [(1, 2), (6, 2), (3, 2)]
+
+
+def test_other_dims_and_slices_of_a_tensor_with_three_are_reached_by_keys(shapes: Path) -> None:
+    walks = {"cube": ("slash", *"cube", "enter", "enter"), "slice": ("right_square_bracket",), "dims": ("x",)}
+    shown = walk_on(shapes, walks)
+    assert "at [0, ↓, →]" in shown["cube"].text
+    assert "at [1, ↓, →]" in shown["slice"].text
+    assert "at [↓, →, 0]" in shown["dims"].text
+
+
+def test_the_mesh_lights_who_holds_the_element_and_who_should(even_bug: Path) -> None:
+    lines = walk(even_bug, "2").text.splitlines()
+    assert re.search(r"fsdp=0 {4}0 ○ 1 {3}2 {3}3", lines[3])
+    assert re.search(r"fsdp=1 ✗ 4 {3}5 {3}6 {3}7", lines[4])
+
+
+def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
+    shown = walk(healthy, "2", "down", "right", "enter")
+    assert "rank 5 of 8" in shown.text
+    assert "up.weight  [9:12, 0:12]" in shown.text
+    assert "109 110" in shown.text
+
+
+def test_the_rank_without_a_file_says_so(damaged: Path) -> None:
+    assert "no readable file of this rank" in walk(damaged, "2", "right", "right", "right").text
+
+
+def test_help_is_about_what_is_focused(healthy: Path) -> None:
+    walks = walk_on(healthy, {"tree": ("f1",), "map": ("escape", "enter", "f1")})
+    assert "Every tensor of the model" in walks["tree"].text
+    assert "Find tensors by name" in walks["tree"].text
+    assert "rows downwards, columns to the right" in walks["map"].text
+
+
+def test_the_palette_offers_what_works_now(healthy: Path, bug: Path) -> None:
+    assert "Copy the fix" in walk(bug, "ctrl+p", *"copy the fix").text
+    assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy the fix").text
+
+
+def test_the_screen_is_saved_beside_what_was_saved_before(
+    bug: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shardviz-1.svg").write_text("mine")
+    shown = walk(folder / bug, "s", "S")
+    assert (tmp_path / "shardviz-1.svg").read_text() == "mine"
+    saved = (tmp_path / "shardviz-2.svg").read_text()
+    assert saved.startswith("<svg")
+    assert "@font-face" not in saved
+    assert "misordered weight" in (tmp_path / "shardviz-1.txt").read_text()
+    assert "shardviz-1.txt" in shown.text
+
+
+def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
+    shown = walk(bug, "5", "tab", "+", "+", other=folder / bug)
+    assert shown.text.count("143 144") == 2
+
+
+def test_q_leaves_without_an_error(healthy: Path) -> None:
+    assert walk(healthy, "q").exited == 0
+
+
+def test_what_is_no_dump_is_told_before_anything_opens(folder: Path) -> None:
+    with pytest.raises(DumpError, match=r"nowhere does not exist"):
+        view(Path("nowhere"))
+
+
+def test_ranks_appear_while_a_job_still_writes_them(
+    tmp_path: Path, healthy: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tui_app, "LOOK_AGAIN", 0.02)
+    live = tmp_path / "live.shardviz"
+    live.mkdir()
+    files = sorted((folder / healthy).iterdir(), key=lambda file: file.name != "run.json")
+    for file in files[:4]:
+        (live / file.name).write_bytes(file.read_bytes())
+
+    async def run() -> list[int]:
+        app, seen = ShardvizApp(live), []
+        async with app.run_test() as pilot:
+            for wanted, arriving in ((3, files[4:]), (8, [])):
+                for _ in range(500):
+                    if app.document is not None and len(app.document.model.dump.ranks) == wanted:
+                        break
+                    await pilot.pause(0.01)
+                assert app.document is not None
+                seen.append(len(app.document.model.dump.ranks))
+                for file in arriving:
+                    (live / file.name).write_bytes(file.read_bytes())
+        return seen
+
+    assert asyncio.run(run()) == [3, 8]
+
+
+def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
+    async def run() -> tuple[object, ...]:
+        app = ShardvizApp(healthy)
+        async with app.run_test(size=(170, 40)) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await pilot.click("SideLabel:nth-child(2)")
+            await pilot.click("#map", offset=(12, 4))
+            await pilot.click("#small-mesh", offset=(13, 2))
+            await pilot.click("ViewTab:nth-child(2)")
+            await pilot.pause()
+            return app.selection.side, app.selection.plane.at, app.selection.rank, app.current_mode
+
+    assert asyncio.run(run()) == ("held", (2, 1), 5, "mesh")
