@@ -218,9 +218,9 @@ class _Parser:
             raise self.error(f"a number of at most {MAX_DIGITS} digits")
         return int(self.take())
 
-    def axis(self) -> str:
+    def axis(self, wanted: str = "an axis") -> str:
         if not AXIS_NAME.fullmatch(self.peek()):
-            raise self.error("an axis")
+            raise self.error(wanted)
         return self.take()
 
     def pattern(self) -> Pattern:
@@ -275,7 +275,7 @@ class _Parser:
     def links(self) -> Chain:
         chain: list[str | int] = []
         while self.accept("/"):
-            chain.append(self.segments() if _NUMBER.match(self.peek()) else self.axis())
+            chain.append(self.segments() if _NUMBER.match(self.peek()) else self.axis("an axis or a number"))
         return tuple(chain)
 
     def segments(self) -> int:

@@ -47,7 +47,7 @@ def torch_shards(
     return shards
 
 
-@settings(max_examples=2500)
+@settings(max_examples=1500)
 @given(placed())
 @example((parse_mesh("fsdp=2,tp=4"), (12, 12), (StridedShard(0, 4), Shard(0))))
 @example((parse_mesh("fsdp=2,tp=2"), (6,), (StridedShard(0, 2), Shard(0))))  # pytorch PR 150490

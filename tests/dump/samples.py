@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
+from shardviz.dump.read import read_dump
 from shardviz.dump.records import (
     Body,
     FlatRecord,
@@ -20,10 +23,13 @@ from shardviz.dump.records import (
     TensorRecord,
 )
 from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+Change = Callable[[Any], object]
+"""Something done to the JSON value of a file."""
 
 MESH = MeshRecord(("fsdp", "tp"), (1, 2), (0, 1))
 DIGEST = "0123456789abcdef"
@@ -102,8 +108,29 @@ def write_sample(path: Path) -> Path:
     return path
 
 
-def spoil(path: Path, change: Callable[[Any], object]) -> None:
+def spoil(path: Path, change: Change) -> None:
     """Change a file's JSON in place."""
     content = json.loads(path.read_bytes())
     change(content)
     path.write_text(json.dumps(content))
+
+
+def put(value: Any, *keys: str | int) -> Change:
+    """Return a change that puts a value at a place."""
+
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    return lambda content: [change(content) for change in changes]
+
+
+def refusal(path: Path) -> DumpError:
+    with pytest.raises(DumpError) as caught:
+        read_dump(path)
+    return caught.value
