@@ -53,7 +53,8 @@ KINDS = {
         ("replicate", "shard"),
         "    kind = ShardingStrategy.HYBRID_SHARD\n"
         "    return FullyShardedDataParallel(\n"
-        "        model, sharding_strategy=kind, device_mesh=mesh, use_orig_params={bias}, device_id=torch.device('cpu')\n"
+        "        model, sharding_strategy=kind, device_mesh=mesh, use_orig_params={bias},\n"
+        "        device_id=torch.device('cpu'),\n"
         "    )\n",
     ),
 }
