@@ -49,7 +49,7 @@ class SideLabel(Label):
     """One side's name."""
 
     def __init__(self, side: Side) -> None:
-        super().__init__(f" {side} ", markup=False)
+        super().__init__(f" {side} ", markup=False, id=f"side-{side}")
         self.side = side
         self.tooltip = TOOLTIPS[side]
 

@@ -37,7 +37,7 @@ class ViewTab(Label):
     """One view's name."""
 
     def __init__(self, mode: str) -> None:
-        super().__init__(f" {list(VIEWS).index(mode) + 1} {VIEWS[mode]} ", markup=False)
+        super().__init__(f" {list(VIEWS).index(mode) + 1} {VIEWS[mode]} ", markup=False, id=f"view-{mode}")
         self.mode = mode
 
     def on_click(self, event: events.Click) -> None:

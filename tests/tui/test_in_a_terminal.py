@@ -1,0 +1,94 @@
+"""`shardviz view` as a user runs it: in a real pseudo-terminal, from the first screen to the fix and out again."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE = 30.0
+
+
+class Terminal:
+    """A pseudo-terminal with a program in it."""
+
+    def __init__(self, *command: str, lines: int = 40, columns: int = 120) -> None:
+        self.ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.before = termios.tcgetattr(self.theirs)
+        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        self.process = subprocess.Popen(
+            command, stdin=self.theirs, stdout=self.theirs, stderr=self.theirs, env=environment, start_new_session=True
+        )
+        self.output = ""
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Read until the output matches."""
+        end = time.monotonic() + PATIENCE
+        while not (match := re.search(pattern, self.output, re.DOTALL)):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.output[-2000:]!r}"
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.output += os.read(self.ours, 1 << 16).decode("utf-8", "replace")
+        return match
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        self.output = ""
+        os.write(self.ours, keys.encode())
+
+    def close(self) -> None:
+        """End what is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def terminal(bug: Path) -> Iterator[Terminal]:
+    opened = Terminal(sys.executable, "-m", "shardviz", "view", str(bug))
+    yield opened
+    opened.close()
+
+
+def test_from_the_first_screen_to_the_fix_on_the_clipboard_and_out(terminal: Terminal) -> None:
+    terminal.wait_for("misordered")
+    terminal.type("4")
+    terminal.wait_for("Findings.*hold other elements")
+    terminal.type("c")
+    copied = terminal.wait_for(r"\x1b\]52;c;([A-Za-z0-9+/=]+)\x07")
+    assert "_StridedShard(0, split_factor=4)" in base64.b64decode(copied[1]).decode()
+    terminal.type("q")
+    terminal.wait_for(r"\x1b\[\?1049l.*\x1b\[\?25h")
+    assert terminal.process.wait(PATIENCE) == 0
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    assert "\x1b[?1000l" in terminal.output
+
+
+def test_a_pipe_gets_the_text_instead(bug: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "shardviz", "view", str(bug)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert shown.returncode == 0
+    assert "12/fsdp/tp" in shown.stdout
+    assert "\x1b" not in shown.stdout
