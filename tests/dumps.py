@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-
 from shardviz.dump.records import (
     Body,
     FlatRecord,

@@ -45,7 +45,7 @@ def run_probe(world: World, job: ProbeJob) -> None:
         ProbeError: The probe's `build` returns no module.
     """
     # What torch advises on speed and style would stand there once a rank and a build.
-    warnings.filterwarnings("ignore", module=r"torch\.")
+    warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     probe = load_probe(job.path, job.build)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
