@@ -84,6 +84,11 @@ def check_torch(recipe: Recipe) -> None:
         )
 
 
+def is_shipped(recipe: Recipe) -> bool:
+    """Whether a recipe is one of shardviz's own, which can be imported by its name."""
+    return recipe.path.is_relative_to(_shipped_folder())
+
+
 def _shipped_folder() -> Path:
     spec = find_spec("shardviz.probes")
     assert spec is not None

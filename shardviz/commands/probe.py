@@ -12,6 +12,7 @@ from shardviz.dump.write import SUFFIX, check_folder, prepare_folder, replacing_
 from shardviz.errors import EXIT_CLEAN, MeshError
 from shardviz.live.job import TASK, ProbeJob
 from shardviz.mesh import Mesh, parse_mesh
+from shardviz.testing.saving import check_file, save_test
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long the ranks may take")
     parser.add_argument("--values", type=int, default=256, metavar="N", help="write out shards of at most N values")
+    parser.add_argument(
+        "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
@@ -53,13 +57,15 @@ def run(args: argparse.Namespace) -> int:
     folder = args.output or Path(f"{recipe.path.stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
     if joined is not None:
         return _run_joined(args, recipe, mesh, folder, joined)
+    if args.save_test:
+        check_file(args.save_test, force=args.force)
     check_folder(folder, force=args.force)
     world.prepare(args.launch)
     with replacing_folder(folder, force=args.force) as unfinished:
         _job(args, recipe, mesh, unfinished).launch(
             args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
         )
-    return _report(args, folder)
+    return _report(args, recipe, mesh, folder)
 
 
 def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> Mesh:
@@ -103,12 +109,17 @@ def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Pa
         prepare_folder(folder, force=args.force)
     job = _job(args, recipe, mesh, folder)
     world.run_joined(TASK, (job,), backend=args.backend, coords=job.coords)
-    return _report(args, folder) if joined.rank == 0 else EXIT_CLEAN
+    return _report(args, recipe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
 
 
-def _report(args: argparse.Namespace, folder: Path) -> int:
+def _report(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path) -> int:
     from shardviz.commands import check
 
     code = check.report(folder, args.format, args.color)
     print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+    if args.save_test:
+        from shardviz.commands._dumps import read_model
+
+        save_test(args.save_test, read_model(folder), recipe, mesh)
+        print(f"wrote {args.save_test}; run it with: pytest {args.save_test}", file=sys.stderr)
     return code

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardviz.live.probing import load_probe
     from shardviz.live.stamp import stamp
     from shardviz.testing.assertions import (
         assert_clean,
@@ -38,6 +39,7 @@ _HOMES = {
     "assert_replicated": "shardviz.testing.assertions",
     "assert_same": "shardviz.testing.same",
     "assert_tied": "shardviz.testing.assertions",
+    "load_probe": "shardviz.live.probing",
     "spmd": "shardviz.testing.marks",
     "stamp": "shardviz.live.stamp",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "assert_replicated",
     "assert_same",
     "assert_tied",
+    "load_probe",
     "spmd",
     "stamp",
 ]

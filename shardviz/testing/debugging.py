@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import os
 import pdb
 import sys
@@ -10,13 +11,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
 
-def terminal() -> str:
-    """Return the path of this process's terminal; empty where it has none."""
-    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
-        if stream is not None and stream.isatty():
-            return os.ttyname(stream.fileno())
-    return ""
+
+MARK = "debugged"
+"""The file that says that a rank opened the debugger."""
+
+
+class Debugged(bdb.BdbQuit):
+    """A test that was debugged in its rank; pytest opens no debugger of its own for what quits one."""
+
+
+def terminal(config: pytest.Config) -> str:
+    """Return the path of the terminal that pytest was started from; empty where there is none."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend(in_=True)
+    try:
+        return next((os.ttyname(stream) for stream in (0, 1, 2) if os.isatty(stream)), "")
+    finally:
+        if capture is not None:
+            capture.resume()
 
 
 def give_terminal(path: str, rank: int) -> None:
@@ -30,7 +45,7 @@ def post_mortem(error: BaseException, path: str, rank: int, folder: Path) -> Non
     if not path or error.__traceback__ is None:
         return
     try:
-        (folder / "debugged").touch(exist_ok=False)
+        (folder / MARK).touch(exist_ok=False)
     except FileExistsError:
         return
     debugger = _debugger(path, rank)

@@ -39,31 +39,37 @@ DEBUGGING_TIMEOUT = 24 * 3600.0
 def run(item: pytest.Function, spmd: Spmd) -> None:
     """Run a test on ranks; skip, xfail or raise as it did there."""
     __tracebackhide__ = True
-    coords = [spmd.mesh.label(rank) for rank in range(spmd.mesh.size)]
-    printed: dict[int, str] = {}
-    config = item.config
-    debugged = debugging.terminal() if config.getoption("usepdb") else ""
     with _folder() as folder:
         try:
-            parcel = pack(item, spmd, folder, debugged)
-            warned = world.launch(
-                TASK,
-                (parcel,),
-                num_ranks=spmd.mesh.size,
-                method=spmd.launch or launch_method(config),
-                backend=spmd.backend,
-                timeout=DEBUGGING_TIMEOUT if debugged else spmd.timeout or ranks_timeout(config),
-                coords=coords,
-                on_output=printed.__setitem__,
-            )
+            _pass_on(_launch(item, spmd, folder))
         except ShardvizError as error:
-            failure, ends = error, outcome.read(folder)
-        else:
-            _pass_on(one for of_rank in warned for one in of_rank)
-            return
-        finally:
-            _show_output(item, printed, coords)
-    _end(item, failure, ends, coords)
+            end = _end(item, error, outcome.read(folder), _coords(spmd))
+            raise debugging.Debugged(end) if (folder / debugging.MARK).exists() else end from None
+
+
+def _launch(item: pytest.Function, spmd: Spmd, folder: Path) -> list[Warned]:
+    """Run a test on ranks and show what they printed; return the warnings of all of them."""
+    config = item.config
+    terminal = debugging.terminal(config) if config.getoption("usepdb") else ""
+    printed: dict[int, str] = {}
+    try:
+        warned = world.launch(
+            TASK,
+            (pack(item, spmd, folder, terminal),),
+            num_ranks=spmd.mesh.size,
+            method=spmd.launch or launch_method(config),
+            backend=spmd.backend,
+            timeout=DEBUGGING_TIMEOUT if terminal else spmd.timeout or ranks_timeout(config),
+            coords=_coords(spmd),
+            on_output=printed.__setitem__,
+        )
+    finally:
+        _show_output(item, printed, _coords(spmd))
+    return [one for of_rank in warned for one in of_rank]
+
+
+def _coords(spmd: Spmd) -> list[str]:
+    return [spmd.mesh.label(rank) for rank in range(spmd.mesh.size)]
 
 
 def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") -> Parcel:
@@ -94,19 +100,18 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
     )
 
 
-def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coords: list[str]) -> None:
-    """Raise what the test raised on the rank where it went wrong first."""
-    __tracebackhide__ = True
+def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coords: list[str]) -> BaseException:
+    """Return what the test raised on the rank where it went wrong first, and leave its story for the report."""
     root = find_root(failure, ends)
     if root is not None and root.kind == "skipped":
-        raise pytest.skip.Exception(root.reason, _use_item_location=True)
+        return pytest.skip.Exception(root.reason, _use_item_location=True)
     if root is not None and root.kind == "xfailed":
-        pytest.xfail(root.reason)
+        return pytest.xfail.Exception(root.reason)
     if root is None:
         item.stash[STORY] = plain_story(failure, item)
-        raise failure
+        return failure
     item.stash[STORY] = story_of(root, failure, ends, coords, ranks_seed(item.config))
-    raise root.exception() or RankError(f"rank {root.rank}: {root.reason}")
+    return root.exception() or RankError(f"rank {root.rank}: {root.reason}")
 
 
 def _show_output(item: pytest.Function, printed: dict[int, str], coords: list[str]) -> None:

@@ -47,7 +47,7 @@ def execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, env=environ, check=False, **pipes)
 
 
-FAILING = '''
+FAILING = """
 @spmd(mesh={"fsdp": 2, "tp": 2})
 def test_one_rank_fails(mesh):
     print("hello from", distributed.get_rank())
@@ -115,7 +115,7 @@ def test_keeps_its_dump(mesh, shard_dump):
 
 
 def test_takes_a_mesh_but_has_none(mesh): ...
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,9 @@ def test_a_rank_that_exits_dies_or_hangs_is_named_in_seconds(failing: Run) -> No
     assert "rank 1 (x=1) exited with code 3 before it finished" in failing.section("test_a_rank_exits")
     assert "rank 0 (x=0) was killed by signal 11 (SIGSEGV)" in failing.section("test_a_rank_is_killed")
     told = failing.section("test_a_rank_hangs")
-    assert "ranks 0-1 did not finish in 1 s: rank 0 waiting in barrier; rank 1 in test_a_rank_hangs (test_it.py:" in told
+    assert (
+        "ranks 0-1 did not finish in 1 s: rank 0 waiting in barrier; rank 1 in test_a_rank_hangs (test_it.py:" in told
+    )
 
 
 def test_a_fixture_that_cannot_be_sent_is_named(failing: Run) -> None:
@@ -181,7 +183,7 @@ def test_a_failed_tests_dump_is_kept_and_how_to_view_it_said(failing: Run) -> No
     assert (Path(found[1]) / "run.json").is_file()
 
 
-PASSING = '''
+PASSING = """
 @pytest.fixture
 def number(mesh):
     return mesh.size
@@ -271,7 +273,7 @@ def test_state_is_fresh(turn):
 
 @spmd(mesh={"tp": 8})
 def test_large(mesh): ...
-'''
+"""
 
 
 def test_everything_of_pytest_that_tests_use_works_on_ranks(tmp_path: Path) -> None:
@@ -285,14 +287,14 @@ def test_everything_of_pytest_that_tests_use_works_on_ranks(tmp_path: Path) -> N
     assert seen.text.count("UserWarning: mind the gap") == 1
 
 
-SMALL = '''
+SMALL = """
 @spmd(mesh={"tp": 2})
 @pytest.mark.parametrize("turn", range(4))
 def test_sum(mesh, turn):
     number = torch.ones(1)
     distributed.all_reduce(number)
     assert number == 2 + (turn == 2)
-'''
+"""
 
 
 @pytest.mark.parametrize("option", ["--shardviz-launch=threads", "--import-mode=importlib", "--assert=plain"])
@@ -314,7 +316,7 @@ def test_worlds_of_xdists_workers_do_not_collide(tmp_path: Path) -> None:
     assert re.search(r"-- rank 0 \(tp=0\) --+\nrank 1: the same\n", seen.text), seen.text
 
 
-JOINED = '''
+JOINED = """
 @spmd(mesh={"tp": 2})
 def test_fits(mesh, shard_dump):
     paths = [None, None]
@@ -329,7 +331,7 @@ async def test_again(mesh):
 
 @spmd(mesh={"tp": 4})
 def test_does_not_fit(mesh): ...
-'''
+"""
 
 
 def test_under_torchrun_the_ranks_that_are_there_are_used(tmp_path: Path) -> None:
@@ -340,20 +342,20 @@ def test_under_torchrun_the_ranks_that_are_there_are_used(tmp_path: Path) -> Non
     assert "mesh (tp=4) has 4 ranks, this job has 2" in done.stdout
 
 
-DEBUGGED = '''
+DEBUGGED = """
 @spmd(mesh={"tp": 2})
 def test_stops(mesh):
     answer = 40 + 2 * distributed.get_rank()
     distributed.barrier()
     assert answer == 40
-'''
+"""
 
 
 def test_pdb_opens_in_the_rank_that_failed(tmp_path: Path) -> None:
     pty = pytest.importorskip("pty", reason="this machine has no pseudo-terminals")
     (tmp_path / "test_it.py").write_text(HEAD + DEBUGGED)
     ours, theirs = pty.openpty()
-    os.write(ours, b"p 'answer is', answer\nq\nq\n")
+    os.write(ours, b"p 'answer is', answer\nq\n")
     command = [sys.executable, "-m", "pytest", "--pdb", "-p", "no:cacheprovider", "-c", os.devnull, "test_it.py"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.Popen(command, cwd=tmp_path, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
@@ -362,6 +364,8 @@ def test_pdb_opens_in_the_rank_that_failed(tmp_path: Path) -> None:
     assert done.wait(60) != 0
     assert ">>> rank 1: AssertionError: assert 42 == 40" in text, text
     assert "('answer is', 42)" in text
+    assert text.count("(rank 1)") == 2
+    assert "(Pdb)" not in text
 
 
 def _read_to_the_end(terminal: int) -> str:
