@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -28,7 +29,6 @@ from .selection import Selection, carried_over, first_selection, of_finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from .document import Document
 
@@ -46,7 +46,7 @@ class ShardvizApp(App[None]):
     """
 
     TITLE = "shardviz"
-    CSS_PATH = "shardviz.tcss"
+    CSS_PATH = Path(__file__).with_name("shardviz.tcss")
     MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = {
         "explore": ExploreView,
         "mesh": MeshView,

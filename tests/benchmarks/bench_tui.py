@@ -1,0 +1,92 @@
+"""The TUI on 723 tensors of 1,024 ranks and on one tensor of 128,256 x 8,192: first paint, a key to its frame, memory.
+
+The real app, driven by keys; each dump in a process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from whole import verdict
+
+WALKS = {
+    "llama": (["down", "down", "v", "v", "f", "f", "2", "right", "down", "a", "1", "n", "v"]),
+    "one": (["enter", "v", "down", "right", "shift+down", *["+"] * 12, "down", "right", "pagedown", "0", "2", "down"]),
+}
+FIRST_PAINT, KEY_TO_FRAME, MEMORY = 0.5, 0.016, 500
+
+
+def make_one(folder: Path) -> None:
+    """Write a dump of one large tensor whose axes are in another order than its placements say, on 64 ranks."""
+    from shardviz.mesh import parse_mesh
+    from tests.dumps import Made, make_dump
+
+    tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")
+    make_dump(folder, parse_mesh("fsdp=8,tp=8"), {"output.weight": tensor})
+
+
+def measure(folder: Path, keys: list[str]) -> None:
+    """Open a dump and press keys; print the seconds to the first paint, from each key to its frame, and the peak."""
+    from shardviz.tui.app import ShardvizApp
+
+    class Timed(ShardvizApp):
+        painted = 0.0
+
+        def _display(self, *args: Any) -> None:
+            super()._display(*args)
+            self.painted = time.perf_counter()
+
+    async def run() -> tuple[float, float, list[float]]:
+        started = time.perf_counter()
+        app = Timed(folder)
+        taken = []
+        async with app.run_test(size=(200, 60)) as pilot:
+            first = app.painted - started
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            loaded = time.perf_counter() - started
+            for key in keys:
+                pressed = time.perf_counter()
+                await pilot.press(key)
+                await pilot.pause()
+                taken.append((key, app.painted - pressed))
+        for key, seconds in taken:
+            print(f"    {key:<12} {seconds * 1000:6.1f} ms")
+        return first, loaded, [seconds for _, seconds in taken if seconds > 0]
+
+    first, loaded, taken = asyncio.run(run())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    verdict("first paint in s", first, FIRST_PAINT)
+    print(f"read and checked after {loaded:.2f} s")
+    verdict("a key to its frame in ms, median", statistics.median(taken) * 1000, KEY_TO_FRAME * 1000)
+    verdict("a key to its frame in ms, slowest", max(taken) * 1000, KEY_TO_FRAME * 1000)
+    verdict("peak memory in MiB", peak, MEMORY)
+
+
+def main() -> None:
+    """Make both dumps and measure each."""
+    here = Path(__file__).resolve()
+    if len(sys.argv) == 3:
+        measure(Path(sys.argv[1]), WALKS[sys.argv[2]])
+        return
+    sys.path.insert(0, str(here.parents[2]))
+    from bench_check import make
+
+    with tempfile.TemporaryDirectory() as parent:
+        for name, write in (("llama", make), ("one", make_one)):
+            folder = Path(parent) / f"{name}.shardviz"
+            write(folder)
+            print(f"{name}:", flush=True)
+            subprocess.run([sys.executable, str(here), str(folder), name], check=True)
+
+
+if __name__ == "__main__":
+    main()
