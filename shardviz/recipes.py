@@ -112,7 +112,8 @@ def _read(name: str, path: Path, build: str = "build") -> Recipe:
             )
     docstring = ast.get_docstring(tree) or ""
     axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
-    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, _constant(tree, "KINDS", str, path), build)
+    kinds, torch = _constant(tree, "KINDS", str, path), _constant(tree, "TORCH", int, path)
+    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch)
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

@@ -55,3 +55,10 @@ def test_a_file_that_is_no_probe_says_what_is_wrong_with_it(tmp_path, source, me
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(ProbeError, match=r"cannot read probe .*nowhere\.py: No such file or directory"):
         recipes.find(str(tmp_path / "nowhere.py"))
+
+
+def test_a_torch_too_old_for_a_probe_is_told_which_one_it_needs(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("TORCH = (99, 1)\ndef build(): ...\ndef parallelize(model, mesh): ...\n")
+    with pytest.raises(ProbeError, match=r"mine.py needs torch 99.1, this is [0-9]"):
+        recipes.check_torch(recipes.find(str(file)))

@@ -128,13 +128,13 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def module_at_work(mode: CommDebugMode) -> tuple[str, bool]:
     """Return the name of the module that runs under a `CommDebugMode`, within its root, and whether in backward.
 
-    The name is empty for the root itself and where none runs. `advanced_module_tracker` is no documented attribute; it
+    The name is empty for the root itself, where none runs, and in torch 2.4.1, which does not say. The attribute
     is there in torch 2.4.1, 2.13.0 and 2.15.0.
     """
     tracker: Any = mode.advanced_module_tracker
     backward = bool(tracker.is_bw)
     running = backward or any(parent != "Global" for parent in tracker.parents)
-    return str(tracker.name or "").partition(".")[2] if running else "", backward
+    return str(getattr(tracker, "name", None) or "").partition(".")[2] if running else "", backward
 
 
 def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:

@@ -5,9 +5,6 @@ import pytest
 from shardviz.notation import parse, write
 from tests.live.probing import run_probe
 
-REFUSED = "the step: rank 0 raised RuntimeError: a and b must have same reduction dim, but got "
-"""What torch 2.13 says to a column-wise and a row-wise layer of 24 features over 5 ranks."""
-
 HEALTHY = [
     ("tp", "4"),
     ("tp", "5"),
@@ -33,8 +30,7 @@ def test_a_healthy_probe_holds_what_it_claims_and_claims_what_it_says(probe, mes
     for gathered in (gathered for rank in model.dump.ranks.values() for gathered in rank.gathered):
         whole = next(stamp.shape for stamp in model.dump.run.stamps if stamp.name == gathered.name)
         assert gathered.held == tuple(((0, size),) for size in whole)
-    said = {why for rank in model.dump.ranks.values() for _, why in rank.not_checked}
-    assert [why.startswith(REFUSED) for why in said] == ([True] if mesh in ("5", "2,5") else [])
+    assert not any(rank.not_checked for rank in model.dump.ranks.values())
 
 
 def test_hybrid_shard_cuts_a_10x10_weight_into_four_shards_of_25(tmp_path):
