@@ -94,6 +94,7 @@ def add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: 
     from shardviz.live.stamp import exact_bits
 
     seen.add_ties(model)
+    seen.add_meshes(model)
     if stamps is not None:
         seen.not_applied += stamps.not_applied
         seen.not_checked += stamps.not_stamped

@@ -153,6 +153,11 @@ class Capture:
             groups = [device_mesh.get_group(axis) for axis in range(device_mesh.ndim)]
             self._positions[index] = Position(index, tuple(coord), tuple(distributed.get_rank(g) for g in groups))
 
+    def add_meshes(self, model: nn.Module) -> None:
+        """Note where this rank stands on every mesh that the model's parameters are on."""
+        for mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
+            self.add_mesh(mesh)
+
     def add_values(self, local: Local, stage: Stage) -> None:
         """Write down a tensor's own values: a digest, and the values themselves where they are few or compared."""
         small = local.values.numel() <= self.values_limit

@@ -105,6 +105,7 @@ class Run:
         for local in self._locals(model):
             self.capture.add_values(local, "initial")
         self.capture.add_ties(model)
+        self.capture.add_meshes(model)
 
     def capture_stamped(self) -> Stamped:
         """Capture where every element went, by its id, and what torch gathers from the shards."""
