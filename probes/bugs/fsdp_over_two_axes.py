@@ -1,7 +1,7 @@
 """FSDP2 over a dim that two other axes split unevenly: the label says another cut than was made. Live in torch 2.15.
 
 Five rows go over cp into 3 + 2, over tp into 2 + 1 and 1 + 1, and FSDP2 cuts each of these again. Its label is
-`(_StridedShard(0, split_factor=4), Shard(0), Shard(0))`: four parts in one go, and torch.chunk makes those 2 + 2 + 1 + 0.
+`(_StridedShard(0, split_factor=4), Shard(0), Shard(0))`: four parts at once, and torch.chunk makes 2 + 2 + 1 + 0.
 Where the sizes divide the two agree; where they do not, `full_tensor()` and checkpoints put rows in other places, and
 nothing raises. Found by shardviz's own tests of its oracle against torch.
 """
