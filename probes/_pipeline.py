@@ -1,0 +1,68 @@
+"""What the pipeline probes share: which layers a stage has, and one step of a schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+
+from shardviz.errors import ProbeError
+from shardviz.probes._models import Blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.mesh import Mesh
+
+LAYERS = 8
+FEATURES = 12
+
+
+def refuse_idle_stages(mesh: Mesh, stages_per_rank: int = 1) -> None:
+    """Refuse more stages than there are layers.
+
+    Raises:
+        ProbeError: There are.
+    """
+    stages = mesh.axis_size("pp") * stages_per_rank
+    if stages > LAYERS:
+        raise ProbeError(
+            f"pp({mesh.axis_size('pp')}) * {stages_per_rank} = {stages} stages for {LAYERS} layers: "
+            "a stage without parameters has nothing to run backward through",
+            f"take pp of at most {LAYERS // stages_per_rank}",
+        )
+
+
+def layers_of(stage: int, num_stages: int) -> list[str]:
+    """Return the names of a stage's layers: consecutive ones, the first stages one more where it does not divide."""
+    return [str(number) for number in torch.arange(LAYERS).tensor_split(num_stages)[stage].tolist()]
+
+
+def piece(model: Blocks, names: list[str]) -> Blocks:
+    """Return some layers as a model of their own; its parameters are the model's."""
+    part = Blocks(0)
+    part.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+    return part
+
+
+def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the loss of one micro-batch; this one compares with nothing."""
+    return output.square().mean()
+
+
+def run(schedule: Any, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Run one step of a schedule: the first stage puts rows in, the last has the loss, which all others are told."""
+    first, last = mesh.get_local_rank("pp") == 0, mesh.get_local_rank("pp") == mesh["pp"].size() - 1
+    losses: list[torch.Tensor] = []
+    schedule.step(*([rows] if first else []), **({"target": rows, "losses": losses} if last else {}))
+    loss = torch.stack(losses).mean() if last else rows.new_zeros(())
+    return tell_all(loss.detach(), mesh)
+
+
+def tell_all(loss: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Broadcast the last stage's loss along pp."""
+    group = mesh.get_group("pp")
+    last = distributed.get_global_rank(group, mesh["pp"].size() - 1)
+    distributed.broadcast(loss, src=last, group=group)
+    return loss

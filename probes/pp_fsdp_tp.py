@@ -1,0 +1,70 @@
+"""3-D parallel: layers over pp, each weight over tp, each part again over fsdp.
+
+From the outside in: a pipeline's stage is a model of its own, so it is parallelized like one, on the part of the mesh
+that has its pp coordinate. Layers on different stages are on different meshes, and a DTensor's placements speak only of
+its own: `[24/tp/fsdp, 12]` on 2 x 2 of the 8 ranks. FSDP gathers once a step (`reshard_after_forward=False`): gathering
+again for every micro-batch would cost as many gathers as there are micro-batches.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import shardviz
+from shardviz.live.compat import fully_shard
+from shardviz.mesh import Mesh
+from shardviz.probes._models import Blocks
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run
+
+AXES = ("pp", "fsdp", "tp")
+MESH = (2, 2, 2)
+BATCH_AXES = ("fsdp",)
+STAGE_AXES = ("pp",)
+TORCH = (2, 6)
+
+MICROBATCHES = 4
+
+expect = {
+    "*.up.weight": "[*/tp/fsdp, *]",
+    "*.up.bias": "[*/tp/fsdp]",
+    "*.down.weight": "[*/fsdp, */tp]",
+    "*.down.bias": "[*/fsdp]",
+}
+
+
+def check_mesh(mesh: Mesh) -> None:
+    refuse_idle_stages(mesh)
+
+
+def build() -> nn.Module:
+    return Blocks(LAYERS)
+
+
+def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
+    mine = layers_of(mesh.get_local_rank("pp"), mesh["pp"].size())
+    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+    for layer in model.layers.values():
+        parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)
+    fully_shard(model, mesh=mesh["fsdp"], reshard_after_forward=False)
+
+
+def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
+    return {mesh.get_local_rank("pp"): model}
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    micro = rows[: len(rows) // MICROBATCHES]
+    number, count, group = mesh.get_local_rank("pp"), mesh["pp"].size(), mesh.get_group("pp")
+    stage = PipelineStage(model, number, count, rows.device, input_args=micro, output_args=micro, group=group)
+    return run(Schedule1F1B(stage, MICROBATCHES, loss_fn=mean_square), rows, mesh)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

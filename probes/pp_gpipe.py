@@ -1,0 +1,56 @@
+"""GPipe: the batch is cut into micro-batches, which follow each other through the pipeline.
+
+All micro-batches run forward, then all run backward, so that stages work at the same time once the pipeline is full.
+With p stages and m micro-batches the fraction (p - 1) / (m + p - 1) is idle: filling and draining. Every stage keeps
+the activations of all m micro-batches until their backward. Gradients of micro-batches are summed and divided by m, so
+the step is the same as for the whole batch. `shardviz show DUMP --schedule` draws it.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+import shardviz
+from shardviz.mesh import Mesh
+from shardviz.probes._models import Blocks
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run
+
+AXES = ("pp",)
+MESH = (4,)
+STAGE_AXES = ("pp",)
+TORCH = (2, 6)
+
+MICROBATCHES = 8
+
+
+def check_mesh(mesh: Mesh) -> None:
+    refuse_idle_stages(mesh)
+
+
+def build() -> nn.Module:
+    return Blocks(LAYERS)
+
+
+def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
+    mine = layers_of(mesh.get_local_rank("pp"), mesh["pp"].size())
+    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+
+
+def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
+    return {mesh.get_local_rank("pp"): model}
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    micro = rows[: len(rows) // MICROBATCHES]
+    number, count, group = mesh.get_local_rank("pp"), mesh["pp"].size(), mesh.get_group("pp")
+    stage = PipelineStage(model, number, count, rows.device, input_args=micro, output_args=micro, group=group)
+    return run(ScheduleGPipe(stage, MICROBATCHES, loss_fn=mean_square), rows, mesh)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

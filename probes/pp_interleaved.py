@@ -1,0 +1,66 @@
+"""Interleaved 1F1B: every rank has several stages that are not neighbours, so that the pipeline fills sooner.
+
+With v stages a rank, rank r of p has the stages r, r + p, r + 2p, ...; a micro-batch goes round v times. A stage is v
+times shorter, and so are filling and draining: the bubble is (p - 1) / (v * m + p - 1). The price is v times as many
+sends. A rank's layers are not consecutive, which is what the dump shows.
+"""
+
+from functools import cache
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+import shardviz
+from shardviz.mesh import Mesh
+from shardviz.probes._models import Blocks
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, piece, refuse_idle_stages, run
+
+AXES = ("pp",)
+MESH = (4,)
+STAGE_AXES = ("pp",)
+TORCH = (2, 6)
+
+STAGES_PER_RANK = 2
+MICROBATCHES = 8
+
+
+def check_mesh(mesh: Mesh) -> None:
+    refuse_idle_stages(mesh, STAGES_PER_RANK)
+
+
+def build() -> nn.Module:
+    return Blocks(LAYERS)
+
+
+def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
+    ranks = mesh["pp"].size()
+    numbers = range(mesh.get_local_rank("pp"), ranks * STAGES_PER_RANK, ranks)
+    mine = [name for number in numbers for name in layers_of(number, ranks * STAGES_PER_RANK)]
+    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+
+
+@cache
+def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
+    ranks = mesh["pp"].size()
+    numbers = range(mesh.get_local_rank("pp"), ranks * STAGES_PER_RANK, ranks)
+    return {number: piece(model, layers_of(number, ranks * STAGES_PER_RANK)) for number in numbers}
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+def step(model: Blocks, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    micro = rows[: len(rows) // MICROBATCHES]
+    count, group = mesh["pp"].size() * STAGES_PER_RANK, mesh.get_group("pp")
+    own = [
+        PipelineStage(part, number, count, rows.device, input_args=micro, output_args=micro, group=group)
+        for number, part in stages(model, mesh).items()
+    ]
+    return run(ScheduleInterleaved1F1B(own, MICROBATCHES, loss_fn=mean_square), rows, mesh)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,43 @@
+"""ZeRO 1: parameters and gradients are whole on every rank, the optimizer's state is dealt out.
+
+`ZeroRedundancyOptimizer` gives every parameter to one rank. After the all_reduce of DistributedDataParallel each rank
+steps only its own parameters, with state for those alone, and broadcasts them to the others. Adam keeps two numbers a
+parameter, so of four numbers three are left a rank when there are many: parameter, gradient, and a share of the state.
+Whole parameters are dealt, largest first, so shares are uneven; nothing is cut. `shardviz show DUMP --memory` has the
+table, with ZeRO 2 (gradients too, `fsdp_no_reshard`) and ZeRO 3 (parameters too, `fsdp`) by the formula beside it.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import shardviz
+
+AXES = ("dp",)
+MESH = (4,)
+BATCH_AXES = ("dp",)
+
+expect = {"*.weight": "[*, *] =dp", "*.bias": "[*] =dp"}
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def optimizer(model: nn.Module, mesh: DeviceMesh) -> ZeroRedundancyOptimizer:
+    group = mesh.get_group("dp")
+    return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, process_group=group)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, 12)
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)
