@@ -25,8 +25,13 @@ MOST_NAME = 40
 class FindingCard(Static):
     """The card; without findings it says how the check ended."""
 
+    _shown: tuple[Document | None, int] | None = None
+
     def show(self, document: Document | None, finding: int) -> None:
         """Show one finding of a document."""
+        if self._shown is not None and self._shown[0] is document and self._shown[1] == finding:
+            return
+        self._shown = (document, finding)
         if document is None or not document.findings:
             self.update(_verdict_text(document) if document else Text("reading …", "dim"))
         else:

@@ -28,7 +28,7 @@ class Inspector(Static):
 
     def show(self, document: Document, selection: Selection, sides: Sides | None, why: str = "") -> None:
         """Show the element under the cursor."""
-        self.update(inspector_text(document, selection, sides, why))
+        self.update(inspector_text(document, selection, sides, why), layout=False)
 
 
 def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:

@@ -9,8 +9,9 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
+
+from .grid import BOLD, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from textual import events
 
 
-class Lines(ScrollView, can_focus=True):
+class Lines(Grid):
     """The list, with a cursor on one line."""
 
     @dataclass
@@ -76,11 +77,11 @@ class Lines(ScrollView, can_focus=True):
         left, top = self.scroll_offset
         index, width = y + top, self.size.width
         if self._line is None or index >= self.count:
-            return Strip.blank(width, self.rich_style)
+            return self.blank
         text = self._line(index)
-        style = self.rich_style
+        style = self.base
         if index == self.cursor:
-            style += Style(reverse=True) if self.has_focus else Style(bold=True)
+            style += Style(reverse=True) if self.has_focus else BOLD
         strip = Strip(text.render(self.app.console)).apply_style(style)
         return strip.adjust_cell_length(max(width + left, strip.cell_length), style).crop(left, left + width)
 

@@ -9,15 +9,15 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
 
 from ..colours import VERMILLION, rank_style
 from ..mesh_plan import MeshPlan
 from ..messages import RankChosen
+from .grid import DIM, Grid
 
 if TYPE_CHECKING:
     from textual import events
+    from textual.strip import Strip
 
     from shardviz.mesh import Mesh
 
@@ -48,7 +48,7 @@ class Lights:
         return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
 
 
-class MeshGrid(ScrollView, can_focus=True):
+class MeshGrid(Grid):
     """The grid."""
 
     HELP = """\
@@ -88,6 +88,8 @@ Every rank at its place: the last axis runs to the right, the one before it down
             titles += map(self.plan.row_title, range(self.plan.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.across)
             self.virtual_size = Size(self._gutter + columns, self._heads + lines)
+        elif (rank, lights) == (self.rank, self.lights):
+            return
         self.rank, self.lights = rank, lights
         self.refresh()
         self._scroll_to_cursor()
@@ -95,23 +97,23 @@ Every rank at its place: the last axis runs to the right, the one before it down
     def render_line(self, y: int) -> Strip:
         """Paint one line of the screen."""
         if self.plan is None:
-            return Strip.blank(self.size.width, self.rich_style)
+            return self.blank
         left, top = self.scroll_offset
         if y < self._heads:
             return self._header(self.plan, y, left)
         row = self.plan.row_at(y - self._heads + top)
         if row is None:
-            return Strip.blank(self.size.width, self.rich_style)
+            return self.blank
         title = self.plan.row_title(row).ljust(self._gutter)
-        segments = [Segment(title, self.rich_style + Style(dim=True)), *self._row(self.plan, row, left)]
-        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+        segments = [Segment(title, self.base + DIM), *self._row(self.plan, row, left)]
+        return self.strip_of(segments)
 
     def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
         segments, column = [], left
         while column < left + self.size.width - self._gutter and column < plan.size[1]:
             col = plan.col_at(column)
             if col is None:
-                segments.append(Segment(" ", self.rich_style))
+                segments.append(Segment(" ", self.base))
                 column += 1
                 continue
             begin = plan.place(row, col)[1]
@@ -123,12 +125,12 @@ Every rank at its place: the last axis runs to the right, the one before it down
 
     def _style(self, rank: int) -> Style:
         sign = self.lights.sign(rank)
-        background = self.background_colors[1].hex
-        style = self.rich_style + Style(dim=True)
+        background = self.behind
+        style = self.base + DIM
         if sign == "●":
             style = rank_style(rank, background) + Style(bold=True)
         elif sign in "○✗?":
-            style = self.rich_style + Style(color=VERMILLION, bold=True)
+            style = self.base + Style(color=VERMILLION, bold=True)
         if rank in self.lights.group:
             style += Style(underline=True, dim=False)
         return style + Style(reverse=True, dim=False) if rank == self.rank else style
@@ -145,9 +147,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
                 line = line.ljust(end - len(str(position))) + str(position)
             before = position
         text = plan.mesh.axes[axis].ljust(self._gutter) + line
-        return Strip([Segment(text, self.rich_style + Style(dim=True))]).adjust_cell_length(
-            self.size.width, self.rich_style
-        )
+        return self.strip_of([Segment(text, self.base + DIM)])
 
     def action_move(self, down: int, right: int) -> None:
         """Go to a neighbour."""

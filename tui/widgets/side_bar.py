@@ -31,6 +31,8 @@ LEGENDS: dict[Side, str] = {
 class SideBar(Horizontal):
     """The line."""
 
+    _side: Side | None = None
+
     def compose(self) -> ComposeResult:
         """Make a label a side."""
         for side in SIDES:
@@ -39,10 +41,13 @@ class SideBar(Horizontal):
 
     def show(self, side: Side) -> None:
         """Mark the side that is drawn, and say how to read it."""
-        self.query_one("#legend", Static).update(LEGENDS[side])
+        if side == self._side:
+            return
+        self._side = side
+        self.query_one("#legend", Static).update(LEGENDS[side], layout=False)
         for label in self.query(SideLabel):
             label.set_class(label.side == side, "chosen")
-            label.update(f"[{label.side}]" if label.side == side else f" {label.side} ")
+            label.update(f"[{label.side}]" if label.side == side else f" {label.side} ", layout=False)
 
 
 class SideLabel(Label):

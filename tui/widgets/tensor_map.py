@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
 
-from shardviz.picture.paint import LINE, Frame, Painted, paint
+from shardviz.picture.paint import Frame, Painted, paint
 
 from ..colours import block_style
 from ..messages import PlaceChosen, Zoomed
 from ..zoom import Zoom
+from .grid import BOLD, DIM, Grid
+from .map_edges import column_names, row_name
 
 if TYPE_CHECKING:
     from textual import events
+    from textual.strip import Strip
 
     from shardviz.picture.holders import Plane
     from shardviz.picture.paint import Side
     from shardviz.picture.sides import Sides
 
 HEADER = 1
+CURSOR = Style(reverse=True, bold=True)
 
 
-class TensorMap(ScrollView, can_focus=True):
+@dataclass(frozen=True)
+class _Viewport:
+    """What is on screen: the cells, what each row of them covers, a style a look, and those of LINE and OUTSIDE."""
+
+    painted: Painted
+    rows: list[tuple[int, int]]
+    styles: list[Style]
+
+
+def _dims(plane: Plane) -> tuple[int, int]:
+    return plane.rows, plane.cols
+
+
+class TensorMap(Grid):
     """The map. `HELP` is what F1 says of it."""
 
     HELP = """\
@@ -70,8 +85,6 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         Binding("0", "fit", "All", show=False, id="map.fit", tooltip="Show the whole tensor"),
     ]
 
-    DEFAULT_CSS = "TensorMap { background: $surface; }"
-
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.sides: Sides | None = None
@@ -81,19 +94,25 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         self.lit: int | None = None
         self.zoom: Zoom | None = None
         self.level = 0
-        self._painted: tuple[object, Painted] | None = None
+        self._view: tuple[object, _Viewport] | None = None
 
     def show(
         self, sides: Sides | None, side: Side, plane: Plane | None, suffix: str = "", lit: int | None = None
     ) -> None:
         """Show one side of a tensor on a plane; zoom and cursor stay where the tensor does."""
-        shown = self.zoom.plane if self.zoom else None
-        if sides is not self.sides or not (plane and shown) or (plane.rows, plane.cols) != (shown.rows, shown.cols):
+        drawn = self.zoom.plane if self.zoom else None
+        same_plane = plane is not None and drawn is not None and _dims(plane) == _dims(drawn)
+        if sides is self.sides and same_plane and (side, suffix, lit) == (self.side, self.suffix, self.lit):
+            if plane is not None and plane.at != self.place:
+                self._move_to(plane.at)
+            return
+        if sides is not self.sides or not same_plane:
             self.level = 0
-        self.place = plane.at if plane else ()
         self.sides, self.side, self.suffix, self.lit = sides, side, suffix, lit
+        self.place = plane.at if plane else ()
         self.zoom = Zoom(sides.holders, plane) if sides and plane and all(sides.holders.shape) else None
         self._layout_map()
+        self._scroll_to_cursor()
 
     @property
     def frame(self) -> Frame | None:
@@ -115,98 +134,65 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         frame = self.frame
         width, height = (frame.cols.extent, frame.rows.extent) if frame else (0, 0)
         self.virtual_size = Size(self._gutter + width, HEADER + height)
-        self._painted = None
+        self._view = None
         self.refresh()
 
     def on_resize(self) -> None:
         """Fit the map into its new room."""
         self._layout_map()
+        self._scroll_to_cursor()
+
+    def notify_style_update(self) -> None:
+        """Paint in other colours."""
+        self._view = None
+        super().notify_style_update()
 
     def render_line(self, y: int) -> Strip:
         """Paint one line of the screen."""
         frame = self.frame
         if frame is None:
-            return Strip.blank(self.size.width, self.rich_style)
+            return self.blank
         left, top = self.scroll_offset
         if y < HEADER:
-            return self._header(frame, left)
-        painted = self._paint(frame, top, left)
-        line = y - HEADER
-        if line >= len(painted.chars):
-            return Strip.blank(self.size.width, self.rich_style)
-        ruled = "─" in painted.chars[line]
-        segments = [
-            self._gutter_segment(frame, top + line, ruled=ruled),
-            *self._segments(frame, painted, line, top, left),
-        ]
-        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+            at = self.place[frame.plane.cols]
+            return self.strip_of(column_names(frame, at, left, self._room[1], self._gutter, self.base))
+        view, line = self._viewport(frame, top, left), y - HEADER
+        if line >= len(view.painted.chars):
+            return self.blank
+        text, at = view.painted.chars[line], self.place[frame.plane.rows]
+        name, here = row_name(frame, at, top + line, view.rows[line], ruled="─" in text, every=self.level > 0)
+        gutter = Segment(name.rjust(self._gutter - 1) + " ", self.base + (BOLD if here else DIM))
+        return self.strip_of([gutter, *self._segments(frame, view, line, left)])
 
-    def _paint(self, frame: Frame, top: int, left: int) -> Painted:
-        key = (self.level, self.side, self.size, top, left)
-        if self._painted is None or self._painted[0] != key:
-            self._painted = (key, paint(frame, top, left, *self._room))
-        return self._painted[1]
+    def _viewport(self, frame: Frame, top: int, left: int) -> _Viewport:
+        """Return the painted cells on screen, painted once until something else is shown there."""
+        key = (self.level, self.size, top, left)
+        if self._view is None or self._view[0] != key:
+            painted = paint(frame, top, left, *self._room)
+            rows = [(start, stop) for start, stop in frame.rows.spans(top, self._room[0]).tolist()]
+            styles = [block_style(look, self.behind) for look in painted.of]
+            self._view = (key, _Viewport(painted, rows, [*styles, self.base + DIM, self.base]))
+        return self._view[1]
 
-    def _segments(self, frame: Frame, painted: Painted, line: int, top: int, left: int) -> list[Segment]:
-        text, looks = painted.chars[line], painted.looks[line].tolist()
-        background = self.background_colors[1].hex
-        styles = [block_style(look, background) for look in painted.of]
-        low, high = self._cursor_columns(frame, top + line, left)
+    def _segments(self, frame: Frame, view: _Viewport, line: int, left: int) -> list[Segment]:
+        """Join neighbours that look alike; LINE and OUTSIDE are the last two of the styles."""
+        text, looks = view.painted.chars[line], view.painted.looks[line].tolist()
+        low, high = self._cursor_columns(frame, view.rows[line], left)
         segments, start = [], 0
         for x in range(1, len(text) + 1):
             if x < len(text) and looks[x] == looks[start] and x not in (low, high):
                 continue
-            style = styles[looks[start]] if looks[start] >= 0 else self._line_style(looks[start])
-            if low <= start < high:
-                style += Style(reverse=True, bold=True)
-            segments.append(Segment(text[start:x], style))
+            style = view.styles[looks[start]]
+            segments.append(Segment(text[start:x], style + CURSOR if low <= start < high else style))
             start = x
         return segments
 
-    def _line_style(self, look: int) -> Style:
-        return self.rich_style + Style(dim=True) if look == LINE else self.rich_style
-
-    def _cursor_columns(self, frame: Frame, row: int, left: int) -> tuple[int, int]:
+    def _cursor_columns(self, frame: Frame, span: tuple[int, int], left: int) -> tuple[int, int]:
         """Return the columns of the screen that the cursor covers on a row of the map; none is (-1, -1)."""
-        spans = frame.rows.spans(row, 1)
-        at = self.place[frame.plane.rows]
-        if not len(spans) or not spans[0, 0] <= at < spans[0, 1]:
+        if not span[0] <= self.place[frame.plane.rows] < span[1]:
             return -1, -1
         begin = frame.cols.cell_of(self.place[frame.plane.cols]) - left
         return max(begin, 0), max(begin + frame.cols.cells, 0)
-
-    def _gutter_segment(self, frame: Frame, row: int, *, ruled: bool) -> Segment:
-        """Name the row of a line that is drawn, and all rows where there are none; the cursor's is bold."""
-        start, stop = frame.rows.spans(row, 1)[0].tolist()
-        at = self.place[frame.plane.rows]
-        begins = at in frame.rows.edges if frame.rows.lines else False
-        here = start == stop == at and ruled if begins else row == frame.rows.cell_of(at)
-        named = ruled if start == stop else frame.ids or not frame.rows.lines or self.level > 0
-        text = str(at) if here else str(start) if named else ""
-        style = self.rich_style + (Style(bold=True) if here else Style(dim=True))
-        return Segment(text.rjust(self._gutter - 1) + " ", style)
-
-    def _header(self, frame: Frame, left: int) -> Strip:
-        width = self._room[1]
-        line, free = [" "] * width, 0
-        here = self.place[frame.plane.cols]
-        spans = frame.cols.spans(left, width).tolist()
-        for x, (start, stop) in enumerate(spans):
-            named = (
-                start == stop or (x and spans[x - 1] != [start, stop] and (frame.ids or not frame.cols.lines)) or x == 0
-            )
-            text = str(start)
-            if named and x >= free and x + len(text) <= width:
-                line[x : x + len(text)] = list(text)
-                free = x + len(text) + 1
-        at = frame.cols.cell_of(here) - left
-        segments = [Segment(" " * self._gutter + "".join(line), self.rich_style + Style(dim=True))]
-        strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
-        if 0 <= at <= width - len(str(here)):
-            bold = Strip([Segment(f" {here} "[0 if at else 1 :], self.rich_style + Style(bold=True))])
-            begin = self._gutter + max(at - 1, 0)
-            strip = Strip.join([strip.crop(0, begin), bold, strip.crop(begin + bold.cell_length)])
-        return strip.crop(0, self.size.width)
 
     def action_move(self, down: int, right: int) -> None:
         """Move the cursor by cells of the screen."""
@@ -236,16 +222,29 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
             self._scroll_to_cursor(center=True)
 
     def go(self, place: tuple[int, ...]) -> None:
-        """Put the cursor on an element and bring it into view."""
+        """Put the cursor on an element, bring it into view, and say so."""
+        if self.zoom is not None:
+            self._move_to(place)
+            self.post_message(PlaceChosen(place))
+
+    def _move_to(self, place: tuple[int, ...]) -> None:
+        """Move the cursor, and paint anew only what it leaves and where it comes to."""
         if self.zoom is None:
             return
         plane = replace(self.zoom.plane, at=place)
-        if any(plane.at[dim] != self.place[dim] for dim in range(len(place)) if dim not in (plane.rows, plane.cols)):
-            self._painted = None
+        if any(place[dim] != self.place[dim] for dim in range(len(place)) if dim not in (plane.rows, plane.cols)):
+            self._view = None
+            self.refresh()
+        self._refresh_cursor()
         self.zoom, self.place = replace(self.zoom, plane=plane), place
+        self._refresh_cursor()
         self._scroll_to_cursor()
-        self.refresh()
-        self.post_message(PlaceChosen(place))
+
+    def _refresh_cursor(self) -> None:
+        if (frame := self.frame) is not None:
+            y = frame.rows.cell_of(self.place[frame.plane.rows]) - self.scroll_offset.y
+            lines = [Region(0, 0, self.size.width, HEADER), Region(0, y, self.size.width, HEADER + frame.rows.cells)]
+            self.refresh(*lines)
 
     def block(self) -> list[tuple[int, int]] | None:
         """Return the index ranges of the block under the cursor, a range a dim."""

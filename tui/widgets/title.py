@@ -21,7 +21,7 @@ class Title(Static):
 
     def show(self, document: Document | None, note: str = "") -> None:
         """Show what is known of the dump, with a note on its right."""
-        self.update(title_text(document, note))
+        self.update(title_text(document, note), layout=False)
 
 
 def title_text(document: Document | None, note: str = "") -> Text:

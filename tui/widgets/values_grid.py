@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Size
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
+
+from .grid import DIM, Grid
 
 if TYPE_CHECKING:
+    from textual.strip import Strip
+
     from ..memory import Memory
 
 SAMPLE = 64
 """Rows and columns whose numbers' widths are looked at."""
 
 
-class ValuesGrid(ScrollView, can_focus=True):
+class ValuesGrid(Grid):
     """The grid."""
 
     HELP = """\
@@ -52,13 +53,13 @@ The local tensor, row by row; the last dim to the right. The numbers on the left
         left, top = self.scroll_offset
         row = y - 1 + top
         if memory is None or not memory.num_columns or row >= memory.num_rows:
-            return Strip.blank(width, self.rich_style)
+            return self.blank
         first, count = left // self._cell, (width - self._gutter) // self._cell + 2
         if y == 0:
             numbers = [str(col) for col in range(first, min(first + count, memory.num_columns))]
         else:
             numbers = memory.row(row, first, count)
         text = "".join(number.rjust(self._cell) for number in numbers)[left % self._cell :]
-        dim = self.rich_style + Style(dim=True)
+        dim = self.base + DIM
         head = Segment((memory.row_title(row) if y else "").rjust(self._gutter), dim)
-        return Strip([head, Segment(text, self.rich_style if y else dim)]).adjust_cell_length(width, self.rich_style)
+        return self.strip_of([head, Segment(text, self.base if y else dim)])

@@ -1,0 +1,54 @@
+"""What the big grids share: lines painted when they are shown, in styles that are looked up once a theme."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.segment import Segment
+
+DIM = Style(dim=True)
+BOLD = Style(bold=True)
+
+
+class Grid(ScrollView, can_focus=True):
+    """A grid that paints its own lines. Textual works a widget's style out anew each time: here once is enough."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._base: Style | None = None
+        self._behind = ""
+
+    @property
+    def base(self) -> Style:
+        """The style of plain text here."""
+        if self._base is None:
+            self._base = self.rich_style
+        return self._base
+
+    @property
+    def behind(self) -> str:
+        """The colour of the background, as hex."""
+        if not self._behind:
+            self._behind = self.background_colors[1].hex
+        return self._behind
+
+    def notify_style_update(self) -> None:
+        """Look styles up again after the theme or the focus changed."""
+        self._base, self._behind = None, ""
+        super().notify_style_update()
+
+    def strip_of(self, segments: Iterable[Segment]) -> Strip:
+        """Return a line as wide as the grid."""
+        return Strip(segments).adjust_cell_length(self.size.width, self.base)
+
+    @property
+    def blank(self) -> Strip:
+        """A line with nothing on it."""
+        return Strip.blank(self.size.width, self.base)

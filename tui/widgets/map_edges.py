@@ -1,0 +1,58 @@
+"""The indices at the edges of a map: above it those of columns, on its left those of rows; the cursor's in bold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+
+from .grid import BOLD, DIM
+
+if TYPE_CHECKING:
+    from rich.style import Style
+
+    from shardviz.picture.paint import Frame
+
+
+def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, ruled: bool, every: bool) -> tuple[str, bool]:
+    """Name a row of the screen: where a line is drawn, and all rows where there are none.
+
+    Args:
+        frame: What is drawn.
+        at: The row of the tensor that the cursor is on.
+        row: The row of the map's cells.
+        span: What it covers; start and stop are equal on a line.
+        ruled: Whether a line is drawn there.
+        every: Whether all rows are named.
+
+    Returns:
+        The name, and whether it is the cursor's.
+    """
+    start, stop = span
+    begins = frame.rows.lines and at in frame.rows.edges
+    here = (start == stop == at and ruled) if begins else row == frame.rows.cell_of(at)
+    named = ruled if start == stop else every or frame.ids or not frame.rows.lines
+    return (str(at) if here else str(start) if named else ""), here
+
+
+def column_names(frame: Frame, at: int, left: int, width: int, gutter: int, base: Style) -> list[Segment]:
+    """Name the columns at their first cells, as many as there is room for; the cursor's comes before others."""
+    line = [" "] * width
+    own = frame.cols.cell_of(at) - left
+    name = str(at)
+    shown = 0 <= own <= width - len(name)
+    if shown:
+        line[own : own + len(name)] = list(name)
+    taken = range(own - 1, own + len(name) + 1) if shown else range(0)
+    free, before = 0, None
+    for x, span in enumerate(map(tuple, frame.cols.spans(left, width).tolist())):
+        first = span != before and (span[0] == span[1] or frame.ids or not frame.cols.lines or before is None)
+        text = str(span[0])
+        cells = range(x, x + len(text))
+        if first and x >= free and cells.stop <= width and (cells.stop <= taken.start or x >= taken.stop):
+            line[x : cells.stop] = list(text)
+            free = cells.stop + 1
+        before = span
+    text = " " * gutter + "".join(line)
+    begin, end = (gutter + own, gutter + own + len(name)) if shown else (0, 0)
+    return [Segment(text[:begin], base + DIM), Segment(text[begin:end], base + BOLD), Segment(text[end:], base + DIM)]
