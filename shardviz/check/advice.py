@@ -48,6 +48,11 @@ CATALOGUE: dict[Shape, Advice] = {
         "label the local tensors by {placements}, or split each segment with torch.chunk by itself",
         FUSED_QKV,
     ),
+    "one-factor": Advice(
+        "FSDP2 splits a dim that several axes split unevenly before it; its label has one split_factor for all of them, "
+        "which says the same only where every size divides",
+        "make the dim divide by all axes but the last (pad it), or split it over one axis besides fsdp",
+    ),
     "another-dim": Advice(
         "The tensor was split on another dim than its placements name, as when ColwiseParallel and RowwiseParallel "
         "are confused or the weight is stored transposed",

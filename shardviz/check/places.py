@@ -129,7 +129,12 @@ def _kind(case: Case) -> Kind:
     if case.held is not None:
         if set(case.held.split_axes) != set(case.claimed.split_axes):
             return "wrong-placement"
-        if shape_of_difference(case.claimed, case.held) in ("another-order", "segments", "across-segments"):
+        if shape_of_difference(case.claimed, case.held) in (
+            "another-order",
+            "segments",
+            "across-segments",
+            "one-factor",
+        ):
             return "misordered"
     if shape_differs(case):
         return "wrong-shape"

@@ -12,6 +12,7 @@ Shape = Literal[
     "another-order",
     "segments",
     "across-segments",
+    "one-factor",
     "another-dim",
     "replicated",
     "split",

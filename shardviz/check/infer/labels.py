@@ -30,6 +30,7 @@ _SENTENCES: dict[Shape, str] = {
     "another-order": "the axes split the dim in another order",
     "segments": "the dim is split segment by segment",
     "across-segments": "the dim is split across its segments",
+    "one-factor": "the label cuts all parts at once where the axes cut one after the other",
     "another-dim": "another dim is split",
     "replicated": "copies are held where shards are claimed",
     "split": "shards are held where copies are claimed",
@@ -54,6 +55,8 @@ def shape_of_difference(claimed: Layout, held: Layout) -> Shape:
         return "another-layout"
     if [set(axes) for axes in ours] != [set(axes) for axes in theirs]:
         return "another-dim"
+    if any(JOIN in chain for chain in claimed.chains) and not _numbers(held):
+        return "one-factor"
     if _numbers(claimed) and not _numbers(held):
         return "across-segments"
     if _numbers(held) != _numbers(claimed):
