@@ -49,8 +49,8 @@ CATALOGUE: dict[Shape, Advice] = {
         FUSED_QKV,
     ),
     "one-factor": Advice(
-        "FSDP2 splits a dim that several axes split unevenly before it; its label has one split_factor for all of them, "
-        "which says the same only where every size divides",
+        "FSDP2 splits a dim that several axes split unevenly before it; its label has one split_factor for all of "
+        "them, which says the same only where every size divides",
         "make the dim divide by all axes but the last (pad it), or split it over one axis besides fsdp",
     ),
     "another-dim": Advice(
