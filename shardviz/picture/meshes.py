@@ -69,8 +69,8 @@ def _grid(mesh: Mesh, place: Coord, width: int, glyphs: Glyphs, marked: Collecti
     gutter = max(map(len, heads))
     titles = [f"{mesh.axes[-1]}={col}" if mesh.ndim else "rank" for col in range(across)]
     cell = max(len(str(max(mesh.ranks))) + len(glyphs.differs) * bool(marked), *(len(title) for title in titles)) + 1
-    cols = _kept(across, max((width - gutter) // cell, 2))
-    rows = _kept(down, MOST_ROWS)
+    cols = kept(across, max((width - gutter) // cell, 2))
+    rows = kept(down, MOST_ROWS)
     title = ", ".join(f"{axis}={position}" for axis, position in zip(mesh.axes, place, strict=False))
     lines = [line((title, "bold"))] if title else []
     lines.append(line((" " * gutter + "".join(_title(titles, col, glyphs).rjust(cell) for col in cols), DIM)))
@@ -99,7 +99,7 @@ def _cell(rank: int | None, width: int, glyphs: Glyphs, marked: Collection[int])
     return text.rjust(width), rank_style(rank)
 
 
-def _kept(count: int, most: int) -> list[int | None]:
+def kept(count: int, most: int) -> list[int | None]:
     """Return the positions to draw, with None for those in between that are left out."""
     if count <= most:
         return list(range(count))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardviz.layout import Layout
     from shardviz.picture.drawing import Drawing, Panel
     from shardviz.picture.subject import Subject
-    from shardviz.picture.terminal import Terminal
+    from shardviz.picture.terminal import Glyphs, Terminal
 
 GAP = 4
 MIN_PICTURE = 30
@@ -72,7 +72,7 @@ def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     lines: list[Text] = []
     for at, panel in enumerate(drawing.panels):
         lines += [line("")] if at else []
-        lines += [line((_slice_title(panel), "bold"))] if panel.at else []
+        lines += [line((slice_title(panel), "bold"))] if panel.at else []
         lines += _arranged(panel, subject, [] if at else mesh, terminal)
     if not drawing.panels:
         lines += mesh
@@ -80,7 +80,8 @@ def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     return [*lines, line(""), *words] if words else lines
 
 
-def _slice_title(panel: Panel) -> str:
+def slice_title(panel: Panel) -> str:
+    """Say which slice of a tensor a panel is."""
     return ", ".join(f"dim {dim} at {span}" for dim, span in panel.at)
 
 
@@ -123,8 +124,12 @@ def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> li
 
 
 def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
-    """Say what the picture leaves out, what its signs mean, and what is not a matter of place."""
-    glyphs = terminal.glyphs
+    said = notes(drawing, subject, terminal.glyphs)
+    return [row for text in said for row in wrapped(text, terminal.width, line("  "), 4)]
+
+
+def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
+    """Say what the picture leaves out, what its signs mean, and what is not a matter of place, a sentence each."""
     said = [*_about_drawing(drawing), *_about_layout(subject)]
     if drawing.is_different:
         said.insert(0, f"{glyphs.differs} held by other ranks than claimed")
@@ -132,7 +137,7 @@ def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Te
         said.insert(0, f"{glyphs.differs} holds what it claims, or less, in another order: see the list")
     if any(map(_has_mixed, drawing.panels)):
         said.append("~ parts of the block are on different ranks")
-    return [row for text in said for row in wrapped(text, terminal.width, line("  "), 4)]
+    return said
 
 
 def _has_mixed(panel: Panel) -> bool:
@@ -189,19 +194,31 @@ def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False)
         terminal: What the list is for.
         all_ranks: Print every line, however many there are.
     """
+    rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
+    lines = _rank_table(rows, terminal, subject)
+    if left:
+        lines.append(line((f"{terminal.glyphs.more} {left:,} more lines: --all prints them", DIM)))
+    return lines
+
+
+def rank_rows(subject: Subject, most: int | None) -> tuple[list[tuple[str, str, str]], int]:
+    """Return the ranks, what they should hold and what they hold, row by row, and how many rows are left out.
+
+    Args:
+        subject: The tensor.
+        most: Rows to return at most, those that differ before the others; None for all.
+    """
     groups: dict[tuple[str, str], list[int]] = {}
     for rank in sorted({*subject.claims, *subject.holds}):
         groups.setdefault((subject.claims.get(rank, ""), subject.holds.get(rank, "")), []).append(rank)
     rows = [(ranks_text(mask_of(ranks)), claims, holds) for (claims, holds), ranks in groups.items()]
     order = {row: at for at, row in enumerate(rows)}
-    shown = rows if all_ranks else sorted(sorted(rows, key=_is_same)[:MOST_RANK_LINES], key=order.__getitem__)
-    lines = _rank_table(shown, terminal, subject)
-    if len(shown) < len(rows):
-        lines.append(line((f"{terminal.glyphs.more} {len(rows) - len(shown):,} more lines: --all prints them", DIM)))
-    return lines
+    shown = rows if most is None else sorted(sorted(rows, key=is_same)[:most], key=order.__getitem__)
+    return shown, len(rows) - len(shown)
 
 
-def _is_same(row: tuple[str, str, str]) -> bool:
+def is_same(row: tuple[str, str, str]) -> bool:
+    """Whether a row's ranks hold what they should, or one of the two is not known."""
     _, claims, holds = row
     return not (claims and holds) or claims == holds
 
@@ -216,7 +233,7 @@ def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: S
     owners = _owners(subject)
     for row in rows:
         text = "  ".join(row[column].ljust(widths[column]) for column in kept)
-        if _is_same(row):
+        if is_same(row):
             lines.append(line(f"   {text}"))
             continue
         owner = f"  the part of {_ranks(owners[row[2]], 20)}" if row[2] in owners else ""

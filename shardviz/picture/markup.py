@@ -1,0 +1,29 @@
+"""Elements of SVG and HTML as text: every name and number goes through here, so that nothing is read as markup."""
+
+from __future__ import annotations
+
+from html import escape
+
+from shardviz.names import printable
+
+
+def words(value: object) -> str:
+    """Return text to stand between tags or in an attribute; control characters are spelled out."""
+    return escape(printable(str(value)))
+
+
+def element(tag: str, *children: str, **attributes: object) -> str:
+    """Write an element.
+
+    Args:
+        tag: Its name.
+        children: What stands in it: other elements, or text that `words` made safe.
+        attributes: Their values; `class_` is class, `aria_label` is aria-label; None leaves one out.
+    """
+    said = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{words(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    inner = "".join(children)
+    return f"<{tag}{said}>{inner}</{tag}>" if inner else f"<{tag}{said}/>"

@@ -1,0 +1,206 @@
+"""The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
+
+The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
+Colours are Okabe and Ito's, and never alone: a rank is also its number, a difference also `≠` and a hatch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz import notation
+from shardviz.picture.drawing import Budget, draw
+from shardviz.picture.markup import element, words
+from shardviz.picture.page import notes, slice_title
+from shardviz.picture.svg_map import BAND, CHAR, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg_mesh import Drawn, mesh_drawing
+from shardviz.picture.terminal import RANK_COLOURS, Glyphs
+from shardviz.placements import spell
+
+if TYPE_CHECKING:
+    from shardviz.layout import Layout
+    from shardviz.picture.drawing import Drawing, Panel
+    from shardviz.picture.subject import Subject
+
+BUDGET = Budget(rows=20, cols=12, panels=4)
+MARGIN = 20
+LINE = 20
+MAX_WIDTH = 900
+MAX_NOTE = 110
+
+INK_ON = ("#fff", *("#111",) * 7)
+"""Readable on each of `RANK_COLOURS`: at least 4.5 to 1."""
+
+FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+
+STYLE = (
+    ".sv{--sv-ink:#1b1f24;--sv-soft:#57606a;--sv-paper:#fff;--sv-mixed:#d0d7de;--sv-bad:#a83f00;--sv-good:#00694d;"
+    f"font:12px {FONT}}}"
+    "@media (prefers-color-scheme:dark){.sv{--sv-ink:#e6edf3;--sv-soft:#9da7b1;--sv-paper:#0d1117;--sv-mixed:#4a525b;"
+    "--sv-bad:#ff8b4d;--sv-good:#3ddbac}}"
+    "@media print{.sv{--sv-ink:#1b1f24;--sv-soft:#57606a;--sv-paper:#fff;--sv-mixed:#d0d7de;--sv-bad:#a83f00;"
+    "--sv-good:#00694d}}"
+    ".sv text{fill:var(--sv-ink);white-space:pre}.sv .sv-paper{fill:var(--sv-paper)}"
+    ".sv .sv-name{font-size:16px;font-weight:700}.sv .sv-h{font-weight:700}.sv .sv-soft{fill:var(--sv-soft)}"
+    ".sv .sv-bad{fill:var(--sv-bad);font-weight:700}.sv .sv-good{fill:var(--sv-good);font-weight:700}"
+    ".sv .sv-i{fill:var(--sv-soft);text-anchor:middle}.sv .sv-l{text-anchor:middle;font-size:13px}"
+    ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}.sv .sv-d{font-weight:700}"
+    ".sv .sv-fmixed{fill:var(--sv-mixed)}.sv .sv-fnobody{fill:none;stroke:var(--sv-soft);stroke-dasharray:3 3}"
+    ".sv .sv-hatch{fill:url(#sv-differs);stroke:var(--sv-ink);stroke-width:2;pointer-events:none}"
+    ".sv .sv-band{opacity:.5}.sv .sv-still{opacity:.18}"
+    + "".join(
+        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink}}}"
+        for at, (colour, ink) in enumerate(zip(RANK_COLOURS, INK_ON, strict=True))
+    )
+)
+
+PATTERN = (
+    '<defs><pattern id="sv-differs" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M0 0V7" stroke="#000" stroke-opacity=".16" stroke-width="3"/></pattern></defs>'
+)
+
+
+def svg(subject: Subject) -> str:
+    """Draw a tensor, claimed beside held where they differ, and its mesh, as a whole SVG file."""
+    return figure(subject, style=True) + "\n"
+
+
+def figure(subject: Subject, *, style: bool) -> str:
+    """Draw a tensor as an `svg` element.
+
+    Args:
+        subject: The tensor.
+        style: Whether it brings `STYLE` and `PATTERN`; a page that has them once needs none.
+    """
+    drawing = draw(subject.sides, subject.shape, BUDGET)
+    head = _heading(subject)
+    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.misplaced))
+    foot = _notes(drawing, subject)
+    width = max(head.width, body.width, foot.width) + 2 * MARGIN
+    markup, top = "", MARGIN
+    for part in (head, body, foot):
+        markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
+        top += part.height + (16 if part.height else 0)
+    name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
+    about = describe(drawing, subject)
+    height = top - 16 + MARGIN
+    return element(
+        "svg",
+        element("title", words(name)),
+        element("desc", words(about)),
+        f"<style>{STYLE}</style>{PATTERN}" if style else "",
+        element("rect", width=width, height=height, rx=6, class_="sv-paper"),
+        markup,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sv",
+        role="img",
+        aria_label=f"{name}: {about}",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
+
+
+def describe(drawing: Drawing, subject: Subject) -> str:
+    """Say a picture in a few sentences, for those who do not see it."""
+    said = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _said(subject))]
+    if subject.misplaced:
+        said.append(f"{len(subject.misplaced):,} of {len(subject.claims):,} ranks do not hold what they claim")
+    return ". ".join([*said, *notes(drawing, subject, Glyphs())]) + "."
+
+
+def _heading(subject: Subject) -> Drawn:
+    lines = [("sv-name", subject.name)] if subject.name else []
+    lines.append(("sv-soft", f"{_sizes(subject)} on mesh {subject.mesh}"))
+    markup = "".join(
+        element("text", words(text), x=0, y=14 + at * LINE, class_=name) for at, (name, text) in enumerate(lines)
+    )
+    width = max(len(text) * (9.7 if name == "sv-name" else CHAR) for name, text in lines)
+    top = len(lines) * LINE + 6
+    for at, (title, text, style) in enumerate(_said(subject)):
+        y = top + 14 + at * LINE
+        markup += element("text", words(title), x=0, y=y, class_="sv-soft")
+        markup += element("text", words(text), x=72, y=y, class_=style)
+        width = max(width, 72 + len(text) * CHAR)
+    return Drawn(markup, round(width), top + LINE * len(_said(subject)) + 4)
+
+
+def _sizes(subject: Subject) -> str:
+    return f"{subject.dtype} {' × '.join(map(str, subject.shape)) or 'one number'}"
+
+
+def _said(subject: Subject) -> list[tuple[str, str, str]]:
+    """Return what is claimed and held: title, text and style."""
+    claimed, held = subject.claimed, subject.held
+    said = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
+    if not subject.holds:
+        return said
+    if held is not None and held == claimed:
+        return [*said, ("held", "✓ as claimed", "sv-good")]
+    text = _spelled(held, subject) if held is not None else "no layout fits"
+    is_bad = claimed is not None or held is None
+    return [*said, ("held", f"≠ {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
+
+
+def _spelled(layout: Layout, subject: Subject) -> str:
+    placements = layout.placements()
+    return notation.write(layout, subject.dtype) + (f"  {spell(placements)}" if placements else "")
+
+
+def _panels(drawing: Drawing, subject: Subject) -> Drawn:
+    markup, width, top = "", 0, 0
+    for panel in drawing.panels:
+        if panel.at:
+            markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
+            top += LINE
+        drawn = _panel(panel, subject)
+        markup += element("g", drawn.markup, transform=f"translate(0 {top})")
+        width, top = max(width, drawn.width), top + drawn.height + GAP
+    return Drawn(markup, width, max(top - GAP, 0))
+
+
+def _panel(panel: Panel, subject: Subject) -> Drawn:
+    """Draw both sides where they differ, next to each other, or below each other if they are wide."""
+    scale, titles = scale_for(panel), title_width(panel)
+    sides = [(name, grid) for name, grid in (("claimed", panel.claimed), ("held", panel.held)) if grid is not None]
+    if len(sides) == 2 and not panel.is_different:
+        sides = [("claimed and held", sides[0][1])]
+    upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
+    across = scale.width + (BAND if has_bands(panel) else GAP + titles)
+    down = scale.height + 2 * TITLE_HEIGHT + GAP
+    markup = ""
+    for at, (name, grid) in enumerate(sides):
+        x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
+        marked, on_right = name == "held", bool(at) and not upright
+        drawn = side(panel, grid, scale, subject.mesh, marked=marked, on_right=on_right)
+        heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
+        markup += element("g", heading, drawn, transform=f"translate({x} {y})")
+    if not upright and len(sides) == 2:
+        run = bands(panel, scale, BAND)
+        markup = (
+            element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
+        ) + markup
+    more = len(sides) - 1
+    wide = titles + scale.width + (0 if upright else more * (across + titles))
+    return Drawn(markup, wide, 2 * TITLE_HEIGHT + scale.height + (more * down if upright else 0))
+
+
+def _beside(picture: Drawn, mesh: Drawn) -> Drawn:
+    """Put the mesh beside the picture, or below it where there is no room."""
+    if not picture.width:
+        return mesh
+    if picture.width + 2 * GAP + mesh.width <= MAX_WIDTH:
+        at, width = (picture.width + 2 * GAP, TITLE_HEIGHT), picture.width + 2 * GAP + mesh.width
+        height = max(picture.height, mesh.height + TITLE_HEIGHT)
+    else:
+        at, width = (0, picture.height + GAP), max(picture.width, mesh.width)
+        height = picture.height + GAP + mesh.height
+    return Drawn(picture.markup + element("g", mesh.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
+
+
+def _notes(drawing: Drawing, subject: Subject) -> Drawn:
+    said = [text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1]}…" for text in notes(drawing, subject, Glyphs())]
+    markup = "".join(
+        element("text", words(text), x=0, y=12 + at * LINE, class_="sv-soft") for at, text in enumerate(said)
+    )
+    return Drawn(markup, round(max(map(len, said), default=0) * CHAR), LINE * len(said))
