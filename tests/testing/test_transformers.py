@@ -112,6 +112,5 @@ def test_accelerates_own_fsdp2_over_its_own_mesh_keeps_every_weight_in_order(mes
     )
     apply_plan(model, own_mesh["tp"])
     model = fsdp2_prepare_model(accelerator, model)
-    own_names = {text: "dp_shard_cp" if "tp" in text else "dp_shard" for text in LAYOUTS.values()}
-    assert_layout(model, {name: text.replace("fsdp", own_names[text]) for name, text in LAYOUTS.items()})
+    assert_layout(model, {name: text.replace("fsdp", "dp_shard") for name, text in LAYOUTS.items()})
     assert_ordered(model)
