@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,14 @@ def _filled(colour: str, background: str, share: float) -> Style:
     return Style(color=fill.blend(text, 0.9).rich_color, bgcolor=fill.rich_color)
 
 
+def ink(colour: str, *, bold: bool = False) -> Style:
+    """Return the style of text in a colour; under NO_COLOR in none, not in a grey of its brightness."""
+    return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
+
+
 def verdict_style(verdict: Verdict) -> Style:
     """Return the style of a verdict's glyph."""
-    return Style(color=VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
+    return ink(VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
 
 
 THEMES = (

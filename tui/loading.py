@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,7 +35,9 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
         return
     document = Document(path, model_of(dump))
     post(read(document))
-    post(read(checked(document)))
+    document = checked(document)
+    gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
+    post(read(document))
 
 
 def written(path: Path) -> tuple[int, int]:

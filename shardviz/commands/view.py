@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,15 +17,30 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument("other", type=Path, metavar="OTHER", nargs="?", help="a second dump, to compare side by side")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--print", action="store_true", help="print what `show` prints, also on a terminal")
+    how.add_argument("--web", action="store_true", help="serve it to a browser on this machine; needs textual-serve")
+    parser.add_argument("--port", type=int, default=8000, help="where --web listens; default: 8000")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where --web listens; default: 127.0.0.1, this machine only"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the TUI, or print the dump's tensors into a pipe."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        # Not an import statement: mypy knows the TUI as `tui`, where its files are.
-        import_module("shardviz.tui.app").view(args.dump)
+    """Open the TUI, serve it, or print the dump's tensors into a pipe."""
+    # Not import statements: mypy knows the TUI as `tui`, where its files are.
+    if args.web:
+        import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host, port=args.port)
+    elif not args.print and _on_a_screen():
+        import_module("shardviz.tui.app").view(args.dump, other=args.other)
     else:
         from shardviz.commands.show import show
 
         show(args.dump, None, args.color)
     return EXIT_CLEAN
+
+
+def _on_a_screen() -> bool:
+    """Whether somebody looks: at a terminal, or through textual-serve, which says so to the programs it starts."""
+    return "TEXTUAL_DRIVER" in os.environ or (sys.stdin.isatty() and sys.stdout.isatty())

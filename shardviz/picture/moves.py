@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ MOST_SLICES = 64
 """How many blocks a dim, and slices of the dims not drawn, are searched for a difference."""
 
 
-def paths(sides: Sides) -> list[Path]:
+@lru_cache(maxsize=64)
+def paths(sides: Sides) -> tuple[Path, ...]:
     """Return the paths of all whole blocks that are elsewhere; blocks that were cut otherwise have none."""
     low = (1 << sides.shift) - 1
     blocks = [*sides.holders.regions.values(), *sides.holders.runs.values()]
@@ -42,7 +44,7 @@ def paths(sides: Sides) -> list[Path]:
             while path[-1] in moved:
                 path.append(moved.pop(path[-1]))
             found.append(tuple(path))
-    return found
+    return tuple(found)
 
 
 def path_text(path: Path) -> str:

@@ -14,7 +14,7 @@ from textual.widgets import Static
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
-from ..colours import GREY, VERMILLION
+from ..colours import GREY, VERMILLION, ink
 from ..comparing import SIGNS, Pair, pairs
 from ..filters import after
 from ..messages import PlaceChosen, Zoomed
@@ -99,11 +99,9 @@ class CompareView(View):
     def _line(self, index: int) -> Text:
         pair = self._pairs[index]
         name = pair.title if len(pair.title) <= MOST_NAME else pair.title[: MOST_NAME - 1] + "…"
-        colour = GREY if pair.relation == "same" else VERMILLION
+        style = ink(GREY if pair.relation == "same" else VERMILLION, bold=True)
         what = pair.what or pair.relation
-        return Text.assemble(
-            (f" {SIGNS[pair.relation]} ", f"bold {colour}"), f"{name:<32}  ", (what, "dim"), no_wrap=True
-        )
+        return Text.assemble((f" {SIGNS[pair.relation]} ", style), f"{name:<32}  ", (what, "dim"), no_wrap=True)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from shardviz.names import printable
 
-from ..colours import GREEN, verdict_style
+from ..colours import GREEN, ink, verdict_style
 from ..document import GLYPHS
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def finding_body(finding: Finding) -> Group:
     """Write a finding: its sentence, then its fields under each other."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for label, value in _lines(finding):
-        style = f"bold {GREEN}" if label == "fix" else ""
+        style = ink(GREEN, bold=True) if label == "fix" else ""
         table.add_row(Text(label, "bold" if label == "fix" else "dim"), Text(printable(value), style))
     return Group(Text(printable(_sentence(finding))), table)
 

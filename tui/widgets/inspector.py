@@ -26,9 +26,14 @@ MOST_PATHS = 4
 class Inspector(Static):
     """The lines."""
 
+    _shown: Text | None = None
+
     def show(self, document: Document, selection: Selection, sides: Sides | None, why: str = "") -> None:
         """Show the element under the cursor."""
-        self.update(inspector_text(document, selection, sides, why), layout=False)
+        text = inspector_text(document, selection, sides, why)
+        if text != self._shown:
+            self._shown = text
+            self.update(text, layout=False)
 
 
 def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 
-from ..colours import VERMILLION, rank_style
+from ..colours import VERMILLION, ink, rank_style
 from ..mesh_plan import MeshPlan
 from ..messages import RankChosen
 from .grid import DIM, Grid
@@ -130,7 +130,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
         if sign == "●":
             style = rank_style(rank, background) + Style(bold=True)
         elif sign in "○✗?":
-            style = self.base + Style(color=VERMILLION, bold=True)
+            style = self.base + ink(VERMILLION, bold=True)
         if rank in self.lights.group:
             style += Style(underline=True, dim=False)
         return style + Style(reverse=True, dim=False) if rank == self.rank else style

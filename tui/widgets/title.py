@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 class Title(Static):
     """The line."""
 
+    _shown: Text | None = None
+
     def show(self, document: Document | None, note: str = "") -> None:
         """Show what is known of the dump, with a note on its right."""
-        self.update(title_text(document, note), layout=False)
+        text = title_text(document, note)
+        if text != self._shown:
+            self._shown = text
+            self.update(text, layout=False)
 
 
 def title_text(document: Document | None, note: str = "") -> Text:

@@ -1,0 +1,41 @@
+"""The TUI in a browser, through textual-serve where that is installed; it listens to this machine only, unless told."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from shardviz.dump.read import read_run
+from shardviz.errors import ShardvizError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def serve(path: Path, other: Path | None = None, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve the TUI of a dump until it is interrupted; every visitor has one of their own.
+
+    Raises:
+        DumpError: A folder is no dump.
+        ShardvizError: textual-serve is not installed, or nothing can listen there.
+    """
+    folders = [folder.resolve() for folder in (path, other) if folder is not None]
+    for folder in folders:
+        read_run(folder)
+    try:
+        server = import_module("textual_serve.server")
+    except ModuleNotFoundError:
+        raise ShardvizError(
+            "view --web needs textual-serve, which is not installed", "pip install textual-serve"
+        ) from None
+    if not 1 <= port <= 65535:
+        raise ShardvizError(f"port {port} is not from 1 to 65,535")
+    command = shlex.join([sys.executable, "-m", "shardviz", "view", *map(str, folders)])
+    try:
+        server.Server(command, host=host, port=port, title="shardviz").serve()
+    except OSError as error:
+        raise ShardvizError(
+            f"cannot listen on {host}:{port}: {error.strerror}", "--port chooses another one"
+        ) from error
