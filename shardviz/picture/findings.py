@@ -28,9 +28,20 @@ INDENT = 12
 def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text]:
     """Return every finding; those that are the same for identical layers are told once."""
     lines: list[Text] = []
-    for folded, finding in fold((finding.tensor, _nameless(finding)) for finding in findings):
+    for folded, finding in folded_findings(findings):
         lines += [*([line("")] if lines else []), *_finding_lines(folded, finding, terminal)]
     return lines
+
+
+def folded_findings(findings: Sequence[Finding]) -> list[tuple[Fold, Finding]]:
+    """Return each finding once for all the tensors that have it, in words that name them all."""
+    folded = fold((finding.tensor, _nameless(finding)) for finding in findings)
+    return [(names, _renamed(finding, str(names))) for names, finding in folded]
+
+
+def _renamed(finding: Finding, name: str) -> Finding:
+    summary, cause, fix = (text.replace(NAME, name) for text in (finding.summary, finding.cause, finding.fix))
+    return replace(finding, summary=summary, cause=cause, fix=fix)
 
 
 def _nameless(finding: Finding) -> Finding:
@@ -50,23 +61,20 @@ def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[T
         (f"  {printable(str(folded))}{count}" if str(folded) else "", "bold"),
         (_ranks(finding.ranks), DIM),
     )
-    lines = [head, *wrapped(_text(finding.summary, folded), terminal.width, line("  "), 2)]
-    for title, text in _layouts(finding):
+    lines = [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
+    for title, text in layouts_of(finding):
         lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
     for title, text in (("cause", finding.cause), ("fix", finding.fix), ("see", ", ".join(finding.refs))):
         if text:
             start = line((f"  {title:<{INDENT - 2}}", DIM))
-            lines += wrapped(_text(text, folded), terminal.width, start, INDENT)
+            lines += wrapped(printable(text), terminal.width, start, INDENT)
     return lines
 
 
-def _layouts(finding: Finding) -> Iterable[tuple[str, str]]:
+def layouts_of(finding: Finding) -> Iterable[tuple[str, str]]:
+    """Return what is claimed, held and intended, as far as it is known."""
     sides = (("claimed", finding.claimed), ("held", finding.held), ("intended", finding.intended))
     return ((title, text) for title, text in sides if text)
-
-
-def _text(text: str, folded: Fold) -> str:
-    return printable(text.replace(NAME, str(folded)))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -66,16 +66,20 @@ def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list
         report: What the check found; None where nothing was checked.
         terminal: What the table is for.
     """
-    verdicts = _verdicts(report) if report else {}
-    usual: Verdict = "good" if report else "unknown"
-    named = [(name, _row(tensor, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
-    rows = [(printable(str(folded)), row) for folded, row in fold(named)]
+    rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(model, report))]
     width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
     layouts = max((len(row.layout) for _, row in rows), default=0)
     lines = [line(("  " + "tensor".ljust(width) + "  " + "layout".ljust(layouts) + "  on a rank", DIM))] if rows else []
     for name, row in rows:
         lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
     return lines
+
+
+def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
+    """Return every name that is listed, with its line."""
+    verdicts = _verdicts(report) if report else {}
+    usual: Verdict = "good" if report else "unknown"
+    return [(name, _row(tensor, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
 
 
 def _listed(model: Model, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
