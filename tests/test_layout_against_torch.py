@@ -20,8 +20,8 @@ from shardviz.layout import Layout
 from shardviz.mesh import Mesh, parse_mesh
 from shardviz.notation import parse, write
 from shardviz.placements import Placement, Replicate, Shard, StridedShard
-from tests.layout_tasks import in_torch
 from tests.layouts import placed
+from tests.spelling import in_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

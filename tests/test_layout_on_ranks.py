@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import tensor as dtensor
 
 from shardviz.layout import Layout
-from shardviz.live.world import launch
-from shardviz.mesh import Mesh, parse_mesh
+from shardviz.live.compat import fully_shard, placement_of
+from shardviz.live.meshes import plain_mesh
 from shardviz.notation import parse, write
 from shardviz.placements import Placement, Replicate, Shard, StridedShard
+from shardviz.testing import spmd
+from tests.spelling import in_torch
 
 Case = tuple[tuple[int, ...], tuple[Placement, ...]]
-
-MESH = parse_mesh("dp=2,fsdp=2,tp=2")
 
 SCATTERED: list[Case] = [
     ((12, 8), (Shard(0), Shard(0), Shard(0))),
@@ -33,46 +38,54 @@ CUT_ON_EACH_RANK: list[Case] = [
 """Uneven strided shards: torch 2.13.0 raises an AssertionError where it would have to pad them for a scatter."""
 
 
+def rows_of(layout: Layout) -> list[int]:
+    """What this rank holds by a layout, as row-major indices."""
+    own = layout.region(layout.mesh.coord_of(distributed.get_rank()))
+    return own.flat_ids(layout.shape).ravel().tolist()
+
+
+@spmd(mesh="dp=2,fsdp=2,tp=2")
 @pytest.mark.parametrize(("cases", "source"), [(SCATTERED, 0), (CUT_ON_EACH_RANK, None)], ids=["scattered", "cut"])
-def test_distribute_tensor_gives_each_rank_what_the_layout_says(cases: list[Case], source: int | None):
-    held = launch("tests.layout_tasks:distribute", (MESH, cases, source), num_ranks=MESH.size)
-    for index, (shape, placements) in enumerate(cases):
-        layout = Layout.from_placements(MESH, shape, placements)
-        wanted = {rank: region.flat_ids(shape).ravel().tolist() for rank, region in layout.regions()}
-        assert {rank: held[rank][index] for rank in range(MESH.size)} == wanted, (shape, placements)
+def test_distribute_tensor_gives_each_rank_what_the_layout_says(mesh, cases: list[Case], source: int | None):
+    for shape, placements in cases:
+        whole = torch.arange(math.prod(shape)).reshape(shape)
+        sharded = dtensor.distribute_tensor(whole, mesh, [in_torch(p) for p in placements], src_data_rank=source)
+        held = sharded.to_local().flatten().tolist()
+        assert held == rows_of(Layout.from_placements(plain_mesh(mesh), shape, placements)), (shape, placements)
 
 
-def fsdp2_over(mesh: Mesh, sizes: list[int]) -> dict[int, tuple[dict[int, list[int]], Layout]]:
-    """What FSDP2 makes of a dim that the other axes have split, by its size: every rank's rows, and its own label."""
-    by_rank = launch("tests.layout_tasks:fsdp2_over", (mesh, sizes), num_ranks=mesh.size)
-    found = {}
-    for index, size in enumerate(sizes):
-        (label,) = {held[index][1] for held in by_rank}
-        rows = {rank: held[index][0] for rank, held in enumerate(by_rank)}
-        found[size] = rows, Layout.from_placements(mesh, (size,), label)
-    return found
+def fsdp2_over(mesh, size: int) -> tuple[list[int], Layout]:
+    """What FSDP2 makes of a dim that the other axes have split: this rank's rows, and torch's own label."""
+    inner = mesh[mesh.mesh_dim_names[1:]]
+    module = nn.Module()
+    rows = dtensor.distribute_tensor(torch.arange(float(size)), inner, [dtensor.Shard(0)] * inner.ndim)
+    module.weight = nn.Parameter(rows)
+    fully_shard(module, mesh=mesh[mesh.mesh_dim_names[0]])
+    label = [placement_of(placement) for placement in module.weight.placements]
+    held = [int(row) for row in module.weight.to_local().tolist()]
+    return held, Layout.from_placements(plain_mesh(mesh), (size,), label)
 
 
-def rows_of(layout: Layout) -> dict[int, list[int]]:
-    return {rank: region.flat_ids(layout.shape).tolist() for rank, region in layout.regions()}
+@spmd(mesh="fsdp=2,tp=4")
+@pytest.mark.parametrize("size", [12, 13, 5, 3])
+def test_fsdp2_over_tp_holds_what_its_label_says_even_and_uneven(mesh, size: int):
+    held, label = fsdp2_over(mesh, size)
+    assert write(label) == f"[{size}/tp/fsdp]"
+    assert held == rows_of(label)
 
 
-def test_fsdp2_over_tp_holds_what_its_label_says_even_and_uneven():
-    mesh = parse_mesh("fsdp=2,tp=4")
-    for size, (rows, label) in fsdp2_over(mesh, [12, 13, 5, 3]).items():
-        assert write(label) == f"[{size}/tp/fsdp]"
-        assert rows == rows_of(label)
-
-
-def test_fsdp2_over_two_uneven_axes_holds_another_cut_than_its_label_says():
+@spmd(mesh="fsdp=2,cp=2,tp=2")
+def test_fsdp2_over_two_uneven_axes_holds_another_cut_than_its_label_says(mesh):
     """FSDP2 chunks level by level, and labels it with one split factor, the product of both axes' sizes.
 
     torch reads a split factor of 4 as 4 chunks of the whole dim. Chunks of chunks are other chunks where a size does
     not divide: of 5 rows, torch 2.13.0 puts row 3 on the rank whose label says row 4.
     """
-    mesh = parse_mesh("fsdp=2,cp=2,tp=2")
-    found = fsdp2_over(mesh, [8, 12, 7, 5])
-    for size, (rows, _) in found.items():
-        assert rows == rows_of(parse(f"[{size}/cp/tp/fsdp]").layout(mesh))
-    assert [size for size, (rows, label) in found.items() if rows != rows_of(label)] == [5]
-    assert write(found[12][1]) == "[12/cp/tp/fsdp]"
+    as_labelled = {}
+    for size in (8, 12, 7, 5):
+        held, label = fsdp2_over(mesh, size)
+        assert held == rows_of(parse(f"[{size}/cp/tp/fsdp]").layout(label.mesh))
+        of_all = [None] * distributed.get_world_size()
+        distributed.all_gather_object(of_all, held == rows_of(label))
+        as_labelled[size] = all(of_all)
+    assert as_labelled == {8: True, 12: True, 7: True, 5: False}
