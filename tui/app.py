@@ -150,6 +150,7 @@ class ShardvizApp(App[None]):
 
     @on(OtherRead)
     def _other_read(self, message: OtherRead) -> None:
+        self.note = ""
         self.other_document = message.document
 
     @on(ReadFailed)

@@ -1,0 +1,121 @@
+"""The parts that know nothing of widgets: where ranks stand, what is compared, what lies in memory, what is listed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.dump.read import read_dump
+from shardviz.dump.tensors import model_of
+from shardviz.errors import ShardvizError
+from shardviz.mesh import parse_mesh
+from shardviz.tui import web
+from shardviz.tui.comparing import pairs
+from shardviz.tui.document import Document
+from shardviz.tui.loading import checked
+from shardviz.tui.memory import bytes_text, ids_in_memory, part_text
+from shardviz.tui.mesh_plan import MeshPlan
+from shardviz.tui.screens.goto import parse_place
+from shardviz.tui.selection import Selection, carried_over, of_entry
+from tests.dumps import Made, make_dump
+from tests.tui.driving import walk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MESH = parse_mesh("fsdp=2,tp=4")
+
+
+def document(path: Path, mesh: str, tensors: dict[str, Made | str]) -> Document:
+    return checked(Document(path, model_of(read_dump(make_dump(path, parse_mesh(mesh), tensors)))))
+
+
+@pytest.mark.parametrize("mesh", ["5", "2,3", "2,3,4", "2,2,3,2", "2,1,2,2,3"])
+def test_every_rank_stands_at_one_place_of_the_mesh_and_is_found_there(mesh: str) -> None:
+    plan = MeshPlan(parse_mesh(mesh))
+    places = {}
+    for row in range(plan.num_rows):
+        for col in range(plan.num_columns):
+            line, column = plan.place(row, col)
+            assert (plan.row_at(line), plan.col_at(column), plan.col_at(column + plan.cell - 1)) == (row, col, col)
+            places[plan.rank_at(row, col)] = (row, col)
+    assert sorted(places) == sorted(plan.mesh.ranks)
+    assert all(plan.row_and_col(rank) == place for rank, place in places.items())
+
+
+def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
+    plan = MeshPlan(parse_mesh("pp=2,fsdp=2,tp=3"))
+    assert [plan.rank_at(1, col) for col in range(6)] == [3, 4, 5, 9, 10, 11]
+    assert (plan.row_title(1), plan.position(0, 4), plan.position(2, 4)) == ("fsdp=1", 1, 1)
+
+
+def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
+    here = document(tmp_path / "a.shardviz", "tp=2", {"same": "[4]", "held": "[4/tp]", "shape": "[4]", "here": "[2]"})
+    there = {"same": "[4]", "held": Made("[4/tp]", "[4]"), "shape": "[6]", "there": "[2]"}
+    found = pairs(here, document(tmp_path / "b.shardviz", "tp=2", there))
+    assert [(pair.title, pair.relation, pair.what) for pair in found] == [
+        ("held", "different", "held by 2 of 2 ranks"),
+        ("shape", "different", "shape [4] and [6]"),
+        ("here", "only here", ""),
+        ("there", "only there", ""),
+        ("same", "same", ""),
+    ]
+
+
+def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
+    doc = document(tmp_path / "a.shardviz", "tp=2", {"cube": "[2, 4/tp, 3]", "strided": "[8/2/tp]", "none": "[1/tp]"})
+    cube, strided, none = (entry.tensor for entry in doc.entries)
+    memory = ids_in_memory(doc.model, cube, 1)
+    assert [memory.row(row, 0, 9) for row in range(memory.num_rows)] == [
+        ["7", "8", "9"],
+        ["10", "11", "12"],
+        ["19", "20", "21"],
+        ["22", "23", "24"],
+    ]
+    assert memory.row_title(2) == "1, 0"
+    assert ids_in_memory(doc.model, strided, 1).row(0, 1, 2) == ["4", "7"]
+    assert part_text(strided.shards[1]) == "[2:4+6:8]"
+    assert part_text(none.shards[1]) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (5 * 10**12, "5 TB")]
+)
+def test_bytes_are_written_with_three_digits(count: int, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("1, 2", (1, 2)), ("[1,2]", (1, 2)), ("-1 -1", (3, 4)), ("#1", (0, 0)), (" # 20 ", (3, 4))]
+)
+def test_an_element_is_asked_for_by_index_or_id(text: str, place: tuple[int, ...]) -> None:
+    assert parse_place(text, (4, 5)) == place
+
+
+@pytest.mark.parametrize("text", ["", "1", "1 2 3", "4 0", "a 1", "#21", "1.5 2"])
+def test_what_is_no_element_is_answered_in_words(text: str) -> None:
+    assert isinstance(parse_place(text, (4, 5)), str)
+
+
+def test_a_document_that_is_read_again_keeps_the_tensor_and_the_place(tmp_path: Path) -> None:
+    before = document(tmp_path / "a.shardviz", "tp=2", {"a": "[4]", "b": "[4/tp, 3]"})
+    after = document(tmp_path / "b.shardviz", "tp=2", {"new": "[2]", "a": "[4]", "b": "[4/tp, 3]"})
+    carried = carried_over(before, after, of_entry(before, Selection(side="held"), 1))
+    assert (after.entries[carried.entry].title, carried.side) == ("b", "held")
+
+
+def test_without_textual_serve_the_line_says_what_to_install(bug: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    with pytest.raises(ShardvizError, match="needs textual-serve") as raised:
+        web.serve(bug)
+    assert raised.value.hint == "pip install textual-serve"
+
+
+def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path) -> None:
+    tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")
+    path = make_dump(tmp_path / "one.shardviz", MESH, {"output.weight": tensor})
+    shown = walk(path, "enter", *["+"] * 16, "g", *"-1 -1", "enter")
+    assert f"{128256 * 8192}" in shown.text
+    assert "[128255, 8191]" in shown.text
