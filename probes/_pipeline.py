@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage
 
 from shardviz.errors import ProbeError
 from shardviz.probes._models import Blocks
@@ -49,6 +50,16 @@ def piece(model: Blocks, names: list[str]) -> Blocks:
 def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the loss of one micro-batch; this one compares with nothing."""
     return output.square().mean()
+
+
+def stage_of(
+    part: nn.Module, number: int, count: int, rows: torch.Tensor, microbatches: int, mesh: DeviceMesh
+) -> PipelineStage:
+    """Return torch's stage for stage `number` of `count`, which is told what goes in and out by an example."""
+    like = rows[: len(rows) // microbatches].detach()
+    received, sent = like.clone().requires_grad_(number > 0), like.clone().requires_grad_()
+    group = mesh.get_group("pp")
+    return PipelineStage(part, number, count, rows.device, input_args=received, output_args=sent, group=group)
 
 
 def run(schedule: Any, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

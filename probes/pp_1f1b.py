@@ -7,13 +7,13 @@ has at most p micro-batches under way, not m, so m can grow, and with it the bub
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import Schedule1F1B
 
 import shardviz
 from shardviz.errors import ProbeError
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run, stage_of
 
 AXES = ("pp",)
 MESH = (4,)
@@ -31,7 +31,6 @@ def check_mesh(mesh: Mesh) -> None:
             "where the number of micro-batches is less than the number of stages",
             f"take pp of at most {MICROBATCHES}",
         )
-
 
 
 def build() -> nn.Module:
@@ -52,9 +51,7 @@ def batch() -> torch.Tensor:
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    micro = rows[: len(rows) // MICROBATCHES]
-    number, count, group = mesh.get_local_rank("pp"), mesh["pp"].size(), mesh.get_group("pp")
-    stage = PipelineStage(model, number, count, rows.device, input_args=micro, output_args=micro, group=group)
+    stage = stage_of(model, mesh.get_local_rank("pp"), mesh["pp"].size(), rows, MICROBATCHES, mesh)
     return run(Schedule1F1B(stage, MICROBATCHES, loss_fn=mean_square), rows, mesh)
 
 

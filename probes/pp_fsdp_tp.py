@@ -9,14 +9,14 @@ again for every micro-batch would cost as many gathers as there are micro-batche
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
 from shardviz.live.compat import fully_shard
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run, stage_of
 
 AXES = ("pp", "fsdp", "tp")
 MESH = (2, 2, 2)
@@ -60,9 +60,7 @@ def batch() -> torch.Tensor:
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    micro = rows[: len(rows) // MICROBATCHES]
-    number, count, group = mesh.get_local_rank("pp"), mesh["pp"].size(), mesh.get_group("pp")
-    stage = PipelineStage(model, number, count, rows.device, input_args=micro, output_args=micro, group=group)
+    stage = stage_of(model, mesh.get_local_rank("pp"), mesh["pp"].size(), rows, MICROBATCHES, mesh)
     return run(Schedule1F1B(stage, MICROBATCHES, loss_fn=mean_square), rows, mesh)
 
 

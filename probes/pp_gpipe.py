@@ -9,12 +9,12 @@ the step is the same as for the whole batch. `shardviz show DUMP --schedule` dra
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import ScheduleGPipe
 
 import shardviz
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run, stage_of
 
 AXES = ("pp",)
 MESH = (4,)
@@ -46,9 +46,7 @@ def batch() -> torch.Tensor:
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    micro = rows[: len(rows) // MICROBATCHES]
-    number, count, group = mesh.get_local_rank("pp"), mesh["pp"].size(), mesh.get_group("pp")
-    stage = PipelineStage(model, number, count, rows.device, input_args=micro, output_args=micro, group=group)
+    stage = stage_of(model, mesh.get_local_rank("pp"), mesh["pp"].size(), rows, MICROBATCHES, mesh)
     return run(ScheduleGPipe(stage, MICROBATCHES, loss_fn=mean_square), rows, mesh)
 
 

@@ -10,12 +10,12 @@ from functools import cache
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 import shardviz
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, piece, refuse_idle_stages, run
+from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, piece, refuse_idle_stages, run, stage_of
 
 AXES = ("pp",)
 MESH = (4,)
@@ -53,12 +53,9 @@ def batch() -> torch.Tensor:
 
 
 def step(model: Blocks, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    micro = rows[: len(rows) // MICROBATCHES]
-    count, group = mesh["pp"].size() * STAGES_PER_RANK, mesh.get_group("pp")
-    own = [
-        PipelineStage(part, number, count, rows.device, input_args=micro, output_args=micro, group=group)
-        for number, part in stages(model, mesh).items()
-    ]
+    count = mesh["pp"].size() * STAGES_PER_RANK
+    parts = stages(model, mesh).items()
+    own = [stage_of(part, number, count, rows, MICROBATCHES, mesh) for number, part in parts]
     return run(ScheduleInterleaved1F1B(own, MICROBATCHES, loss_fn=mean_square), rows, mesh)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.dump.records import CollectiveRecord
-from shardviz.live.compat import CommDebugMode, clean_name, module_at_work, ranks_of_operator
+from shardviz.live.compat import CommDebugMode, clean_name, let_modules_repeat, module_at_work, ranks_of_operator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +42,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, wrappers: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        let_modules_repeat(self)
         self._wrappers = wrappers
         self._found: dict[Key, tuple[int, int]] = {}
 

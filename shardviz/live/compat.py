@@ -43,6 +43,7 @@ __all__ = [
     "flat_params",
     "flatten_mesh",
     "fully_shard",
+    "let_modules_repeat",
     "make_ranks_of_threads",
     "module_at_work",
     "placement_of",
@@ -135,6 +136,26 @@ def module_at_work(mode: CommDebugMode) -> tuple[str, bool]:
     backward = bool(tracker.is_bw)
     running = backward or any(parent != "Global" for parent in tracker.parents)
     return str(getattr(tracker, "name", None) or "").partition(".")[2] if running else "", backward
+
+
+class _Handles(dict[str, Any]):
+    """Hook handles by module, of which there is one a module at any time."""
+
+    def __setitem__(self, name: str, handle: Any) -> None:
+        if name in self:
+            self[name].remove()
+        super().__setitem__(name, handle)
+
+
+def let_modules_repeat(mode: CommDebugMode) -> None:
+    """Let modules run more than once under a `CommDebugMode`, as a pipeline's do for every micro-batch.
+
+    It registers a hook on a module every time it runs and removes only the last, so that a second run takes the module
+    off a list twice: IndexError. Tried on torch 2.13.0 and 2.15.0; 2.4.1 has no such list.
+    """
+    tracker: Any = mode.advanced_module_tracker
+    if hasattr(tracker, "register_forward_hook_handles"):
+        tracker.register_forward_hook_handles = _Handles()
 
 
 def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:

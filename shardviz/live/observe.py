@@ -64,7 +64,7 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
 
 def _keep_output(seen: Observed, name: str) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if torch.is_tensor(output):
+        if torch.is_tensor(output) and not output.is_meta:
             seen.outputs.setdefault(name, []).append(output.detach().clone())
 
     return keep
@@ -77,7 +77,11 @@ def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
         done = sum(one.stage == number and one.backward == backward for one in seen.schedule)
         seen.schedule.append(StageRecord(number, done, backward))
 
-    yield stage.register_forward_pre_hook(lambda *_: note(backward=False))
+    def begin(_module: Any, inputs: tuple[Any, ...]) -> None:
+        if not any(torch.is_tensor(one) and one.is_meta for one in inputs):  # torch asking for shapes
+            note(backward=False)
+
+    yield stage.register_forward_pre_hook(begin)
     yield stage.register_full_backward_pre_hook(lambda *_: note(backward=True))
 
 
