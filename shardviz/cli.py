@@ -26,6 +26,7 @@ VERBS = {
     "explain": "draw a layout: who holds what, torch's spelling, cost of gathering",
     "mesh": "draw a mesh: every rank's coordinate, the groups along each axis",
     "audit": "sweep the installed torch's own sharding for wrong results",
+    "completion": "print what makes a shell complete these commands",
 }
 
 EXAMPLES = """\
@@ -91,12 +92,21 @@ def _run(argv: Sequence[str]) -> int:
     if verb not in VERBS:
         raise ShardvizError(f"there is no command {verb!r}", _meant(verb))
     module = import_module(f"shardviz.commands.{verb}")
+    code: int = module.run(parser_for(verb).parse_args(rest))
+    return code
+
+
+def parser_for(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of one verb; its module is imported for it."""
+    from shardviz.commands._examples import EXAMPLES_OF
+
+    module = import_module(f"shardviz.commands.{verb}")
     parser = _Parser(prog=f"shardviz {verb}", description=module.__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n  ".join(("examples:", *EXAMPLES_OF[verb]))
     module.add_arguments(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
-    code: int = module.run(parser.parse_args(rest))
-    return code
+    return parser
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -81,6 +81,15 @@ ERRORS = {
     "show d.shardviz layers.0.w -o no/such/file": (
         "cannot write no/such/file: No such file or directory\nHint: choose another file with -o"
     ),
+    "show d.shardviz -o w.svg": (
+        "an SVG is a picture of one tensor, and 2 fit\nHint: name one, or take --format html for all"
+    ),
+    "show d.shardviz layers.0.w --format html": (
+        "an HTML page is of a whole run, not of layers.0.w\nHint: leave it out, or take --format svg"
+    ),
+    "show d.shardviz layers.0.w -o no/w.svg": (
+        "cannot write no/w.svg: No such file or directory\nHint: choose another file with -o"
+    ),
     "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
     "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
     "mesh 2,4 --axes a": "mesh '2,4' has 2 sizes where 1 are wanted: a\nHint: --mesh a=2",
@@ -113,8 +122,8 @@ def test_a_mistake_gets_one_line_and_a_hint(
 
 
 def test_formats_that_are_not_built_are_not_offered(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(healthy), "--format", "svg"]) == 2
-    assert "argument --format: invalid choice: 'svg'" in capsys.readouterr().err
+    assert main(["show", str(healthy), "--format", "pdf"]) == 2
+    assert "argument --format: invalid choice: 'pdf'" in capsys.readouterr().err
 
 
 def test_a_file_name_with_control_characters_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:

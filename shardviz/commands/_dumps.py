@@ -107,9 +107,25 @@ def write_answer(lines: Iterable[Text], terminal: Terminal, output: Path | None 
     """
     if output is None:
         terminal.write(sys.stdout, lines)
-        return
+    else:
+        _write_file(terminal.render(lines), output)
+
+
+def write_markup(text: str, output: Path | None) -> None:
+    """Write SVG or HTML to stdout or to a file; characters that stdout cannot say become references.
+
+    Raises:
+        ShardvizError: The file cannot be written.
+    """
+    if output is None:
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "xmlcharrefreplace").decode(encoding))
+    else:
+        _write_file(text, output)
+
+
+def _write_file(text: str, output: Path) -> None:
     try:
-        with output.open("w", encoding="utf-8") as file:
-            terminal.write(file, lines)
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ShardvizError(f"cannot write {output}: {error.strerror}", "choose another file with -o") from error

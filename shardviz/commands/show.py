@@ -1,4 +1,7 @@
-"""Draw what is in a dump: all tensors in a table, or one of them as a picture with what every rank holds."""
+"""Draw what is in a dump: all tensors in a table, or one of them as a picture with what every rank holds.
+
+As text; one tensor as SVG, for an issue or a paper; or the whole run as one HTML page.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.errors import EXIT_CLEAN
+from shardviz.errors import EXIT_CLEAN, ShardvizError
 
 if TYPE_CHECKING:
     import argparse
@@ -17,19 +20,65 @@ if TYPE_CHECKING:
     from shardviz.picture.terminal import Terminal
 
 
+FORMATS = ("text", "svg", "html")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
-    parser.add_argument("--format", choices=("text",), default="text", help="default: text")
+    parser.add_argument("--format", choices=FORMATS, help="default: by the ending of FILE, text without one")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the picture."""
-    show(args.dump, args.tensor, args.color, all_ranks=args.all, output=args.output)
+    """Print the picture, or write it.
+
+    Raises:
+        ShardvizError: The dump or the tensor is not there, or the format cannot say what is asked for.
+    """
+    format_ = args.format or _format_of(args.output)
+    if format_ == "svg":
+        _show_svg(args.dump, args.tensor, args.output)
+    elif format_ == "html":
+        _show_html(args.dump, args.tensor, args.output)
+    else:
+        show(args.dump, args.tensor, args.color, all_ranks=args.all, output=args.output)
     return EXIT_CLEAN
+
+
+def _format_of(output: Path | None) -> str:
+    ending = output.suffix.lower().lstrip(".") if output is not None else ""
+    return {"svg": "svg", "html": "html", "htm": "html"}.get(ending, "text")
+
+
+def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
+    """Write one tensor as SVG; without a name, the only tensor that there is."""
+    from shardviz.commands._dumps import find_tensors, read_model, write_markup
+    from shardviz.picture.subject import of_tensor
+    from shardviz.picture.svg import svg
+
+    model = read_model(folder)
+    found = find_tensors(model, "*" if pattern is None else pattern)
+    if len(found) > 1:
+        raise ShardvizError(
+            f"an SVG is a picture of one tensor, and {len(found):,} fit", "name one, or take --format html for all"
+        )
+    ((name, tensor),) = found
+    write_markup(svg(of_tensor(model, tensor, name)), output)
+
+
+def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
+    """Write the whole run as a page."""
+    if pattern is not None:
+        raise ShardvizError(f"an HTML page is of a whole run, not of {pattern}", "leave it out, or take --format svg")
+    from shardviz.check.run import check_model
+    from shardviz.commands._dumps import read_model, write_markup
+    from shardviz.picture.html import html
+
+    model = read_model(folder)
+    write_markup(html(model, check_model(model)), output)
 
 
 def show(

@@ -23,7 +23,7 @@ from shardviz.picture.svg_mesh import mesh_drawing
 from shardviz.picture.terminal import Terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardviz.check.finding import Finding, Report
     from shardviz.dump.tensors import Model, Tensor
@@ -80,12 +80,13 @@ def html(model: Model, report: Report) -> str:
         element("title", words(title)),
         f"<style>{PAGE_STYLE}{STYLE}</style>",
     )
+    findings, shown = _findings(report, entries)
     body = element(
         "body",
         element("a", "Skip to the findings", href="#findings", class_="skip"),
         f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
         _header(model, report),
-        element("main", _findings(report, entries), _mesh(model), _table(entries), _maps(entries)),
+        element("main", findings, _mesh(model), _table(entries), _section("maps", "Maps", *_maps(entries, shown))),
     )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
@@ -133,23 +134,23 @@ def _header(model: Model, report: Report) -> str:
     )
 
 
-def _findings(report: Report, entries: Sequence[Entry]) -> str:
-    """Write every finding; the map of a tensor stands under its first one."""
+def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, set[int]]:
+    """Write every finding, and return the entries whose maps stand in them: each under its first one."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     told = folded_findings(report.findings)
     parts, seen = [], set[int]()
     for names, finding in told[:MOST_FINDINGS]:
         entry = of_name.get(names.names()[0])
         is_first = entry is not None and entry.at not in seen
-        seen |= {entry.at} if entry is not None else set()
         parts.append(_finding(names, finding, entry, drawn=is_first))
+        seen |= {entry.at} if entry is not None else set()
     if len(told) > MOST_FINDINGS:
         parts.append(element("p", f"{len(told) - MOST_FINDINGS:,} more: shardviz check prints them"))
     unchecked = fold((entry.tensor, entry.why) for entry in report.not_checked)
     if unchecked:
         items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in unchecked)
         parts.append(element("h3", "Not checked") + element("ul", *items))
-    return _section("findings", "Findings", *(parts or [element("p", "None.")]))
+    return _section("findings", "Findings", *(parts or [element("p", "None.")])), seen
 
 
 def _finding(names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
@@ -209,15 +210,18 @@ def _table(entries: Sequence[Entry]) -> str:
     return _section("tensors", "Tensors", _scrolled(table, "Every tensor with its layout"))
 
 
-def _maps(entries: Sequence[Entry]) -> str:
-    return _section("maps", "Maps", *map(_map, entries))
+def _maps(entries: Sequence[Entry], shown: Collection[int]) -> list[str]:
+    """Write a part for each tensor, closed unless there is something wrong with it; maps are not drawn twice."""
+    return [_map(entry, drawn=entry.at in shown) for entry in entries]
 
 
-def _map(entry: Entry) -> str:
-    """Write a tensor's part: closed, unless there is something wrong with it."""
+def _map(entry: Entry, *, drawn: bool) -> str:
     sign = f"{SIGNS[entry.row.verdict]} {words(entry.folded)}"
     subject = entry.subject
-    inner = element("p", f"Not drawn: {words(entry.why)}") if subject is None else _figure(subject) + _ranks(subject)
+    if subject is None:
+        inner = element("p", f"Not drawn: {words(entry.why)}")
+    else:
+        inner = (element("p", "Drawn under its finding.") if drawn else _figure(subject)) + _ranks(subject)
     opened = {"open": "open"} if entry.row.verdict != "good" else {}
     return element("details", element("summary", sign), inner, id=f"tensor-{entry.at}", **opened)
 

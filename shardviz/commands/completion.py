@@ -1,0 +1,99 @@
+"""Print what makes a shell complete shardviz's commands, options, recipes and files."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from shardviz.errors import EXIT_CLEAN
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+BASH = """\
+_shardviz() {
+    local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=
+    case "${COMP_WORDS[1]} $before" in
+@CHOICES@
+    esac
+    if [[ -z $words ]]; then
+        if (( COMP_CWORD == 1 )); then
+            words="@VERBS@ --help --version"
+        else
+            case "${COMP_WORDS[1]}" in
+@OPTIONS@
+            esac
+        fi
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -o default -F _shardviz shardviz
+"""
+
+ZSH = "autoload -Uz bashcompinit && bashcompinit\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script."""
+    script = {"bash": _bash, "zsh": lambda: ZSH + _bash(), "fish": _fish}[args.shell]()
+    sys.stdout.write(script)
+    return EXIT_CLEAN
+
+
+def _bash() -> str:
+    from shardviz.cli import VERBS
+
+    choices, options = [], []
+    for verb in VERBS:
+        found = list(_actions(verb))
+        words = [name for names, _, _ in found for name in names if name.startswith("--")]
+        places = [choice for names, values, _ in found if not names for choice in values]
+        options.append(f'                {verb}) words="{" ".join([*places, *words])}" ;;')
+        for names, values, _ in found:
+            patterns = "|".join(f'"{verb} {name}"' for name in names)
+            choices += [f'        {patterns}) words="{" ".join(values)}" ;;'] if patterns and values else []
+    script = BASH.replace("@CHOICES@", "\n".join(choices)).replace("@OPTIONS@", "\n".join(options))
+    return script.replace("@VERBS@", " ".join(VERBS))
+
+
+def _fish() -> str:
+    from shardviz.cli import VERBS
+
+    lines = [
+        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quoted(text)}" for verb, text in VERBS.items()
+    ]
+    for verb in VERBS:
+        start = f"complete -c shardviz -n '__fish_seen_subcommand_from {verb}'"
+        for names, values, text in _actions(verb):
+            flags = "".join(f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}" for name in names)
+            given = f" -f{' -r' if names else ''} -a {_quoted(' '.join(values))}" if values else ""
+            lines += [f"{start}{flags}{given} -d {_quoted(text)}"] if flags or given else []
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _actions(verb: str) -> Iterator[tuple[list[str], list[str], str]]:
+    """Yield a verb's arguments: their options, the values that they take, and what they are."""
+    from shardviz.cli import parser_for
+
+    for action in parser_for(verb)._actions:
+        values = [str(choice) for choice in action.choices or ()]
+        if verb == "probe" and action.dest == "probe":
+            values = _recipes()
+        yield list(action.option_strings), values, (action.help or "").split(";")[0]
+
+
+def _recipes() -> list[str]:
+    from shardviz.recipes import shipped
+
+    return [recipe.name for recipe in shipped()]

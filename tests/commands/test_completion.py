@@ -1,0 +1,75 @@
+"""Shell completion: scripts that a shell runs, and what they offer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from shardviz.cli import VERBS, main
+
+COMPLETE = """
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shardviz; echo "${COMPREPLY[*]}"
+"""
+
+
+def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["sh"], "show"),
+        (["show", "--form"], "--format"),
+        (["show", "--format", "h"], "html"),
+        (["probe", "tp_f"], "tp_fsdp"),
+        (["probe", "tp_fsdp", "--launch", ""], "fork spawn threads"),
+        (["completion", "f"], "fish"),
+        (["check", "some/fi"], ""),
+    ],
+)
+def test_bash_offers(typed: list[str], offered: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = script("bash", capsys) + COMPLETE
+    done = subprocess.run(["bash", "-c", code, "bash", "shardviz", *typed], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == offered
+    assert done.stderr == ""
+
+
+def test_zsh_completes_by_the_script_for_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    bash = script("bash", capsys)
+    assert script("zsh", capsys) == f"autoload -Uz bashcompinit && bashcompinit\n{bash}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_fish_knows_every_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = script("fish", capsys)
+    assert f"-n __fish_use_subcommand -f -a {verb} -d " in text
+    assert f"'__fish_seen_subcommand_from {verb}' -s h -l help" in text
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_a_shell_that_is_installed_reads_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = shutil.which(shell)
+    text = script(shell, capsys)
+    if path is None:
+        assert text.isascii(), "without the shell, that nothing but ASCII is in it is all that is checked"
+        return
+    done = subprocess.run([path, "-n"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_completion_does_not_import_torch() -> None:
+    code = "import sys; from shardviz.cli import main; main(['completion', 'bash']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_command_ends_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    _, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    assert f"shardviz {verb}" in examples
