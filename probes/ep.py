@@ -1,0 +1,56 @@
+"""Expert parallel: each rank has some of the experts, and tokens travel to theirs and back.
+
+A router, which is whole on every rank, chooses an expert for each token. An all_to_all sends tokens to the ranks that
+have their experts, a second one brings the results back; how many go where differs from batch to batch. Nothing else
+crosses: experts are not copied and their gradients are not summed, for every token of every rank has come to the one
+place where its expert is. What is a mean over the batch must still be divided by the number of ranks.
+"""
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardviz
+from shardviz.live.compat import Shard, distribute_tensor
+from shardviz.mesh import Mesh
+from shardviz.probes._experts import FEATURES, MixtureOfExperts
+from shardviz.probes._refusals import refuse_empty
+
+AXES = ("ep",)
+MESH = (4,)
+BATCH_AXES = ("ep",)
+
+EXPERTS = 8
+
+expect = {"experts.weight": "[*/ep, *, *]", "router.weight": "[*, *] =ep"}
+
+
+def check_mesh(mesh: Mesh) -> None:
+    refuse_empty(mesh, "ep", EXPERTS, "experts", "a rank without experts would only pass tokens on")
+
+
+def build() -> nn.Module:
+    return MixtureOfExperts(EXPERTS)
+
+
+def parallelize(model: MixtureOfExperts, mesh: DeviceMesh) -> None:
+    experts = model.experts
+    experts.weight = nn.Parameter(distribute_tensor(experts.weight.detach(), mesh["ep"], (Shard(0),)))
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(120, FEATURES)
+
+
+def step(model: MixtureOfExperts, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    loss = model(tokens).square().mean()
+    loss.backward()
+    ranks = mesh["ep"].size()
+    model.experts.weight.grad.to_local().div_(ranks)
+    distributed.all_reduce(model.router.weight.grad, group=mesh.get_group("ep"))
+    model.router.weight.grad.div_(ranks)
+    return loss
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)
