@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import ActiveBinding, Binding, BindingType
-from textual.reactive import reactive
+from textual.reactive import var
 from textual.screen import ModalScreen, Screen
 
 from shardviz.dump.read import read_run
@@ -47,7 +47,7 @@ class ShardvizApp(App[None]):
 
     TITLE = "shardviz"
     CSS_PATH = Path(__file__).with_name("shardviz.tcss")
-    MODES: ClassVar[dict[str, Callable[[], Screen[None]]]] = {
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
         "explore": ExploreView,
         "mesh": MeshView,
         "rank": RankView,
@@ -92,10 +92,10 @@ class ShardvizApp(App[None]):
         Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave; the terminal is as it was"),
     ]
 
-    document: reactive[Document | None] = reactive(None)
-    other_document: reactive[Document | None] = reactive(None)
-    selection: reactive[Selection] = reactive(Selection())
-    note: reactive[str] = reactive("")
+    document: var[Document | None] = var(None)
+    other_document: var[Document | None] = var(None)
+    selection: var[Selection] = var(Selection())
+    note: var[str] = var("")
 
     def __init__(self, path: Path, other: Path | None = None) -> None:
         super().__init__()

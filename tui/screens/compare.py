@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import on
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -19,6 +19,7 @@ from ..comparing import SIGNS, Pair, pairs
 from ..filters import after
 from ..messages import PlaceChosen, Zoomed
 from ..selection import of_entry
+from ..widgets.box import Box
 from ..widgets.lines import Lines
 from ..widgets.side_bar import SIDES
 from ..widgets.tensor_map import TensorMap
@@ -26,6 +27,9 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+
+    from shardviz.picture.holders import Plane
+    from shardviz.picture.sides import Sides
 
     from ..document import Document
     from ..selection import Selection
@@ -48,12 +52,12 @@ class CompareView(View):
 
     def compose_view(self) -> ComposeResult:
         """Make the view."""
-        with Vertical(id="pairs-box", classes="boxed") as box:
-            box.border_title = "Tensors of both: ≠ different, < only in the first, > only in the second, = the same"
+        with Box(id="pairs-box") as box:
+            box.entitle("Tensors of both: ≠ different, < only in the first, > only in the second, = the same")
             yield PairLines(id="pairs")
         with Horizontal(id="both"):
             for name in ("here", "there"):
-                with Vertical(id=f"{name}-box", classes="boxed"):
+                with Box(id=f"{name}-box"):
                     yield Static("", id=f"{name}-layout", classes="legend", markup=False)
                     yield TensorMap(id=name)
 
@@ -79,9 +83,8 @@ class CompareView(View):
         return next((index for index, pair in enumerate(self._pairs) if pair.here == selection.entry), 0)
 
     def _show_map(self, name: str, document: Document, entry: int | None, selection: Selection) -> None:
-        box, layout = self.query_one(f"#{name}-box"), self.query_one(f"#{name}-layout", Static)
-        box.border_title = printable(document.path.name).replace("[", r"\[")
-        box.border_subtitle = selection.side
+        box, layout = self.query_one(f"#{name}-box", Box), self.query_one(f"#{name}-layout", Static)
+        box.entitle(printable(document.path.name), selection.side)
         sides = None
         if entry is not None:
             try:
@@ -92,9 +95,9 @@ class CompareView(View):
         else:
             layout.update("this dump does not have it")
         plane = selection.plane
-        fits = sides is not None and plane is not None and len(plane.at) == len(sides.holders.shape)
-        inside = fits and all(at < size for at, size in zip(plane.at, sides.holders.shape, strict=True))
-        self.query_one(f"#{name}", TensorMap).show(sides if inside else None, selection.side, plane)
+        if sides is None or plane is None or not _is_inside(plane, sides):
+            sides = None
+        self.query_one(f"#{name}", TensorMap).show(sides, selection.side, plane)
 
     def _line(self, index: int) -> Text:
         pair = self._pairs[index]
@@ -125,6 +128,12 @@ class CompareView(View):
     def action_next_side(self) -> None:
         """Go from claimed to held to difference, in both."""
         self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
+
+
+def _is_inside(plane: Plane, sides: Sides) -> bool:
+    """Whether the cursor is on an element of this tensor too."""
+    shape = sides.holders.shape
+    return len(shape) == len(plane.at) and all(at < size for at, size in zip(plane.at, shape, strict=True))
 
 
 class PairLines(Lines):

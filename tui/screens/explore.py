@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
-
-from shardviz.names import printable
+from textual.containers import Horizontal
 
 from ..filters import Filters, after, axes_of, roles_of
 from ..messages import TensorChosen, TensorOpened
 from ..selection import of_entry
+from ..widgets.box import Box, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
 from ..widgets.search import Search
@@ -54,19 +53,18 @@ class ExploreView(View):
     def compose_view(self) -> ComposeResult:
         """Make the view."""
         with Horizontal():
-            with Vertical(id="tree-box", classes="boxed") as box:
-                box.border_title = "Tensors"
+            with Box(id="tree-box"):
                 yield Search(id="search")
                 yield TensorTree(id="tree")
-            yield MapPanel(id="map-panel", classes="boxed")
-        with VerticalScroll(id="finding", classes="boxed"):
+            yield MapPanel(id="map-panel")
+        with ScrollBox(id="finding"):
             yield FindingCard(id="card")
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
         self._list(document)
         self.query_one(FindingCard).show(document, selection.finding)
-        self.query_one("#finding").border_title = finding_head(document, selection.finding)
+        self.query_one("#finding", ScrollBox).entitle(finding_head(document, selection.finding))
         if document is not None and document.entries:
             self.query_one(TensorTree).choose(selection.entry)
             self.query_one(MapPanel).show(document, selection)
@@ -79,9 +77,8 @@ class ExploreView(View):
         entries = document.entries if document else ()
         shown = [index for index, entry in enumerate(entries) if self._filters.passes(entry)]
         self.query_one(TensorTree).show(entries, shown)
-        box = self.query_one("#tree-box")
-        box.border_title = "Tensors" if len(shown) == len(entries) else f"Tensors: {len(shown)} of {len(entries)}"
-        box.border_subtitle = printable(str(self._filters))
+        title = "Tensors" if len(shown) == len(entries) else f"Tensors: {len(shown)} of {len(entries)}"
+        self.query_one("#tree-box", Box).entitle(title, str(self._filters))
         if shown and self.app.selection.entry not in shown and document is not None:
             self.app.selection = of_entry(document, self.app.selection, shown[0])
 

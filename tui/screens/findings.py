@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual import on
-from textual.containers import Vertical, VerticalScroll
 
 from shardviz.names import printable
 
 from ..colours import verdict_style
 from ..document import GLYPHS
 from ..selection import of_finding
+from ..widgets.box import Box, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.lines import Lines
 from .view import View
@@ -39,16 +39,16 @@ A line for each disagreement, errors first; findings that say the same of identi
 
     def compose_view(self) -> ComposeResult:
         """Make the view."""
-        with Vertical(classes="boxed") as box:
-            box.border_title = "Findings"
+        with Box() as box:
+            box.entitle("Findings")
             yield FindingLines(id="findings")
-        with VerticalScroll(id="full", classes="boxed"):
+        with ScrollBox(id="full"):
             yield FindingCard(id="full-card")
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the findings, with the cursor on the chosen one."""
         self.query_one(FindingCard).show(document, selection.finding)
-        self.query_one("#full").border_title = finding_head(document, selection.finding)
+        self.query_one("#full", ScrollBox).entitle(finding_head(document, selection.finding))
         if document is not None:
             count = len(document.findings)
             self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)

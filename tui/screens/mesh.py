@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -15,6 +15,7 @@ from shardviz.names import printable
 
 from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen
+from ..widgets.box import Box, ScrollBox
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
 from ..widgets.tensor_map import TensorMap
@@ -43,13 +44,13 @@ class MeshView(View):
     def compose_view(self) -> ComposeResult:
         """Make the view."""
         with Horizontal():
-            with Vertical(id="mesh-box", classes="boxed"):
+            with Box(id="mesh-box"):
                 yield MeshGrid(id="mesh")
                 yield Static(LEGEND, classes="legend", markup=False)
             with Vertical(id="mesh-side"):
-                with VerticalScroll(classes="boxed short", can_focus=False):
+                with ScrollBox(classes="boxed short", can_focus=False):
                     yield RankCard(id="rank-card")
-                with Vertical(id="mesh-map-box", classes="boxed"):
+                with Box(id="mesh-map-box"):
                     yield TensorMap(id="mesh-map")
 
     def show(self, document: Document | None, selection: Selection) -> None:
@@ -60,9 +61,8 @@ class MeshView(View):
         rank = mesh.ranks[0] if selection.rank is None else selection.rank
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
-        box = self.query_one("#mesh-box")
-        box.border_title = f"mesh {mesh}"
-        box.border_subtitle = f"underlined: the group along {axis}" if axis else ""
+        below = f"underlined: the group along {axis}" if axis else ""
+        self.query_one("#mesh-box", Box).entitle(f"mesh {mesh}", below)
         self.query_one(RankCard).show(document, rank)
         if document.entries:
             self._show_map(document, selection, rank)
@@ -75,7 +75,7 @@ class MeshView(View):
             sides = None
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
         title = f"{printable(document.entries[selection.entry].title)[:60]}: what rank {rank} holds"
-        self.query_one("#mesh-map-box").border_title = title.replace("[", r"\[")
+        self.query_one("#mesh-map-box", Box).entitle(title)
 
     @on(RankChosen)
     def _rank_chosen(self, message: RankChosen) -> None:

@@ -18,6 +18,7 @@ from ..colours import verdict_style
 from ..document import GLYPHS
 from ..memory import bytes_text, entries_of_rank, ids_in_memory, num_bytes, part_text, values_in_memory
 from ..selection import of_entry
+from ..widgets.box import Box
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
 from ..widgets.values_grid import ValuesGrid
@@ -63,12 +64,12 @@ class RankView(View):
         """Make the view."""
         with Horizontal():
             with Vertical(id="rank-left"):
-                with Vertical(classes="boxed short"):
+                with Box(classes="boxed short"):
                     yield RankCard(id="rank-of")
-                with Vertical(id="held-box", classes="boxed") as box:
-                    box.border_title = "It holds"
+                with Box(id="held-box") as box:
+                    box.entitle("It holds")
                     yield HeldLines(id="held")
-            with Vertical(id="memory-box", classes="boxed"):
+            with Box(id="memory-box"):
                 yield ValuesGrid(id="memory")
                 yield Static("", id="memory-note", classes="legend", markup=False)
 
@@ -86,10 +87,10 @@ class RankView(View):
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
         memory, why = _memory(document, selection.entry, rank, values=self._values)
         self.query_one(ValuesGrid).show(memory)
-        box, note = self.query_one("#memory-box"), self.query_one("#memory-note", Static)
+        box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
             title = f"{printable(document.entries[selection.entry].tensor.names[0])[:60]} on rank {rank}"
-            box.border_title = title.replace("[", r"\[")
+            box.entitle(title)
         note.update(why or (f"{memory.what}; local shape {list(memory.shape)}" if memory else ""))
 
     @on(Lines.Highlighted)

@@ -38,16 +38,15 @@ class FindingCard(Static):
             self.update(finding_body(document.findings[finding]))
 
 
-def finding_head(document: Document | None, index: int) -> str:
-    """Write, as markup, what kind of finding it is, of which tensor, and how many there are."""
+def finding_head(document: Document | None, index: int) -> Text:
+    """Write what kind of finding it is, of which tensor, and how many there are."""
     if document is None or not document.findings:
-        return ""
+        return Text()
     finding = document.findings[index]
     name = printable(finding.tensor)
     name = name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
-    escaped = name.replace("[", r"\[")
-    number = f"finding {index + 1} of {len(document.findings)}"
-    return f"[b]{GLYPHS[finding.severity]} {finding.kind}[/b] {escaped} [dim]· {number}[/dim]"
+    kind = f"{GLYPHS[finding.severity]} {finding.kind}"
+    return Text.assemble((kind, "bold"), f" {name} ", (f"· finding {index + 1} of {len(document.findings)}", "dim"))
 
 
 def finding_body(finding: Finding) -> Group:

@@ -16,6 +16,7 @@ from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen, SideChosen
 from ..screens.goto import GotoScreen
 from ..selection import next_plane
+from .box import Box
 from .inspector import Inspector
 from .mesh_grid import LEGEND, MeshGrid
 from .side_bar import SideBar
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ..selection import Selection
 
 
-class MapPanel(Vertical):
+class MapPanel(Box):
     """The panel."""
 
     app: ShardvizApp
@@ -74,7 +75,7 @@ class MapPanel(Vertical):
         """Show the chosen tensor."""
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection.entry)
-        self.border_title = _title(entry, selection)
+        self.entitle(_title(entry, selection))
         self.query_one(SideBar).show(selection.side)
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, pending_text(entry))
         self.query_one(Inspector).show(document, selection, sides, why)
@@ -177,4 +178,4 @@ def _title(entry: Entry, selection: Selection) -> str:
     if plane is not None and len(plane.at) > 2:
         at = ["↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)]
         title += f"  at [{', '.join(at)}]"
-    return title.replace("[", r"\[")
+    return title
