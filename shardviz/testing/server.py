@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import pickle
 import sys
@@ -14,12 +15,23 @@ from shardviz.live.world.preload import ending_with, is_fork_server
 from shardviz.testing import modules
 from shardviz.testing.preloading import VARIABLE
 
+NEEDED = (
+    "shardviz.testing.ranks",
+    "shardviz.testing.assertions",
+    "shardviz.testing.copies",
+    "shardviz.testing.rules",
+    "shardviz.testing.same",
+    "shardviz.testing.tied",
+    "shardviz.live.api",
+)
+"""What ranks would otherwise import one by one, in every test."""
+
 
 def main(file: Path) -> None:
     """Wait for the list of modules and import them; one that cannot be imported says so in its ranks."""
     with ending_with(os.getppid()):
-        import shardviz.testing.ranks  # noqa: F401
-
+        for name in NEEDED:
+            importlib.import_module(name)
         while not file.exists():
             if not file.parent.exists():
                 return
