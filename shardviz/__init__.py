@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardviz.check.run import check_dump
+    from shardviz.display import show
     from shardviz.layout import Layout
     from shardviz.live.api import capture, run_probe
     from shardviz.live.stamp import stamp
@@ -21,10 +22,11 @@ _HOMES = {
     "capture": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
     "run_probe": "shardviz.live.api",
+    "show": "shardviz.display",
     "stamp": "shardviz.live.stamp",
 }
 
-__all__ = ["Layout", "Mesh", "capture", "check_dump", "run_probe", "stamp"]
+__all__ = ["Layout", "Mesh", "capture", "check_dump", "run_probe", "show", "stamp"]
 
 
 def __getattr__(name: str) -> Any:

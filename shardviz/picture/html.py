@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from shardviz.names import Fold
     from shardviz.picture.subject import Subject
 
-MOST_MAPS = 120
-"""Maps in one file, those of findings first: with them it stays under 5 MB."""
+MOST_BYTES = 4_000_000
+"""Characters of all maps together, those of findings first: with them the file stays under 5 MB."""
 
 MOST_ROWS = 40
 """Lines of ranks under a map."""
 
 MOST_FINDINGS = 200
+
+FULL = "the page has no more room; shardviz show draws it"
 
 SIGNS = {"good": "✓", "unknown": "?", "warning": "!", "error": "✗"}
 WORDS = {"good": "in order", "unknown": "not checked", "warning": "warning", "error": "finding"}
@@ -50,16 +52,16 @@ class Entry:
         at: Its number, which makes its anchor.
         folded: The names that share it.
         row: What the table says of them.
-        tensor: The first of them, which is drawn.
-        subject: What is drawn; None beyond `MOST_MAPS`, or where it cannot be drawn.
+        picture: Its map; empty where it is not drawn.
+        ranks: Who holds what, as a table.
         why: Why it is not drawn; empty where it is.
     """
 
     at: int
     folded: Fold
     row: Row
-    tensor: Tensor
-    subject: Subject | None
+    picture: str
+    ranks: str
     why: str
 
 
@@ -101,20 +103,23 @@ def _entries(model: Model, report: Report) -> list[Entry]:
     folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(model, report))
     worst = ("error", "warning", "unknown", "good")
     order = sorted(range(len(folded)), key=lambda at: worst.index(folded[at][1][0].verdict))
-    drawn = set(order[:MOST_MAPS])
-    entries = []
-    for at, (names, (row, index)) in enumerate(folded):
-        tensor = model.tensors[index]
-        subject, why = _subject(model, tensor, names) if at in drawn else (None, f"only {MOST_MAPS} maps are drawn")
-        entries.append(Entry(at, names, row, tensor, subject, why))
-    return entries
+    entries: dict[int, Entry] = {}
+    left = MOST_BYTES
+    for at in order:
+        names, (row, index) = folded[at]
+        picture, ranks, why = _drawn(model, model.tensors[index], names) if left > 0 else ("", "", FULL)
+        entries[at] = Entry(at, names, row, picture, ranks, why)
+        left -= len(picture) + len(ranks)
+    return [entries[at] for at in range(len(folded))]
 
 
-def _subject(model: Model, tensor: Tensor, names: Fold) -> tuple[Subject | None, str]:
+def _drawn(model: Model, tensor: Tensor, names: Fold) -> tuple[str, str, str]:
+    """Return a map and its table of ranks, or why they cannot be."""
     try:
-        return of_tensor(model, tensor, names.names()[0]), ""
+        subject = of_tensor(model, tensor, names.names()[0])
     except ShardvizError as error:
-        return None, error.message
+        return "", "", error.message
+    return element("figure", figure(subject, style=False), tabindex=0), _ranks(subject), ""
 
 
 def _header(model: Model, report: Report) -> str:
@@ -163,9 +168,9 @@ def _finding(names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool)
     facts += [("see", words(", ".join(finding.refs)))] if finding.refs else []
     facts += [("ranks", words(ranks if len(ranks) <= 80 else f"{ranks[:80].rpartition(',')[0]},..."))] if ranks else []
     picture = ""
-    if entry is not None and entry.subject is not None:
+    if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#tensor-{entry.at}")
-        picture = (_figure(entry.subject) if drawn else "") + element("p", link)
+        picture = (entry.picture if drawn else "") + element("p", link)
     return element(
         "article",
         element("h3", element("span", f"{sign} {words(finding.kind)}", class_="kind"), " ", words(f"{names}{count}")),
@@ -217,17 +222,10 @@ def _maps(entries: Sequence[Entry], shown: Collection[int]) -> list[str]:
 
 def _map(entry: Entry, *, drawn: bool) -> str:
     sign = f"{SIGNS[entry.row.verdict]} {words(entry.folded)}"
-    subject = entry.subject
-    if subject is None:
-        inner = element("p", f"Not drawn: {words(entry.why)}")
-    else:
-        inner = (element("p", "Drawn under its finding.") if drawn else _figure(subject)) + _ranks(subject)
+    picture = element("p", "Drawn under its finding.") if drawn else entry.picture
+    inner = element("p", f"Not drawn: {words(entry.why)}") if entry.why else picture + entry.ranks
     opened = {"open": "open"} if entry.row.verdict != "good" else {}
     return element("details", element("summary", sign), inner, id=f"tensor-{entry.at}", **opened)
-
-
-def _figure(subject: Subject) -> str:
-    return element("figure", figure(subject, style=False), tabindex=0)
 
 
 def _ranks(subject: Subject) -> str:

@@ -6,6 +6,9 @@ from html import escape
 
 from shardviz.names import printable
 
+EMPTY = ("rect", "path")
+"""Elements of SVG that have nothing in them; all others are closed by a tag, as HTML wants them."""
+
 
 def words(value: object) -> str:
     """Return text to stand between tags or in an attribute; control characters are spelled out."""
@@ -26,4 +29,4 @@ def element(tag: str, *children: str, **attributes: object) -> str:
         if value is not None
     )
     inner = "".join(children)
-    return f"<{tag}{said}>{inner}</{tag}>" if inner else f"<{tag}{said}/>"
+    return f"<{tag}{said}/>" if tag in EMPTY else f"<{tag}{said}>{inner}</{tag}>"

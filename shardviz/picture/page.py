@@ -42,7 +42,7 @@ def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     sizes = f" {terminal.glyphs.times} ".join(map(str, subject.shape)) or "one number"
     what = f"{subject.dtype} {sizes} on mesh {subject.mesh}"
     return [
-        *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  "), 2),
+        *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  " if subject.name else ""), 2),
         *_side_lines("claimed", subject.claimed, subject, terminal),
         *(_side_lines("held", subject.held, subject, terminal) if subject.holds else []),
     ]

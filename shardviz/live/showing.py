@@ -1,0 +1,78 @@
+"""What `shardviz.show` draws of torch's own objects: the placements of a DTensor, the layouts in a module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed, nn
+
+from shardviz import notation
+from shardviz.dump.read import layout_of
+from shardviz.dump.records import LayoutRecord
+from shardviz.errors import ShardvizError
+from shardviz.live.capture import Local, local_tensors, of_tensor
+from shardviz.picture.subject import of_layout
+
+if TYPE_CHECKING:
+    from shardviz.layout import Layout
+    from shardviz.picture.subject import Subject
+
+
+def rank() -> int | None:
+    """Return this process's rank; None where no process group is up."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+
+
+def subject_of(what: object, name: str | None) -> Subject | None:
+    """Describe a tensor, or the one of a module that `name` says; None for anything else.
+
+    Raises:
+        ShardvizError: The tensor is plain, or the module has none of that name.
+    """
+    if isinstance(what, torch.Tensor):
+        return _subject(of_tensor("", "param", what))
+    if not isinstance(what, nn.Module) or name is None:
+        return None
+    found = {local.name: local for local in local_tensors(what)}
+    if name not in found:
+        close = get_close_matches(name, found, n=1)
+        raise ShardvizError(f"the module has no tensor {name!r}", f"did you mean {close[0]}?" if close else "")
+    return _subject(found[name])
+
+
+def table_of(what: object) -> list[tuple[str, str]] | None:
+    """Return every tensor of a module with its layout in the notation; None for what is no module."""
+    return [(local.name, _said(local)) for local in local_tensors(what)] if isinstance(what, nn.Module) else None
+
+
+def _said(local: Local) -> str:
+    layout = _layout(local)
+    if layout is None:
+        return f"{_dtype(local)}[{', '.join(map(str, local.shape))}] plain"
+    return f"{notation.write(layout, _dtype(local))}  on mesh {layout.mesh}"
+
+
+def _subject(local: Local) -> Subject:
+    layout = _layout(local)
+    if layout is None:
+        raise ShardvizError(
+            f"{local.name or 'the tensor'} is plain, {list(local.shape)}: it says nothing of other ranks",
+            "show a DTensor, or a dump made by shardviz.capture",
+        )
+    return replace(of_layout(layout, _dtype(local)), name=local.name)
+
+
+def _layout(local: Local) -> Layout | None:
+    if local.claim is None:
+        return None
+    mesh, placements = local.claim
+    record, total = local.flat or (None, 0)
+    shape = (total,) if record else local.shape
+    return layout_of(LayoutRecord(0, tuple(map(str, placements)), shape, record), mesh)
+
+
+def _dtype(local: Local) -> str:
+    return str(local.values.dtype).removeprefix("torch.")

@@ -1,0 +1,142 @@
+"""A tensor as SVG. The golden files are pictures: look at them in a browser, light and dark, before they change."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from shardviz.cli import main
+from shardviz.dump.read import read_dump
+from shardviz.dump.tensors import model_of
+from shardviz.mesh import parse_mesh
+from shardviz.notation import parse
+from shardviz.picture.subject import of_layout, of_tensor
+from shardviz.picture.svg import INK_ON, svg
+from shardviz.picture.terminal import RANK_COLOURS
+from tests.dumps import Made, make_dump
+from tests.picture.golden import check_golden
+from tests.picture.test_pages import HEALTHY, MISORDERED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+ALL = {**HEALTHY, **MISORDERED}
+SVG = "{http://www.w3.org/2000/svg}"
+GOLDEN = ("misordered_uneven", "misordered_line", "other_dim", "even", "flat", "three_dims", "partial", "empty")
+
+
+def drawn(tmp_path: Path, mesh: str, tensor: Made | str, name: str = "layers.0.weight") -> str:
+    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {name: tensor})))
+    return svg(of_tensor(model, model.tensors[0], name))
+
+
+def texts(picture: str) -> list[str]:
+    return [node.text or "" for node in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_bytes_of_a_picture_are_stable(name: str, tmp_path: Path) -> None:
+    check_golden(name, drawn(tmp_path, *ALL[name]), "svg")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_layout_is_well_formed_and_stands_alone(name: str, tmp_path: Path) -> None:
+    picture = drawn(tmp_path, *ALL[name])
+    root = ElementTree.fromstring(picture)
+    assert root.tag == f"{SVG}svg"
+    assert {node.tag.removeprefix(SVG) for node in root.iter()} <= {
+        *("svg", "title", "desc", "style", "defs", "pattern", "path", "rect", "g", "text")
+    }
+    assert re.findall(r"url\((.*?)\)", picture) == ["#sv-differs"]
+    assert picture.count("http") == 1, "only the namespace is an address, and nobody fetches that"
+    assert len(picture) < 60_000
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_box_has_a_size_and_lies_in_the_picture(name: str, tmp_path: Path) -> None:
+    root = ElementTree.fromstring(drawn(tmp_path, *ALL[name]))
+    width, height = int(root.attrib["width"]), int(root.attrib["height"])
+    for rect in root.iter(f"{SVG}rect"):
+        assert 0 < int(rect.attrib["width"]) <= width
+        assert 0 < int(rect.attrib["height"]) <= height
+
+
+def test_what_differs_is_said_by_a_glyph_and_not_by_colour_alone(tmp_path: Path) -> None:
+    picture = drawn(tmp_path, *MISORDERED["misordered_rows"])
+    assert {f"≠ {rank}" for rank in (1, 2, 3, 4, 5, 6)} <= set(texts(picture))
+    assert not {"≠ 0", "≠ 7"} & set(texts(picture))
+    assert picture.count('class="sv-hatch"') == 12, "six in the map, six in the mesh"
+
+
+def test_bands_run_from_where_parts_are_claimed_to_where_they_are_held(tmp_path: Path) -> None:
+    picture = drawn(tmp_path, *MISORDERED["misordered_rows"])
+    assert len(re.findall(r'class="sv-band sv-f\d"', picture)) == 6
+    assert len(re.findall(r'class="sv-band sv-f\d sv-still"', picture)) == 2
+    assert 'class="sv-band' not in drawn(tmp_path / "healthy", *HEALTHY["strided"])
+
+
+def test_a_reader_without_eyes_is_told_the_same(tmp_path: Path) -> None:
+    root = ElementTree.fromstring(drawn(tmp_path, *MISORDERED["misordered_uneven"]))
+    about = root.findtext(f"{SVG}desc") or ""
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-label"] == f"layers.0.weight: {about}"
+    assert "7 of 8 ranks do not hold what they claim" in about
+    told = [node.findtext(f"{SVG}title") for node in root.iter(f"{SVG}g")]
+    assert "[2:3, 0:12]: rank 4 (not as claimed)" in told
+
+
+HOSTILE = "</style><script>alert(1)</script>&<!--\"'\x00\x1b]]>\u202e"
+
+
+def test_a_hostile_name_is_only_text(tmp_path: Path) -> None:
+    root = ElementTree.fromstring(drawn(tmp_path, "tp=2", "[4/tp]", HOSTILE))
+    assert root.find(f".//{SVG}script") is None
+    assert (root.findtext(f"{SVG}title") or "").startswith("</style><script>alert(1)</script>&<!--")
+    assert "\\u0000\\u001b]]>\\u202e" in (root.findtext(f"{SVG}title") or "")
+
+
+def test_a_layout_alone_is_named_by_its_notation() -> None:
+    picture = svg(of_layout(parse("[12/tp/fsdp, 12]").layout(parse_mesh("fsdp=2,tp=4"))))
+    assert ElementTree.fromstring(picture).findtext(f"{SVG}title") == "float32[12/tp/fsdp, 12]"
+
+
+def luminance(colour: str) -> float:
+    digits = colour.lstrip("#")
+    digits = digits if len(digits) == 6 else "".join(digit * 2 for digit in digits)
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def themes(picture: str) -> Iterable[dict[str, str]]:
+    for block in re.findall(r"\.sv\{(--sv-ink:[^}]*)\}", picture):
+        yield dict(re.findall(r"--sv-(\w+):(#\w+)", block))
+
+
+def test_text_can_be_read_in_light_in_dark_and_on_every_rank(tmp_path: Path) -> None:
+    found = list(themes(drawn(tmp_path, *HEALTHY["even"])))
+    assert len(found) == 3
+    for theme in found:
+        assert min(contrast(theme[name], theme["paper"]) for name in ("ink", "soft", "bad", "good")) >= 4.5
+    assert min(map(contrast, RANK_COLOURS, INK_ON)) >= 4.5
+
+
+def test_show_writes_the_picture_that_the_files_ending_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh, made = MISORDERED["misordered_uneven"]
+    dump = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": made})
+    assert main(["show", str(dump), "layers.0.weight", "-o", str(tmp_path / "w.svg")]) == 0
+    assert capsys.readouterr().out == ""
+    check_golden("misordered_uneven", (tmp_path / "w.svg").read_text(encoding="utf-8"), "svg")
+    assert main(["show", str(dump), "--format", "svg"]) == 0
+    check_golden("misordered_uneven", capsys.readouterr().out, "svg")
