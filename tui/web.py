@@ -28,7 +28,7 @@ def serve(path: Path, other: Path | None = None, *, host: str = "127.0.0.1", por
         server = import_module("textual_serve.server")
     except ModuleNotFoundError:
         raise ShardvizError(
-            "view --web needs textual-serve, which is not installed", "pip install textual-serve"
+            "view --web needs textual-serve, which is not installed", "pip install 'shardviz[web]'"
         ) from None
     if not 1 <= port <= 65535:
         raise ShardvizError(f"port {port} is not from 1 to 65,535")

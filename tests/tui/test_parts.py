@@ -110,7 +110,7 @@ def test_without_textual_serve_the_line_says_what_to_install(bug: Path, monkeypa
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
     with pytest.raises(ShardvizError, match="needs textual-serve") as raised:
         web.serve(bug)
-    assert raised.value.hint == "pip install textual-serve"
+    assert raised.value.hint == "pip install 'shardviz[web]'"
 
 
 def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path) -> None:

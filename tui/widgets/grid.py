@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.style import Style
+from textual.geometry import Region
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -43,6 +44,12 @@ class Grid(ScrollView, can_focus=True):
         """Look styles up again after the theme or the focus changed."""
         self._base, self._behind = None, ""
         super().notify_style_update()
+
+    def bring_into_view(self, box: Region) -> None:
+        """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case."""
+        wanted = box.intersection(Region(0, 0, *self.virtual_size))
+        if not Region(*self.scroll_offset, *self.size).contains_region(wanted):
+            self.scroll_to_region(wanted, animate=False, force=True)
 
     def strip_of(self, segments: Iterable[Segment]) -> Strip:
         """Return a line as wide as the grid."""

@@ -103,7 +103,7 @@ class Lines(Grid):
             self.post_message(self.Chosen(self, self.cursor))
 
     def _scroll_to_cursor(self) -> None:
-        self.scroll_to_region(Region(self.scroll_offset.x, self.cursor, 1, 1), animate=False, force=True)
+        self.bring_into_view(Region(self.scroll_offset.x, self.cursor, 1, 1))
 
     def on_focus(self) -> None:
         """Show the cursor."""

@@ -163,7 +163,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
         if self.plan is not None and self.rank is not None and self.rank in self.plan.mesh:
             line, column = self.plan.place(*self.plan.row_and_col(self.rank))
             box = Region(column, line, self.plan.cell + self._gutter, 1 + self._heads)
-            self.scroll_to_region(box, animate=False, force=True)
+            self.bring_into_view(box)
 
     def on_click(self, event: events.Click) -> None:
         """Go to the rank under the mouse."""

@@ -22,9 +22,14 @@ MARGIN = 9
 class RankCard(Static):
     """The card."""
 
+    _lines = -1
+
     def show(self, document: Document, rank: int) -> None:
         """Show a rank."""
-        self.update(rank_text(document, rank))
+        text = rank_text(document, rank)
+        lines = text.plain.count("\n")
+        self.update(text, layout=lines != self._lines)
+        self._lines = lines
 
 
 def rank_text(document: Document, rank: int) -> Text:

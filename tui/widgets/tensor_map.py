@@ -260,7 +260,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         if center:
             self.scroll_to(x - width // 2, y - height // 2, animate=False)
         else:
-            self.scroll_to_region(box, animate=False, force=True)
+            self.bring_into_view(box)
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse."""
