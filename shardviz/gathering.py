@@ -43,7 +43,7 @@ def gather_steps(layout: Layout) -> Iterator[Step]:
     layout = replace(layout, partial=())
     while layout.split_axes:
         axis = _innermost(layout)
-        whole = replace(layout, chains=tuple(_without(chain, axis) for chain in layout.chains))
+        whole = replace(layout, chains=tuple(without_axis(chain, axis) for chain in layout.chains))
         received = max(whole.region(coord).size - layout.region(coord).size for coord in layout.mesh.coords())
         yield Step("all_gather", axis, received)
         layout = whole
@@ -61,7 +61,7 @@ def _is_axis(link: object) -> bool:
     return isinstance(link, str) and link != JOIN
 
 
-def _without(chain: Chain, axis: str) -> Chain:
+def without_axis(chain: Chain, axis: str) -> Chain:
     """Undo a dim's last split; segments that nothing distributes any more are whole again."""
     if axis not in chain:
         return chain
