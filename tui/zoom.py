@@ -59,6 +59,12 @@ class Zoom:
             found[dim] = _stepped(ruler, place[dim], step) if step else place[dim]
         return tuple(found)
 
+    def paged(self, frame: Frame, place: tuple[int, ...], cells: int) -> int:
+        """Return the row that stands some cells of the screen further down."""
+        ruler = frame.rows
+        cell = min(max(ruler.cell_of(place[self.plane.rows]) + cells, 0), ruler.extent - 1)
+        return min(int(ruler.spans(cell, 1)[0, 0]), self.height - 1)
+
     def jumped(self, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
         """Return the first element of the next or last block."""
         found = list(place)

@@ -87,6 +87,13 @@ def test_arrows_move_by_elements_and_shift_arrows_by_blocks(healthy: Path) -> No
     assert found == [(1, 2), (6, 2), (3, 2)]
 
 
+def test_pages_and_ends_move_the_cursor(healthy: Path) -> None:
+    walks = {"page": ("enter", "+", "+", "pagedown"), "end": ("end",), "home": ("home",)}
+    found = [shown.result.plane.at for shown in walk_on(healthy, walks, size=(80, 24), look=selection).values()]
+    assert 3 <= found[0][0] <= 12
+    assert found[1:] == [(23, 11), (0, 0)]
+
+
 def test_other_dims_and_slices_of_a_tensor_with_three_are_reached_by_keys(shapes: Path) -> None:
     walks = {"cube": ("slash", *"cube", "enter", "enter"), "slice": ("right_square_bracket",), "dims": ("x",)}
     shown = walk_on(shapes, walks)

@@ -53,7 +53,8 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
 
 - **v** goes from *claimed* (what the placements say) to *held* (where the ids really are) to *difference*.
   In the difference, `1→4` is a block that the placements put on rank 1 and that is on rank 4.
-- **arrows** move the cursor a cell, **shift+arrows** a block; the line below says who holds the element.
+- **arrows** move the cursor a cell, **shift+arrows** a block, **page up/down** a screenful, **home** and **end** to the
+  first and the last element; the line below says who holds it.
 - **+** and **-** zoom down to single ids and back, **0** shows all. **g** goes to an index.
 - **x** chooses the next two dims of a tensor that has more than two, **[** and **]** step through the others.
 """
@@ -63,6 +64,10 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         Binding("down", "move(1, 0)", "Down", show=False, id="map.down", tooltip="Move the cursor a cell down"),
         Binding("left", "move(0, -1)", "Left", show=False, id="map.left", tooltip="Move the cursor a cell left"),
         Binding("right", "move(0, 1)", "Right", show=False, id="map.right", tooltip="Move the cursor a cell right"),
+        Binding("pageup", "page(-1)", "Page up", show=False, id="map.page_up", tooltip="A screenful up"),
+        Binding("pagedown", "page(1)", "Page down", show=False, id="map.page_down", tooltip="A screenful down"),
+        Binding("home", "end(0)", "First", show=False, id="map.home", tooltip="To the first element"),
+        Binding("end", "end(-1)", "Last", show=False, id="map.end", tooltip="To the last element"),
         Binding("shift+up", "jump(-1, 0)", "Block up", show=False, id="map.block_up", tooltip="To the block above"),
         Binding(
             "shift+down", "jump(1, 0)", "Block down", show=False, id="map.block_down", tooltip="To the block below"
@@ -198,6 +203,21 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         """Move the cursor by cells of the screen."""
         if self.zoom and (frame := self.frame):
             self.go(self.zoom.moved(frame, self.place, down, right))
+
+    def action_page(self, step: int) -> None:
+        """Move the cursor by a screenful of rows."""
+        if self.zoom and (frame := self.frame):
+            row = self.zoom.paged(frame, self.place, step * max(self._room[0] - 1, 1))
+            place = list(self.place)
+            place[frame.plane.rows] = row
+            self.go(tuple(place))
+
+    def action_end(self, index: int) -> None:
+        """Move the cursor to the first or the last element of what is drawn."""
+        if self.zoom:
+            place, plane = list(self.place), self.zoom.plane
+            place[plane.rows], place[plane.cols] = index % self.zoom.height, index % self.zoom.width
+            self.go(tuple(place))
 
     def action_jump(self, down: int, right: int) -> None:
         """Move the cursor by blocks."""
