@@ -126,7 +126,8 @@ def perform(name: str, row: torch.Tensor, ranks: list[int], me: int, group: dist
         received = torch.empty_like(row)
         sending = distributed.isend(row, ranks[(me + 1) % count], group=group)
         distributed.recv(received, ranks[me - 1], group=group)
-        sending.wait()
+        if sending is not None:
+            sending.wait()
         row = received
     return row
 

@@ -81,6 +81,7 @@ def step(model: Attention, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tens
     part = attend(model.query(own), key, value, mine, everyones).square().mean()
     part.backward()
     for parameter in model.parameters():
+        assert parameter.grad is not None
         distributed.all_reduce(parameter.grad, group=group)
         parameter.grad.div_(ranks)
     total = part.detach().clone()

@@ -8,9 +8,10 @@ what the two ends of the route split it by, is on the map.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
+import networkx as nx  # type: ignore[import-untyped]
 
 from shardviz.errors import LayoutError
 from shardviz.gathering import without_axis
@@ -61,7 +62,7 @@ def cheapest(start: Layout, end: Layout) -> list[Leg]:
     if goal is None:
         raise LayoutError("no sequence of all_gather, reduce_scatter, all_reduce, all_to_all and slices leads there")
     path = nx.shortest_path(graph, _plain(start), goal, weight="cost")
-    legs: list[Leg] = [graph.edges[one, other]["leg"] for one, other in zip(path, path[1:], strict=False)]
+    legs: list[Leg] = [graph.edges[one, other]["leg"] for one, other in pairwise(path)]
     return legs
 
 

@@ -31,6 +31,7 @@ MOST_SHAPES = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("layout", metavar="LAYOUT", help='"[12/tp/fsdp, 12]" or "(Shard(0), Replicate())"')
+    parser.add_argument("to", nargs="?", metavar="TO", help="another layout of the same tensor: how to get there")
     parser.add_argument("--mesh", required=True, metavar="MESH", help="fsdp=2,tp=4")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
@@ -51,6 +52,12 @@ def run(args: argparse.Namespace) -> int:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than the {MAX_DRAWN_RANKS:,} that are explained")
     layout, dtype = read_layout(args.layout, mesh, _shape(args.shape))
     terminal = terminal_for(args.color)
+    if args.to is not None:
+        from shardviz.picture.route import route_lines
+
+        end, _ = read_layout(args.to, mesh, _shape(args.shape) or layout.shape)
+        write_answer(route_lines(layout, end, dtype, terminal), terminal)
+        return EXIT_CLEAN
     write_answer(_lines(layout, dtype, terminal, all_ranks=args.all), terminal)
     return EXIT_CLEAN
 

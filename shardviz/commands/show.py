@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of FILE, text without one")
+    tables = parser.add_mutually_exclusive_group()
+    tables.add_argument("--memory", action="store_true", help="bytes a rank by role and tensor")
+    tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
+    tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
 
@@ -38,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The dump or the tensor is not there, or the format cannot say what is asked for.
     """
+    if args.memory or args.comms or args.schedule:
+        _show_table(args)
+        return EXIT_CLEAN
     format_ = args.format or _format_of(args.output)
     if format_ == "svg":
         _show_svg(args.dump, args.tensor, args.output)
@@ -46,6 +53,24 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(args.dump, args.tensor, args.color, all_ranks=args.all, output=args.output)
     return EXIT_CLEAN
+
+
+def _show_table(args: argparse.Namespace) -> None:
+    """Print what a step took and sent."""
+    from shardviz.commands._dumps import read_model, terminal_for, write_answer
+    from shardviz.picture.comms import comms_lines
+    from shardviz.picture.memory import memory_lines
+    from shardviz.picture.schedule import schedule_lines
+
+    if args.tensor is not None or args.format not in (None, "text"):
+        raise ShardvizError("--memory, --comms and --schedule are text, of the whole dump", "name no tensor or format")
+    model = read_model(args.dump)
+    terminal = terminal_for(args.color, args.output)
+    if args.memory:
+        lines = memory_lines(model, all_ranks=args.all)
+    else:
+        lines = comms_lines(model) if args.comms else schedule_lines(model, terminal.width)
+    write_answer(lines, terminal, args.output)
 
 
 def _format_of(output: Path | None) -> str:

@@ -1,0 +1,87 @@
+"""The collectives of a step by axis: how many, in which module, over how many ranks, and what a rank receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.names import printable
+from shardviz.picture.memory import table
+from shardviz.picture.terminal import line
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from shardviz.dump.records import CollectiveRecord
+    from shardviz.dump.tensors import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One kind of collective in one module, as the busiest of its ranks saw it.
+
+    Attributes:
+        record: What that rank wrote.
+        num_ranks: How many ranks took part in one like it.
+    """
+
+    record: CollectiveRecord
+    num_ranks: int
+
+
+def received(record: CollectiveRecord) -> int:
+    """Return the bytes that a rank takes in, counted as rings: n - 1 of n parts, and twice that for an all_reduce."""
+    size, whole = record.size, record.bytes
+    if record.op == "all_reduce":
+        return -(-2 * (size - 1) * whole // size)
+    if record.op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return -(-(size - 1) * whole // size)
+    return 0 if record.op in ("send", "barrier") else whole
+
+
+def traffic(model: Model) -> list[Traffic]:
+    """Return the step's collectives, those of all ranks that are alike together."""
+    found: dict[tuple[object, ...], list[CollectiveRecord]] = {}
+    for rank in model.dump.ranks.values():
+        for record in rank.collectives:
+            key = (record.axes, record.op, record.module, record.backward, record.size)
+            found.setdefault(key, []).append(record)
+    return [Traffic(max(records, key=lambda one: one.bytes), len(records)) for records in found.values()]
+
+
+def comms_lines(model: Model) -> list[Text]:
+    """Return the table of a step's collectives, axis by axis."""
+    found = traffic(model)
+    if not found:
+        return [line("no collective ran in a step"), line("a probe with a batch() is stepped; a captured job is not")]
+    axes = list(dict.fromkeys(one.record.axes for one in found))
+    lines: list[Text] = []
+    for group in sorted(axes, key=lambda names: (len(names), names)):
+        own = [one for one in found if one.record.axes == group]
+        where = "along " + " and ".join(group) if group else "over ranks that are no axis"
+        heading = f"{where}: up to {_most(model, group)} bytes received by a rank"
+        lines += [*([line("")] if lines else []), line((heading, "bold")), *_table(own)]
+    return lines
+
+
+def _most(model: Model, axes: tuple[str, ...]) -> str:
+    ranks = model.dump.ranks.values()
+    return f"{max(sum(received(one) for one in rank.collectives if one.axes == axes) for rank in ranks):,}"
+
+
+def _table(own: list[Traffic]) -> list[Text]:
+    rows = [["  collective", "module", "pass", "count", "bytes", "received", "group", "on ranks"]]
+    rows += [
+        [
+            f"  {printable(one.record.op)}",
+            printable(one.record.module) or "-",
+            "backward" if one.record.backward else "forward",
+            f"{one.record.count:,}",
+            f"{one.record.bytes:,}",
+            f"{received(one.record):,}",
+            str(one.record.size),
+            str(one.num_ranks),
+        ]
+        for one in own
+    ]
+    return table(rows, left=3)

@@ -1,0 +1,62 @@
+"""A route from one layout to another as lines: each collective with what it leads to and what a rank receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.memory import itemsize
+from shardviz.notation import write
+from shardviz.picture.memory import table
+from shardviz.picture.terminal import line
+from shardviz.routes import cheapest, torchs, total
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from shardviz.layout import Layout
+    from shardviz.picture.terminal import Terminal
+    from shardviz.routes import Leg
+
+
+def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> list[Text]:
+    """Return the cheapest route, and torch's where it is another.
+
+    Args:
+        start: The layout that there is.
+        end: The layout that is wanted.
+        dtype: The element type, for bytes.
+        terminal: Where the lines go.
+
+    Raises:
+        LayoutError: There is no route.
+    """
+    best, taken = cheapest(start, end), torchs(start, end)
+    heading = line((f"{write(start, dtype)} to {write(end, dtype)}", "bold"), f"  on mesh {start.mesh}")
+    if not best:
+        return [heading, line(""), line("nothing to do: every rank has what it needs")]
+    lines = [heading, line(""), line(f"cheapest: {_cost(best, dtype)}"), *_legs(best, dtype), line("")]
+    if taken is None:
+        return [*lines, line("torch: strided shards are routed by a search of its own, which this does not follow")]
+    if [(leg.collective, leg.axis, leg.layout) for leg in taken] == [(x.collective, x.axis, x.layout) for x in best]:
+        return [*lines, line(f"{terminal.glyphs.good} torch's redistribute takes the same")]
+    verdict = (
+        "which costs as much" if total(taken) == total(best) else f"{total(taken) / max(total(best), 1):.3g} times"
+    )
+    said = f"{terminal.glyphs.warning} torch's redistribute takes another: {_cost(taken, dtype)}, {verdict}"
+    return [*lines, line(said), *_legs(taken, dtype)]
+
+
+def _cost(legs: Sequence[Leg], dtype: str) -> str:
+    return f"a rank receives up to {_bytes(total(legs), dtype)}"
+
+
+def _legs(legs: Sequence[Leg], dtype: str) -> list[Text]:
+    rows = [["  collective", "over", "gives", "received"]]
+    rows += [[f"  {leg.collective}", leg.axis, write(leg.layout), _bytes(leg.received, dtype)] for leg in legs]
+    return table(rows, left=3)
+
+
+def _bytes(count: int, dtype: str) -> str:
+    return f"{count * itemsize(dtype):,} bytes" if itemsize(dtype) else f"{count:,} elements"
