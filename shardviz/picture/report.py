@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from shardviz import notation
+from shardviz.check.step.agreement import agreement
 from shardviz.names import fold, printable
 from shardviz.picture.findings import findings_lines
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
@@ -52,8 +54,19 @@ def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]
         line(""),
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
+        *_step_lines(model),
         summary_line(report, terminal),
     ]
+
+
+def _step_lines(model: Model) -> list[Text]:
+    """Return the numbers of the step beside the unsharded model's."""
+    found = agreement(model)
+    if found is None:
+        return []
+    gradients = f"{found.num_gradients} gradients within {found.farthest:.2g}" if found.num_gradients else ""
+    losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
+    return [line((f"  step: {'; '.join(filter(None, [losses, gradients]))}", DIM))]
 
 
 def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list[Text]:

@@ -64,8 +64,9 @@ def _row(rank: int, times: Timeline, width: int) -> Text:
     for record, begin in passes:
         letter = LETTERS[stages.index(record.stage) % len(LETTERS)]
         cell = f"{letter.upper() if record.backward else letter}{record.microbatch}"
-        lasts = duration(record)
+        lasts = duration(record) * width
+        gap = int(lasts > len(cell))
         row = line(row, ("·".ljust(width) * (begin - at), DIM))
-        row = line(row, (cell.ljust(width * lasts - 1, "=" if record.backward else " "), rank_style(rank)), " ")
-        at = begin + lasts
+        row = line(row, (cell.ljust(lasts - gap, "=" if record.backward else " "), rank_style(rank)), " " * gap)
+        at = begin + duration(record)
     return line(row, ("·".ljust(width) * (times.length - at), DIM))

@@ -1,0 +1,54 @@
+"""How near a step came to the unsharded model's, as numbers: the loss, and the gradient that is farthest off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.compared import Compared, compared
+
+if TYPE_CHECKING:
+    from shardviz.dump.tensors import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A sharded step beside the unsharded model's.
+
+    Attributes:
+        loss: The loss of the sharded step over all ranks; NaN where it was not captured.
+        loss_wanted: The unsharded model's.
+        num_gradients: How many gradients were compared.
+        farthest: The largest difference of any element of them, on any rank.
+    """
+
+    loss: float
+    loss_wanted: float
+    num_gradients: int
+    farthest: float
+
+
+def agreement(model: Model) -> Agreement | None:
+    """Return how near the step came; None where the dump has none."""
+    found = [one for one in compared(model) if _is_placed(one)] if model.stage("reference") else []
+    losses = [one for one in found if one.role == "scalar" and one.name == "loss" and one.reduced]
+    gradients = [one for one in found if one.role == "grad"]
+    if not losses and not gradients:
+        return None
+    loss = float(next(iter(losses[0].reduced.values()))) if losses else math.nan
+    wanted = float(losses[0].wanted) if losses else math.nan
+    return Agreement(loss, wanted, len(gradients), max((_farthest(one) for one in gradients), default=0.0))
+
+
+def _is_placed(one: Compared) -> bool:
+    return all(values.shape == one.regions[rank].shape for rank, values in one.values.items())
+
+
+def _farthest(one: Compared) -> float:
+    return max(
+        (float(np.max(np.abs(values - one.wanted_of(rank)), initial=0.0)) for rank, values in one.reduced.items()),
+        default=0.0,
+    )
