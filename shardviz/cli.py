@@ -103,7 +103,7 @@ def parser_for(verb: str) -> argparse.ArgumentParser:
     module = import_module(f"shardviz.commands.{verb}")
     parser = _Parser(prog=f"shardviz {verb}", description=module.__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n  ".join(("examples:", *EXAMPLES_OF[verb]))
+    parser.epilog = "\n  ".join(("examples:", *EXAMPLES_OF.get(verb, ())))
     module.add_arguments(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
     return parser

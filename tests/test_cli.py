@@ -60,7 +60,9 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
-    assert f"usage: shardviz {verb}" in capsys.readouterr().out
+    text, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
+    assert f"usage: shardviz {verb}" in text
+    assert f"  shardviz {verb}" in examples, "commands/_examples.py has them"
 
 
 def test_the_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:

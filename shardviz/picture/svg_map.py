@@ -1,5 +1,7 @@
-"""One panel of a drawing as SVG: boxes to scale, the ranks in them, and bands from where a part is claimed to where
-it is held."""
+"""One panel of a drawing as SVG: boxes to scale, the ranks in them, bands from where parts are claimed to held.
+
+Pixels are whole numbers, so that the bytes are stable.
+"""
 
 from __future__ import annotations
 
@@ -118,20 +120,23 @@ def bands(panel: Panel, scale: Scale, width: int) -> str:
     """Draw a band from every part as it is claimed to the same ranks' part as it is held, `width` pixels wide."""
     if not has_bands(panel) or panel.claimed is None or panel.held is None:
         return ""
-    claimed, held = _parts(panel.claimed), _parts(panel.held)
+    held = _parts(panel.held)
     drawn = []
-    for mask, (start, stop) in claimed.items():
-        if mask in held and len(set(held[mask]) | {start, stop}) > 0:
-            first, last = scale.tops[start], scale.tops[stop]
-            to_first, to_last = (scale.tops[at] for at in held[mask])
-            bend, name = width // 2, f"sv-band sv-f{ranks_of(mask)[0] % NUM_COLOURS}"
-            path = (
-                f"M0 {first + 1}C{bend} {first + 1} {bend} {to_first + 1} {width} {to_first + 1}"
-                f"V{to_last - 1}C{bend} {to_last - 1} {bend} {last - 1} 0 {last - 1}Z"
-            )
-            moved = (start, stop) != held[mask]
-            drawn.append((moved, element("path", d=path, class_=name if moved else f"{name} sv-still")))
+    for mask, rows in _parts(panel.claimed).items():
+        if mask in held:
+            moved = rows != held[mask]
+            colour = f"sv-band sv-f{ranks_of(mask)[0] % NUM_COLOURS}"
+            path = _band(scale, rows, held[mask], width)
+            drawn.append((moved, element("path", d=path, class_=colour if moved else f"{colour} sv-still")))
     return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
+
+
+def _band(scale: Scale, rows: tuple[int, int], to_rows: tuple[int, int], width: int) -> str:
+    top, bottom = scale.tops[rows[0]] + 1, scale.tops[rows[1]] - 1
+    to_top, to_bottom = scale.tops[to_rows[0]] + 1, scale.tops[to_rows[1]] - 1
+    bend = width // 2
+    there = f"M0 {top}C{bend} {top} {bend} {to_top} {width} {to_top}"
+    return f"{there}V{to_bottom}C{bend} {to_bottom} {bend} {bottom} 0 {bottom}Z"
 
 
 def has_bands(panel: Panel) -> bool:

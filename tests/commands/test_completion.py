@@ -65,11 +65,3 @@ def test_a_shell_that_is_installed_reads_its_script(shell: str, capsys: pytest.C
 def test_completion_does_not_import_torch() -> None:
     code = "import sys; from shardviz.cli import main; main(['completion', 'bash']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_command_ends_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
-    _, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
-    assert f"shardviz {verb}" in examples
