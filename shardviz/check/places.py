@@ -109,8 +109,8 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
 def _advice(explanations: list[Explanation]) -> Advised:
     first, *others = explanations
     also = "".join(f"; this fits as well: {other.sentence}" for other in others)
-    refs = dict.fromkeys(ref for explanation in explanations for ref in CATALOGUE[explanation.name].refs)
-    return CATALOGUE[first.name].cause, first.fix, tuple(refs), f": {first.sentence}{also}"
+    advice = CATALOGUE[first.name]
+    return advice.cause, first.fix, advice.refs, f": {first.sentence}{also}"
 
 
 def _explained(case: Case) -> Finding:

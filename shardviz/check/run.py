@@ -20,7 +20,7 @@ from shardviz.check.groups import check_rank_order
 from shardviz.check.intent import check_intent, intended_text, is_intended
 from shardviz.check.places import check_places
 from shardviz.check.seeds import check_seeds
-from shardviz.check.shapes import check_global_shape, check_label
+from shardviz.check.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
 from shardviz.check.writes import check_writes
@@ -62,6 +62,7 @@ def check_model(model: Model) -> Report:
     others: list[Result] = [
         *check_completeness(model),
         *check_rank_order(model),
+        *_dtypes(model),
         *check_ties(model),
         *check_writes(model),
         *of_values,
@@ -78,6 +79,12 @@ def check_model(model: Model) -> Report:
         findings=tuple(findings),
         not_checked=tuple(dict.fromkeys(result for result in placed + others if isinstance(result, NotChecked))),
     )
+
+
+def _dtypes(model: Model) -> Iterator[Finding]:
+    """Yield tensors of which ranks disagree on the element type."""
+    for tensor in model.stage("stamped") or model.stage("initial"):
+        yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in tensor.names)
 
 
 def _not_checked_by_ranks(model: Model) -> Iterator[NotChecked]:

@@ -1,8 +1,8 @@
 """`wrong-shape` and `wrong-placement`: labels that cannot be right whatever the numbers are.
 
-The global shape must be the same on every rank and that of the unsharded model; the placements must be the same on
-every rank of a mesh; the local shape must be the one that torch.chunk gives, level by level. A label that is only
-contradicted by what the ranks hold (Replicate, but different) is found by `places`.
+The global shape and the element type must be the same on every rank, and the shape that of the unsharded model; the
+placements must be the same on every rank of a mesh; the local shape must be the one that torch.chunk gives, level by
+level. A label that is only contradicted by what the ranks hold (Replicate, but different) is found by `places`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,26 @@ def check_global_shape(model: Model, tensor: Tensor) -> Iterator[Finding]:
         cause="DTensor.from_local computed the shape from a local shard of another size, or the tensor was transposed "
         "or padded before it was sharded",
         fix=f"give from_local the shape={wanted} and its stride, or use distribute_tensor on the whole tensor",
+    )
+
+
+def check_dtype(tensor: Tensor) -> Iterator[Finding]:
+    """Yield ranks whose element type is not that of most others."""
+    dtypes = Counter(shard.body.dtype for shard in tensor.shards.values())
+    if len(dtypes) == 1:
+        return
+    usual = dtypes.most_common(1)[0][0]
+    others = {shard.rank: shard.body.dtype for shard in tensor.shards.values() if shard.body.dtype != usual}
+    rank, dtype = next(iter(others.items()))
+    yield Finding(
+        "wrong-shape",
+        "error",
+        tensor.names[0],
+        tuple(others),
+        f"{len(others)} of {len(tensor.shards)} ranks have another element type: {dtype} on rank {rank}, where most "
+        f"ranks have {usual}",
+        cause="The tensor was cast, or loaded, by a rule that depends on the rank",
+        fix=f"cast to torch.{usual} on every rank before the model is sharded",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
@@ -12,10 +13,14 @@ from shardviz.live.meshes import plain_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import torch
 
 Sent = TypeVar("Sent")
+
+PATIENCE = 5.0
+"""Seconds that a rank whose step raised gives the others to come to the same end."""
 
 MAX_ELEMENTS = 1 << 26
 """Tensors of more elements than this are not gathered whole on every rank."""
@@ -36,6 +41,38 @@ def of_all_ranks(mine: Sent) -> list[Sent]:
     of_all: list[Sent] = [mine] * distributed.get_world_size()
     distributed.all_gather_object(of_all, mine)
     return of_all
+
+
+def agreed_errors(error: Exception | None, folder: Path) -> list[str]:
+    """Return what every rank raised in the step, in words; empty for ranks that raised nothing. Every rank calls this.
+
+    A rank that raised while others wait for it in a collective cannot ask them. So each leaves a mark in the dump's
+    folder first, and a rank that raised goes on only once all are there.
+
+    Args:
+        error: What this rank raised.
+        folder: A folder that all ranks reach.
+
+    Raises:
+        Exception: This rank's own error, where some rank does not come: it waits for what this one will not do.
+    """
+    mark = folder / f".step_{distributed.get_rank():05d}.tmp"
+    mark.touch()
+    if error is not None and not _all_come(folder):
+        raise error
+    line = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}" if error else ""
+    errors = of_all_ranks(line)
+    mark.unlink()
+    return errors
+
+
+def _all_come(folder: Path) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if len(list(folder.glob(".step_*.tmp"))) == distributed.get_world_size():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def full_tensor(tensor: DTensor) -> torch.Tensor:

@@ -22,7 +22,16 @@ from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.meshes import without_axes
 from shardviz.live.observe import optimizer_states
 from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
-from shardviz.live.step import batch_axes, gradients, own_batch, reference_step, results, sharded_step, whole_batch
+from shardviz.live.step import (
+    batch_axes,
+    gradients,
+    own_batch,
+    reference_step,
+    results,
+    sharded_step,
+    unnamed_batch_axes,
+    whole_batch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,17 +146,19 @@ class Run:
         reference = reference_step(self.probe, unsharded, batch)
         model = self._initialized(self._parallelized(self._built().double()))
         own = own_batch(batch, axes, self.device_mesh)
-        step, error = None, ""
+        step, failure = None, None
         try:
             step = sharded_step(self.probe, model, own, self.device_mesh)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {str(raised).strip().partition(chr(10))[0]}"
-        errors = gather.of_all_ranks(error)
+        except Exception as error:
+            failure = error
+        errors = gather.agreed_errors(failure, self.job.folder)
         if step is None or any(errors):
-            if self.capture.rank == 0:
-                rank, first = next((rank, text) for rank, text in enumerate(errors) if text)
-                self.capture.not_checked.append(("", f"the step: rank {rank} raised {first}"))
+            rank, first = next((rank, text) for rank, text in enumerate(errors) if text)
+            self.capture.not_checked.append(("", f"the step: rank {rank} raised {first}"))
             return
+        if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
+            why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
+            self.capture.not_checked.append(("", why))
         self._add_step(model, step, axes)
         if self.capture.rank == 0:
             after = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from shardviz.mesh import Mesh
 
 Batch = tuple[Any, ...]
+DATA_AXES = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard")
+"""How the names of mesh axes begin over which training splits its batch."""
 
 
 @dataclass
@@ -92,6 +94,16 @@ def whole_batch(probe: ModuleType, parts: int) -> Batch:
         whole = part[:rows] if part.ndim else part
         own.append(whole.double() if whole.is_floating_point() else whole)
     return tuple(own)
+
+
+def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
+    """Return axes that go by a name of data parallelism, where the probe does not say how its batch is split.
+
+    Ranks that see the same batch have the same gradients, reduced or not.
+    """
+    if hasattr(probe, "BATCH_AXES"):
+        return ()
+    return tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
 
 
 def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:

@@ -159,3 +159,23 @@ def test_without_rank_0_there_is_no_reference_and_that_is_said(tmp_path):
     values = {1: WANTED, 2: WANTED, 3: WANTED}
     (said,) = check_step(step_dump(tmp_path, values), [])
     assert said.why == "the step: rank 0, which has the unsharded model's, is missing"
+
+
+def test_a_pending_reduction_that_cannot_be_made_up_for_is_said(tmp_path):
+    (said,) = check_step(step_dump(tmp_path, on_all(WANTED), placements=("Replicate()", "Partial('band')")), [])
+    assert said.why == "its grad: shardviz cannot make up for a pending band"
+
+
+def test_a_gradient_that_no_rank_has_is_said_to_be_unchecked(tmp_path):
+    other = Body("grad", "reference", (2,), (2,), "float64", values=[1.0, 2.0])
+    (said,) = check_step(step_dump(tmp_path, on_all(WANTED), extra=[("gone", other)]), [])
+    assert (said.tensor, said.why) == ("gone", "its gradient: .grad is None on every rank after the step")
+
+
+def test_unreduced_over_two_axes_the_fix_names_a_call_for_each(tmp_path):
+    apart = [np.array([0.5, 0, 0, 0]), np.array([0, 0.5, 0, 0]), np.array([0, 0, 0.5, 0])]
+    values = {0: WANTED + sum(apart), 1: WANTED - apart[0], 2: WANTED - apart[1], 3: WANTED - apart[2]}
+    (finding,) = check_step(step_dump(tmp_path, values), [])
+    assert finding.kind == "unreduced-gradient"
+    assert "group=mesh.get_group('dp')" in finding.fix
+    assert "group=mesh.get_group('tp')" in finding.fix

@@ -45,4 +45,6 @@ def test_a_healthy_probe_gives_no_finding_at_any_mesh(probe, mesh, tmp_path):
 def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
     report = check_model(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
     assert report.findings == ()
-    assert report.not_checked == ()
+    unseen = {one.why for one in report.not_checked}
+    assert unseen <= {"its gradient: .grad is None on every rank after the step"}
+    assert bool(unseen) == (recipe.name == "quiet/hsdp_before_all_reduce")

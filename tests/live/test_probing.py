@@ -1,7 +1,10 @@
 """Probes on real gloo ranks: what is captured is what is there."""
 
+import time
+
 import pytest
 
+from shardviz.errors import RankError
 from shardviz.notation import parse, write
 from tests.live.probing import run_probe
 
@@ -81,3 +84,37 @@ def test_ties_and_missing_gradients_are_noted(tmp_path):
     assert [stamp.tied_to for stamp in model.dump.run.stamps] == ["", "embed.weight"]
     assert model.dump.ranks[1].tied == (("embed.weight", "head.weight"),)
     assert model.tensors[0].first.body.grad == "none"
+
+
+STEPPED = """
+import torch
+from torch import distributed, nn
+from shardviz.live.compat import fully_shard
+def build(): return nn.Linear(4, 4)
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def batch(): return torch.randn(8, 4)
+"""
+
+
+def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_told_in_seconds(tmp_path):
+    probe = tmp_path / "mine.py"
+    probe.write_text(
+        STEPPED
+        + "BATCH_AXES = ('fsdp',)\n"
+        + "def loss(model, rows):\n"
+        + "    if distributed.get_rank() == 1 and len(rows) < 8: raise ValueError('my own bug on rank 1')\n"
+        + "    return model(rows).square().mean()\n"
+    )
+    begin = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 \(fsdp=1\) raised ValueError: my own bug on rank 1"):
+        run_probe(str(probe), "fsdp=2", tmp_path / "dump")
+    assert time.monotonic() - begin < 60
+
+
+def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp_path):
+    probe = tmp_path / "mine.py"
+    probe.write_text(STEPPED)
+    model = run_probe(str(probe), "fsdp=2", tmp_path / "dump")
+    assert model.dump.ranks[0].not_checked == (
+        ("", "reductions over fsdp: every rank saw the same batch, BATCH_AXES names no such axis"),
+    )

@@ -105,7 +105,7 @@ class Compared:
         reduced: dict[int, NDArray[np.float64]] = {}
         for group in self.mesh.groups(axis):
             if all(rank in values for rank in group):
-                whole = _REDUCTIONS[op](np.stack([values[rank] for rank in group]))
+                whole = REDUCTIONS[op](np.stack([values[rank] for rank in group]))
                 reduced |= dict.fromkeys(group, whole)
         return reduced
 
@@ -130,7 +130,7 @@ class Compared:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
 
 
-_REDUCTIONS = {
+REDUCTIONS = {
     "sum": lambda stacked: stacked.sum(0),
     "avg": lambda stacked: stacked.mean(0),
     "max": lambda stacked: stacked.max(0),

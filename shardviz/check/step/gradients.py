@@ -28,9 +28,10 @@ def check_gradient(one: Compared) -> Finding | None:
         return None
     axes = " and ".join(one.copies_differ_along)
     low, high, worst = _farthest(one)
-    reduction = _missing_reduction(one)
-    becomes = f"; their {reduction} over {axes} is the unsharded model's" if reduction else ""
+    reduction, over = _missing_reduction(one)
+    becomes = f"; their {reduction} over {' and '.join(over)} is the unsharded model's" if reduction else ""
     op = "AVG" if reduction == "mean" else "SUM"
+    calls = " and ".join(f"all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
     return Finding(
         "unreduced-gradient",
         "error",
@@ -41,8 +42,7 @@ def check_gradient(one: Compared) -> Finding | None:
         held=f"each rank's own contribution (+{', +'.join(one.copies_differ_along)})",
         cause=f"Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a "
         "tensor-parallel style manages there, or the reduction ran over a group of one",
-        fix=f"after backward, all_reduce(parameter.grad, op=ReduceOp.{op}, group=mesh.get_group({axes!r})), or give "
-        f"the parameter to the wrapper whose mesh has {axes}",
+        fix=f"after backward, {calls}; or give the parameter to the wrapper whose mesh has {axes}",
         refs=REFS,
     )
 
@@ -58,14 +58,14 @@ def _farthest(one: Compared) -> tuple[int, int, float]:
     return max(pairs, key=lambda pair: pair[2])
 
 
-def _missing_reduction(one: Compared) -> str:
-    """Return which reduction over which axes makes it right: `mean`, `sum`, or empty."""
+def _missing_reduction(one: Compared) -> tuple[str, tuple[str, ...]]:
+    """Return the reduction, `mean` or `sum`, and the fewest axes that make it right; empty and all axes if none do."""
     for count in range(1, len(one.copies_differ_along) + 1):
         for axes in combinations(one.copies_differ_along, count):
             for op, name in (("avg", "mean"), ("sum", "sum")):
                 values = dict(one.reduced)
                 for axis in axes:
                     values = one.over(axis, op, values)
-                if all(one.is_right(rank, value) for rank, value in values.items()):
-                    return name
-    return ""
+                if values and all(one.is_right(rank, value) for rank, value in values.items()):
+                    return name, axes
+    return "", one.copies_differ_along

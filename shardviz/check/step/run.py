@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import compared
+from shardviz.check.step.compared import REDUCTIONS, compared
 from shardviz.check.step.gradients import check_gradient
 from shardviz.check.step.scalars import check_scalar
 from shardviz.check.step.scale import check_scale, check_terms
@@ -38,9 +38,18 @@ def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | N
         return
     missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
     yield from (NotChecked(name, "the unsharded model's step has no tensor of this name") for name in missing)
+    yield from _without_gradient(model)
     results = [result for one in compared(model) for result in _check(model, one)]
     explained = any(isinstance(result, Finding) and result.kind != "wrong-value" for result in results)
     yield from (result for result in results if not explained or not _is_unexplained(result))
+
+
+def _without_gradient(model: Model) -> Iterator[NotChecked]:
+    """Yield parameters that have a gradient in the unsharded model's step and on no rank of the sharded one."""
+    for tensor in model.stage("reference"):
+        if tensor.role == "grad":
+            absent = (name for name in tensor.names if model.find("step", "grad", name) is None)
+            yield from (NotChecked(name, "its gradient: .grad is None on every rank after the step") for name in absent)
 
 
 def _is_unexplained(result: Finding | NotChecked) -> bool:
@@ -57,6 +66,10 @@ def _check(model: Model, one: Compared) -> Iterator[Finding | NotChecked]:
     if misshapen:
         shape = list(one.values[misshapen[0]].shape)
         yield NotChecked(one.name, f"its {one.role}: rank {misshapen[0]} has {shape}, which part that is is not known")
+        return
+    unknown = [op for _, op in one.claimed.partial if op not in REDUCTIONS] if one.claimed else []
+    if unknown:
+        yield NotChecked(one.name, f"its {one.role}: shardviz cannot make up for a pending {unknown[0]}")
         return
     if not one.wrong:
         return

@@ -1,0 +1,130 @@
+"""Every healthy probe on real gloo ranks, at its own mesh and at two others: nothing found, everything looked at."""
+
+import pytest
+
+from shardviz import recipes
+from shardviz.check.run import check_model
+from shardviz.check.step.agreement import agreement
+from shardviz.errors import ProbeError
+from tests.live.probing import run_probe
+
+OTHERS = {
+    "collectives": ("1,3", "3,2"),
+    "cp": ("2", "3"),
+    "ddp": ("2", "3"),
+    "ddp_by_hand": ("2", "3"),
+    "ep": ("2", "3"),
+    "ep_fsdp": ("3,2", "1,3"),
+    "fsdp": ("2", "7"),
+    "fsdp1_cpu_offload": ("2", "3"),
+    "fsdp1_full_shard": ("2", "5"),
+    "fsdp1_no_shard": ("2", "3"),
+    "fsdp1_shard_grad_op": ("2", "5"),
+    "fsdp1_wrap_by_size": ("2", "5"),
+    "fsdp1_wrap_transformer": ("2", "5"),
+    "fsdp_meta": ("2", "5"),
+    "fsdp_mixed_precision": ("2", "5"),
+    "fsdp_nested": ("2", "5"),
+    "fsdp_no_reshard": ("2", "5"),
+    "fsdp_other_dim": ("2", "3"),
+    "hsdp": ("2,3", "1,2"),
+    "hsdp_fsdp1": ("2,3", "3,2"),
+    "hsdp_tp": ("1,3,2", "1,2,3"),
+    "mesh": ("3", "pp=2,dp=1,tp=3"),
+    "pp_1f1b": ("2", "3"),
+    "pp_fsdp_tp": ("2,1,2", "1,2,2"),
+    "pp_gpipe": ("2", "3"),
+    "pp_interleaved": ("2", "3"),
+    "pp_naive": ("2", "3"),
+    "tp": ("2", "5"),
+    "tp_embedding": ("2", "5"),
+    "tp_fsdp": ("3,2", "2,3"),
+    "tp_loss": ("2", "5"),
+    "tp_product": ("1", "3"),
+    "tp_sequence": ("2", "5"),
+    "zero1": ("2", "3"),
+}
+NEEDS_GPUS = ("dataparallel",)
+
+REFUSED = {
+    ("cp", "5"): "24 pairs of tokens do not divide over cp(5): 24 % 5 = 4",
+    ("fsdp_other_dim", "5"): "12 columns do not divide over fsdp(5): 12 % 5 = 2",
+    ("pp_gpipe", "9"): "pp(9) * 1 = 9 stages for 8 layers",
+    ("tp_embedding", "7"): "30 words over tp(7) are chunks of 5, which leaves 1 of 7 ranks with none",
+}
+
+
+def _healthy():
+    own = [recipe for recipe in recipes.shipped() if "/" not in recipe.name]  # bugs/ and quiet/ have their own tests
+    return [recipe for recipe in own if recipe.name not in NEEDS_GPUS]
+
+
+def test_every_healthy_probe_has_two_meshes_to_be_tried_on_beside_its_own():
+    assert {recipe.name for recipe in _healthy()} == set(OTHERS)
+
+
+@pytest.mark.parametrize("recipe", _healthy(), ids=lambda recipe: recipe.name)
+def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(recipe, tmp_path):
+    for number, mesh in enumerate((",".join(map(str, recipe.mesh)), *OTHERS[recipe.name])):
+        model = run_probe(recipe.name, mesh, tmp_path / str(number))
+        report = check_model(model)
+        assert not report.findings, (mesh, report.findings)
+        assert not report.not_checked, (mesh, report.not_checked)
+        numbers = agreement(model)
+        if recipe.name != "mesh":
+            assert numbers is not None
+            assert numbers.num_gradients
+            assert numbers.loss == pytest.approx(numbers.loss_wanted, rel=2e-2 if "mixed" in recipe.name else 1e-12)
+
+
+@pytest.mark.parametrize(("probe", "mesh"), REFUSED)
+def test_a_mesh_that_torch_cannot_take_is_refused_with_the_arithmetic(probe, mesh, tmp_path):
+    with pytest.raises(ProbeError) as caught:
+        run_probe(probe, mesh, tmp_path / "dump")
+    assert caught.value.message.startswith(REFUSED[probe, mesh])
+    assert caught.value.hint
+
+
+def test_data_parallel_without_gpus_says_what_to_run_instead(tmp_path):
+    with pytest.raises(ProbeError, match=r"this machine has 0(.|\n)*shardviz probe ddp"):
+        run_probe("dataparallel", "1", tmp_path / "dump")
+
+
+def test_the_collectives_of_a_step_come_with_axis_module_and_bytes(tmp_path):
+    rank = run_probe("tp_fsdp", "2,2", tmp_path / "dump").dump.ranks[0]
+    seen = {(one.op, one.axes, one.module, one.backward): one.bytes for one in rank.collectives}
+    numbers = 24 * 12 + 24 + 12 * 24 + 12
+    assert seen == {
+        ("all_gather", ("fsdp",), "", False): 2 * _padded(numbers),
+        ("all_reduce", ("tp",), "down", False): 60 * 12 * 8,
+        ("reduce_scatter", ("fsdp",), "up", True): 2 * _padded(numbers),
+    }
+
+
+def _padded(numbers: int) -> int:
+    """Bytes in float64 of one fsdp rank's part of what one tp rank has: the row-wise bias is whole there."""
+    return (numbers - 12 + 2 * 12) // 4 * 8
+
+
+def test_the_optimizer_state_that_zero_deals_out_is_whole_once(tmp_path):
+    model = run_probe("zero1", "3", tmp_path / "dump")
+    states = [tensor for tensor in model.stage("step") if tensor.role == "optim"]
+    assert sorted(name for tensor in states for name in tensor.names) == sorted(
+        f"{stamp.name}.{kind}" for stamp in model.dump.run.stamps for kind in ("exp_avg", "exp_avg_sq")
+    )
+    assert all(len(tensor.shards) == 1 for tensor in states)
+
+
+def test_the_worked_product_gives_the_same_numbers_both_ways(tmp_path):
+    model = run_probe("tp_product", "2", tmp_path / "dump")
+    numbers = [model.find("step", "scalar", f"product[{index}]").first.body.values for index in range(4)]
+    assert numbers == [76, 82, 252, 274]
+    contributions = [shard.body.values for shard in model.find("step", "activation", "by_rows").shards.values()]
+    assert contributions == [[[10, 11], [82, 91]], [[66, 71], [170, 183]]]
+
+
+def test_a_schedule_is_what_the_stages_ran(tmp_path):
+    ranks = run_probe("pp_1f1b", "2", tmp_path / "dump").dump.ranks
+    last = [("B" if one.backward else "F") + str(one.microbatch) for one in ranks[1].schedule]
+    assert last == [f"{way}{number}" for number in range(8) for way in "FB"]
+    assert {one.stage for one in ranks[0].schedule} == {0}
