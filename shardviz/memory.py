@@ -103,7 +103,7 @@ class Scheme:
 
 
 def schemes(params: int, num_ranks: int) -> list[Scheme]:
-    """Return parameters, gradients and Adam's two numbers a parameter, a rank, for each scheme (Rajbhandari et al. 2020).
+    """Return parameters, gradients and Adam's two numbers a parameter, a rank, by scheme (Rajbhandari et al. 2020).
 
     Args:
         params: Bytes of all parameters.
