@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.errors import ProbeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Item = TypeVar("Item")
 
@@ -119,7 +122,7 @@ def _read(name: str, path: Path, build: str = "build") -> Recipe:
 def _top_level_names(tree: ast.Module) -> set[str]:
     """Return every name that the module binds at its top level; `*` where it imports all of another."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -127,6 +130,21 @@ def _top_level_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield a block's own statements and expressions, under `if`, `try` and `with` too, not those of functions."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, ast.ExceptHandler):
+                yield from _statements(child.body)
+            elif isinstance(child, ast.stmt):
+                yield from _statements([child])
+            else:
+                yield from ast.walk(child)
 
 
 def _constant(tree: ast.Module, name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.names import fold, printable
 from shardviz.picture.findings import findings_lines
+from shardviz.picture.report import counted
 from shardviz.picture.terminal import BAD, DIM, GOOD, line, wrapped
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
     if not difference:
         return line((f"{terminal.glyphs.good} nothing changed", GOOD))
     counts = (
-        f"{len(difference.changes)} changes",
-        f"{len(difference.gained)} findings gained",
-        f"{len(difference.lost)} findings lost",
+        counted(len(difference.changes), "change"),
+        f"{counted(len(difference.gained), 'finding')} gained",
+        f"{counted(len(difference.lost), 'finding')} lost",
     )
     return line((f"{terminal.glyphs.differs} {', '.join(counts)}", BAD))

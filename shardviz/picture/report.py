@@ -170,22 +170,26 @@ def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
 
 def summary_line(report: Report, terminal: Terminal) -> Text:
     """Sum up in one line: all in order, or how many findings in how many tensors."""
-    ranks = _count(report.num_ranks, "rank")
-    unchecked = len({entry.tensor for entry in report.not_checked} - {finding.tensor for finding in report.findings})
-    but = f"; {_count(unchecked, 'tensor')} not checked" if unchecked else ""
+    ranks = counted(report.num_ranks, "rank")
+    names = {entry.tensor for entry in report.not_checked if entry.tensor}
+    unchecked = len(names - {finding.tensor for finding in report.findings})
+    general = sum(1 for entry in report.not_checked if not entry.tensor)
+    but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
+    but += f"; {counted(general, 'check')} not made" if general else ""
     if report.findings:
         tensors = len({finding.tensor for finding in report.findings if finding.tensor})
-        where = f" in {tensors:,} of {_count(report.num_tensors, 'tensor')}" if tensors else ""
-        text = f"{_count(len(report.findings), 'finding')}{where} on {ranks}{but}"
+        where = f" in {tensors:,} of {counted(report.num_tensors, 'tensor')}" if tensors else ""
+        text = f"{counted(len(report.findings), 'finding')}{where} on {ranks}{but}"
         return line((f"{terminal.glyphs.bad} {text}", BAD))
     if unchecked:
-        text = f"no findings in {_count(report.num_tensors, 'tensor')} on {ranks}{but}"
+        text = f"no findings in {counted(report.num_tensors, 'tensor')} on {ranks}{but}"
         return line((f"{terminal.glyphs.unknown} {text}", WARNING))
     if report.num_tensors == 0:
         return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors", WARNING))
-    many = f"all {_count(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
-    return line((f"{terminal.glyphs.good} {many} in order on {ranks}", GOOD))
+    many = f"all {counted(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
+    return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD))
 
 
-def _count(number: int, of: str) -> str:
+def counted(number: int, of: str) -> str:
+    """Return a number of things in words: `1 tensor`, `4 tensors`."""
     return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"
