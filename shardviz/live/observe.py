@@ -28,17 +28,15 @@ class Observed:
 
     Attributes:
         comms: The collectives.
-        outputs: What each module put out, by name, run by run.
+        outputs: What the model itself put out, run by run.
+        activations: What each of its modules put out first, by name.
         schedule: What a pipeline's stages ran, in order.
     """
 
     comms: Comms
-    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    activations: dict[str, Local] = field(default_factory=dict)
     schedule: list[StageRecord] = field(default_factory=list)
-
-    def activations(self) -> list[Local]:
-        """Return the first output of every module but the model itself."""
-        return [of_tensor(name, "activation", runs[0]) for name, runs in self.outputs.items() if name]
 
 
 @contextmanager
@@ -64,8 +62,14 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
 
 def _keep_output(seen: Observed, name: str) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if torch.is_tensor(output) and not output.is_meta:
-            seen.outputs.setdefault(name, []).append(output.detach().clone())
+        if not torch.is_tensor(output) or output.is_meta:
+            return
+        if not name:
+            seen.outputs.append(output.detach())
+        elif name not in seen.activations:
+            local = of_tensor(name, "activation", output)
+            # Copied as a plain tensor: the clone of a DTensor with a pending sum is the sum.
+            seen.activations[name] = replace(local, values=local.values.clone(), grad=None)
 
     return keep
 

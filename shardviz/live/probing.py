@@ -168,10 +168,11 @@ class Run:
     def _add_step(self, model: nn.Module, step: Step, axes: Sequence[str]) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
         assert step.seen is not None
-        assert step.optimizer is not None
         locals_ = self._locals(model)
-        states = optimizer_states(step.optimizer, unwrapped(model), locals_)
-        of_step = [*gradients(locals_), *self._apart([*states, *step.seen.activations()])]
+        states = optimizer_states(step.optimizer, unwrapped(model), locals_) if step.optimizer is not None else []
+        if step.optimizer_error:
+            self.capture.not_checked.append(("", f"the optimizer's state: {step.optimizer_error}"))
+        of_step = [*gradients(locals_), *self._apart([*states, *step.seen.activations.values()])]
         for local in [*of_step, *results(step, self.job.mesh, axes)]:
             self.capture.add_values(local, "step")
         self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)

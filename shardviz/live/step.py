@@ -15,7 +15,7 @@ difference is no rounding. What a probe may define:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +49,8 @@ class Step:
         output: The model's output in its last forward; None where it is no tensor.
         logged: What `log` returned.
         seen: What was watched while it ran; None of the unsharded model's.
-        optimizer: What updated the weights; None of the unsharded model's.
+        optimizer: What updated the weights; None of the unsharded model's, and where it raised.
+        optimizer_error: What the default optimizer raised, in a line.
     """
 
     loss: torch.Tensor
@@ -57,6 +58,7 @@ class Step:
     logged: Mapping[str, Any] = field(default_factory=dict)
     seen: Observed | None = None
     optimizer: torch.optim.Optimizer | None = None
+    optimizer_error: str = ""
 
 
 def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -138,18 +140,21 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
             loss = _loss(probe, model, batch)
             torch.autograd.backward(loss)
     logged = _logged(probe, model, batch, loss)
+    step = Step(loss.detach(), _output(probe, seen, mesh), logged, seen)
     optimizer = _optimizer(probe, model, mesh)
-    optimizer.step()
-    return Step(loss.detach(), _output(probe, seen, mesh), logged, seen, optimizer)
+    try:
+        optimizer.step()
+        return replace(step, optimizer=optimizer)
+    except RuntimeError as error:  # torch has gradients that Adam cannot be given, and the step was none of its doing
+        return replace(step, optimizer_error=str(error).strip().partition("\n")[0])
 
 
 def _output(probe: ModuleType, seen: Observed, mesh: DeviceMesh) -> torch.Tensor | None:
     """Return what the model put out last, or a pipeline's last stage over all micro-batches."""
-    outputs = seen.outputs.get("", [])
     axes = getattr(probe, "STAGE_AXES", ())
-    if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
+    if not seen.outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
         return None
-    return torch.cat(outputs) if axes else outputs[-1]
+    return torch.cat(seen.outputs) if axes else seen.outputs[-1]
 
 
 def _logged(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:

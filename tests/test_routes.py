@@ -1,0 +1,58 @@
+import pytest
+
+from shardviz.errors import LayoutError
+from shardviz.mesh import parse_mesh
+from shardviz.notation import parse, write
+from shardviz.routes import cheapest, torchs, total
+
+
+def _ends(start, end, mesh):
+    return parse(start).layout(parse_mesh(mesh)), parse(end).layout(parse_mesh(mesh))
+
+
+def _said(legs):
+    return [(leg.collective, leg.axis, write(leg.layout), leg.received) for leg in legs]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "mesh", "route"),
+    [
+        ("[12/tp, 12]", "[12, 12/tp]", "tp=4", [("all_to_all", "tp", "[12, 12/tp]", 27)]),
+        ("[12/tp, 12]", "[12, 12]", "tp=4", [("all_gather", "tp", "[12, 12]", 108)]),
+        ("[12, 12] +tp", "[12/tp, 12]", "tp=4", [("reduce_scatter", "tp", "[12/tp, 12]", 108)]),
+        ("[12, 12] +tp", "[12, 12]", "tp=4", [("all_reduce", "tp", "[12, 12]", 216)]),
+        ("[12, 12]", "[12/tp, 12]", "tp=4", [("slice", "tp", "[12/tp, 12]", 0)]),
+        ("[24/tp, 12]", "[24/3/tp, 12]", "tp=2", [("all_to_all", "tp", "[24/3/tp, 12]", 48)]),
+        ("[12/tp, 12]", "[12/tp, 12]", "tp=4", []),
+    ],
+)
+def test_one_axis_takes_the_one_collective_that_does_it(start, end, mesh, route):
+    assert _said(cheapest(*_ends(start, end, mesh))) == route
+
+
+def test_two_pending_sums_into_one_dim_are_scattered_where_torch_reduces_first():
+    ends = _ends("[8, 8] +a +b", "[8/a/b, 8]", "a=2,b=2")
+    assert _said(cheapest(*ends)) == [
+        ("reduce_scatter", "a", "[8/a, 8] +b", 32),
+        ("reduce_scatter", "b", "[8/a/b, 8]", 16),
+    ]
+    assert _said(torchs(*ends)) == [
+        ("all_reduce", "b", "[8, 8] +a", 64),
+        ("reduce_scatter", "a", "[8/a, 8]", 32),
+        ("slice", "b", "[8/a/b, 8]", 0),
+    ]
+
+
+def test_a_route_is_never_dearer_than_torchs():
+    layouts = ["[12, 8]", "[12/a, 8]", "[12/b, 8/a]", "[12/a/b, 8]", "[12, 8/b] +a", "[12/a, 8] +b"]
+    for start in layouts:
+        for end in (text for text in layouts if "+" not in text):
+            ends = _ends(start, end, "a=2,b=3")
+            assert total(cheapest(*ends)) <= total(torchs(*ends)), (start, end)
+
+
+def test_what_no_collective_can_make_is_said():
+    with pytest.raises(LayoutError, match="no collective makes a sum pending over tp"):
+        cheapest(*_ends("[12, 12]", "[12, 12] +tp", "tp=2"))
+    with pytest.raises(LayoutError, match=r"not from \(12,\) to \(6,\)"):
+        cheapest(*_ends("[12/tp]", "[6/tp]", "tp=2"))
