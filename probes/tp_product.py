@@ -11,10 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
-from shardviz.live.compat import DTensor, Replicate, Shard, distribute_tensor
+from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 AXES = ("tp",)
 MESH = (2,)
+
+Placement = Replicate | Shard | Partial
 
 expect = {"columns": "[4, 2/tp]", "rows": "[4/tp, 2]"}
 
@@ -30,14 +32,18 @@ class Products(nn.Module):
         self.by_rows = nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        by_columns = self.by_columns(placed(x, self.columns, Replicate()) @ self.columns)
-        by_rows = self.by_rows(placed(x, self.rows, Shard(1)) @ self.rows)
+        by_columns = self.by_columns(product(x, Replicate(), self.columns, Shard(1)))
+        by_rows = self.by_rows(product(x, Shard(1), self.rows, Partial()))
         return torch.stack([whole(by_columns), whole(by_rows)])
 
 
-def placed(x: torch.Tensor, beside: torch.Tensor, placement: Replicate | Shard) -> torch.Tensor:
-    """Put a matrix on the mesh of another one; where there is none, leave it."""
-    return distribute_tensor(x, beside.device_mesh, (placement,)) if isinstance(beside, DTensor) else x
+def product(x: torch.Tensor, needed: Placement, matrix: torch.Tensor, gives: Placement) -> torch.Tensor:
+    """Multiply what a rank needs of the first matrix by what it has of the second; say what that gives."""
+    if not isinstance(matrix, DTensor):
+        return x @ matrix
+    mesh, shape = matrix.device_mesh, (len(x), matrix.shape[1])
+    own = distribute_tensor(x, mesh, (needed,)).to_local() @ matrix.to_local()
+    return DTensor.from_local(own, mesh, (gives,), shape=torch.Size(shape), stride=(shape[1], 1))
 
 
 def whole(product: torch.Tensor) -> torch.Tensor:
@@ -56,11 +62,6 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def batch() -> torch.Tensor:
     return torch.arange(8.0).view(2, 4)
-
-
-def optimizer(model: nn.Module, mesh: DeviceMesh) -> torch.optim.SGD:
-    # Where two columns do not divide, torch leaves their gradient whole, and Adam's state cannot be updated by it.
-    return torch.optim.SGD(model.parameters(), foreach=False)
 
 
 def log(model: nn.Module, x: torch.Tensor, loss: torch.Tensor) -> dict[str, torch.Tensor]:
