@@ -20,7 +20,7 @@ from shardviz.live import describe, gather
 from shardviz.live.capture import Capture, Local, local_tensors, run_record, unwrapped
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.meshes import without_axes
-from shardviz.live.observe import optimizer_states
+from shardviz.live.observe import adam_states, optimizer_states
 from shardviz.live.stamp import Digits, Stamped, exact_bits, named_tensors, stamp
 from shardviz.live.step import (
     batch_axes,
@@ -169,9 +169,8 @@ class Run:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
         assert step.seen is not None
         locals_ = self._locals(model)
-        states = optimizer_states(step.optimizer, unwrapped(model), locals_) if step.optimizer is not None else []
-        if step.optimizer_error:
-            self.capture.not_checked.append(("", f"the optimizer's state: {step.optimizer_error}"))
+        own = step.optimizer
+        states = adam_states(locals_) if own is None else optimizer_states(own, unwrapped(model), locals_)
         of_step = [*gradients(locals_), *self._apart([*states, *step.seen.activations.values()])]
         for local in [*of_step, *results(step, self.job.mesh, axes)]:
             self.capture.add_values(local, "step")

@@ -7,7 +7,7 @@ difference is no rounding. What a probe may define:
     BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
     loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
-    optimizer(model, mesh)     what updates the weights after the step; default: Adam over every parameter
+    optimizer(model, mesh)     what updates the weights after the step; default: Adam, of which only the state is kept
     stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
     STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
     log(model, batch, loss)    what the training loop would print after the step, by name
@@ -15,7 +15,7 @@ difference is no rounding. What a probe may define:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,8 +49,7 @@ class Step:
         output: The model's output in its last forward; None where it is no tensor.
         logged: What `log` returned.
         seen: What was watched while it ran; None of the unsharded model's.
-        optimizer: What updated the weights; None of the unsharded model's, and where it raised.
-        optimizer_error: What the default optimizer raised, in a line.
+        optimizer: What updated the weights; None of the unsharded model's, and where the probe defines none.
     """
 
     loss: torch.Tensor
@@ -58,7 +57,6 @@ class Step:
     logged: Mapping[str, Any] = field(default_factory=dict)
     seen: Observed | None = None
     optimizer: torch.optim.Optimizer | None = None
-    optimizer_error: str = ""
 
 
 def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -140,13 +138,10 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
             loss = _loss(probe, model, batch)
             torch.autograd.backward(loss)
     logged = _logged(probe, model, batch, loss)
-    step = Step(loss.detach(), _output(probe, seen, mesh), logged, seen)
-    optimizer = _optimizer(probe, model, mesh)
-    try:
+    optimizer = probe.optimizer(model, mesh) if hasattr(probe, "optimizer") else None
+    if optimizer is not None:
         optimizer.step()
-        return replace(step, optimizer=optimizer)
-    except RuntimeError as error:  # torch has gradients that Adam cannot be given, and the step was none of its doing
-        return replace(step, optimizer_error=str(error).strip().partition("\n")[0])
+    return Step(loss.detach(), _output(probe, seen, mesh), logged, seen, optimizer)
 
 
 def _output(probe: ModuleType, seen: Observed, mesh: DeviceMesh) -> torch.Tensor | None:
@@ -160,14 +155,6 @@ def _output(probe: ModuleType, seen: Observed, mesh: DeviceMesh) -> torch.Tensor
 def _logged(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
     logged: Mapping[str, Any] = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
     return logged
-
-
-def _optimizer(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> torch.optim.Optimizer:
-    if hasattr(probe, "optimizer"):
-        optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
-        return optimizer
-    # One by one: parameters on different meshes cannot be stepped together.
-    return torch.optim.Adam(model.parameters(), foreach=False)
 
 
 def _passed(batch: Batch) -> Any:
