@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardviz.dump.tensors import ID_NONE
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
-from shardviz.live import describe, gather
+from shardviz.live import describe, gather, placing
 from shardviz.live.capture import Capture, Local, local_tensors, run_record, unwrapped
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.meshes import without_axes
@@ -159,19 +159,20 @@ class Run:
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
             why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
             self.capture.not_checked.append(("", why))
-        self._add_step(model, step, axes)
+        self._add_step(model, step, reference, axes)
         if self.capture.rank == 0:
             after = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
             for local in [*before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
 
-    def _add_step(self, model: nn.Module, step: Step, axes: Sequence[str]) -> None:
+    def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
-        assert step.seen is not None
         locals_ = self._locals(model)
         own = step.optimizer
         states = adam_states(locals_) if own is None else optimizer_states(own, unwrapped(model), locals_)
-        of_step = [*gradients(locals_), *self._apart([*states, *step.seen.activations.values()])]
+        rank, seen = self.capture.rank, step.seen.activations
+        activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
+        of_step = [*gradients(locals_), *self._apart([*states, *activations])]
         for local in [*of_step, *results(step, self.job.mesh, axes)]:
             self.capture.add_values(local, "step")
         self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)

@@ -15,7 +15,7 @@ difference is no rounding. What a probe may define:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,14 +48,14 @@ class Step:
         loss: The loss, as the step returned it.
         output: The model's output in its last forward; None where it is no tensor.
         logged: What `log` returned.
-        seen: What was watched while it ran; None of the unsharded model's.
+        seen: What was watched while it ran.
         optimizer: What updated the weights; None of the unsharded model's, and where the probe defines none.
     """
 
     loss: torch.Tensor
-    output: torch.Tensor | None = None
-    logged: Mapping[str, Any] = field(default_factory=dict)
-    seen: Observed | None = None
+    output: torch.Tensor | None
+    logged: Mapping[str, Any]
+    seen: Observed
     optimizer: torch.optim.Optimizer | None = None
 
 
@@ -117,14 +117,12 @@ def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
 
 def reference_step(probe: ModuleType, model: nn.Module, batch: Batch) -> Step:
     """Step the unsharded model on the whole batch."""
-    outputs: list[Any] = []
-    handle = model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     torch.manual_seed(2)
-    loss = _loss(probe, model, batch)
-    torch.autograd.backward(loss)
-    handle.remove()
-    output = outputs[-1].detach() if outputs and torch.is_tensor(outputs[-1]) else None
-    return Step(loss.detach(), output, _logged(probe, model, batch, loss))
+    with observed(model) as seen:
+        loss = _loss(probe, model, batch)
+        torch.autograd.backward(loss)
+    output = seen.outputs[-1] if seen.outputs else None
+    return Step(loss.detach(), output, _logged(probe, model, batch, loss), seen)
 
 
 def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> Step:

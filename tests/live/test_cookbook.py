@@ -6,6 +6,7 @@ from shardviz import recipes
 from shardviz.check.run import check_model
 from shardviz.check.step.agreement import agreement
 from shardviz.errors import ProbeError
+from shardviz.notation import write
 from tests.live.probing import run_probe
 
 OTHERS = {
@@ -128,3 +129,9 @@ def test_a_schedule_is_what_the_stages_ran(tmp_path):
     last = [("B" if one.backward else "F") + str(one.microbatch) for one in ranks[1].schedule]
     assert last == [f"{way}{number}" for number in range(8) for way in "FB"]
     assert {one.stage for one in ranks[0].schedule} == {0}
+
+
+def test_plain_activations_are_placed_by_what_is_in_them(tmp_path):
+    model = run_probe("tp_fsdp", "2,2", tmp_path / "dump")
+    found = {tensor.name: write(tensor.claimed) for tensor in model.stage("step") if tensor.role == "activation"}
+    assert found == {"up": "[120/fsdp, 24/tp]", "down": "[120/fsdp, 12]"}
