@@ -64,7 +64,7 @@ def _step_lines(model: Model) -> list[Text]:
     found = agreement(model)
     if found is None:
         return []
-    gradients = f"{found.num_gradients} gradients within {found.farthest:.2g}" if found.num_gradients else ""
+    gradients = f"{counted(found.num_gradients, 'gradient')} within {found.farthest:.2g}" if found.num_gradients else ""
     losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
     return [line((f"  step: {'; '.join(filter(None, [losses, gradients]))}", DIM))]
 
