@@ -74,15 +74,18 @@ def total(legs: Sequence[Leg]) -> int:
 def torchs(start: Layout, end: Layout) -> list[Leg] | None:
     """Return the route of torch's `redistribute`; None where its rule is another, as for strided shards.
 
-    The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (torch 2.4 to 2.15): where
-    a dim's splits differ further out, the inner axes are gathered first, last axis first; then axis by axis.
+    The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of a
+    tensor that is split somewhere, axes are done last to first, gathering what another split further out would tear;
+    what is left is done first to last. On CPUs torch gathers and slices where this says all_to_all.
     """
     current, target = _shards(start), _shards(end)
     if current is None or target is None:
         return None
     legs: list[Leg] = []
     layout = start
-    for axis, wanted in _greedy(list(current), target):
+    sizes = start.mesh.shape
+    is_split = any(isinstance(one, Shard) and size > 1 for one, size in zip(current, sizes, strict=True))
+    for axis, wanted in _greedy(list(current), target, is_split=is_split):
         before = current[axis]
         current[axis] = wanted
         spelled = [current[index] for index in range(len(current))]
@@ -92,9 +95,9 @@ def torchs(start: Layout, end: Layout) -> list[Leg] | None:
     return legs
 
 
-def _greedy(current: list[Placement], target: list[Placement]) -> Iterator[tuple[int, Placement]]:
+def _greedy(current: list[Placement], target: list[Placement], *, is_split: bool) -> Iterator[tuple[int, Placement]]:
     """Yield torch's steps: which axis becomes what."""
-    for axis in reversed(range(len(current))):
+    for axis in reversed(range(len(current))) if is_split and len(current) > 1 else ():
         wanted = target[axis]
         if isinstance(wanted, Shard) and _splitting(current, axis, wanted) != _splitting(target, axis, wanted):
             wanted = Replicate()
