@@ -74,8 +74,8 @@ def total(legs: Sequence[Leg]) -> int:
 def torchs(start: Layout, end: Layout) -> list[Leg] | None:
     """Return the route of torch's `redistribute`; None where its rule is another, as for strided shards.
 
-    The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of a
-    tensor that is split somewhere, axes are done last to first, gathering what another split further out would tear;
+    The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
+    a tensor that is split somewhere, axes are done last to first, gathering what another split further out would tear;
     what is left is done first to last. On CPUs torch gathers and slices where this says all_to_all.
     """
     current, target = _shards(start), _shards(end)
