@@ -40,6 +40,11 @@ def layers_of(stage: int, num_stages: int) -> list[str]:
     return [str(number) for number in torch.arange(LAYERS).tensor_split(num_stages)[stage].tolist()]
 
 
+def keep(model: Blocks, names: list[str]) -> None:
+    """Drop all layers but some; those keep their names."""
+    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in names})
+
+
 def piece(model: Blocks, names: list[str]) -> Blocks:
     """Return some layers as a model of their own; its parameters are the model's."""
     part = Blocks(0)

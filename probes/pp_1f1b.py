@@ -2,6 +2,8 @@
 
 The bubble is that of GPipe, (p - 1) / (m + p - 1): filling and draining take as long. What is saved is memory: a stage
 has at most p micro-batches under way, not m, so m can grow, and with it the bubble shrinks. torch wants m >= p.
+
+The model, its stages and its batch are those of `pp_gpipe`; only the schedule is another.
 """
 
 import torch
@@ -10,10 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import Schedule1F1B
 
 import shardviz
-from shardviz.errors import ProbeError
 from shardviz.mesh import Mesh
-from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run, stage_of
+from shardviz.probes._pipeline import mean_square, refuse_idle_stages, run, stage_of
+from shardviz.probes.pp_gpipe import batch, build, parallelize, stages
 
 AXES = ("pp",)
 MESH = (4,)
@@ -22,32 +23,11 @@ TORCH = (2, 6)
 
 MICROBATCHES = 8
 
+__all__ = ["batch", "build", "parallelize", "stages"]
+
 
 def check_mesh(mesh: Mesh) -> None:
     refuse_idle_stages(mesh)
-    if mesh.axis_size("pp") > MICROBATCHES:
-        raise ProbeError(
-            f"pp({mesh.axis_size('pp')}) stages need as many micro-batches, there are {MICROBATCHES}: torch raises "
-            "where the number of micro-batches is less than the number of stages",
-            f"take pp of at most {MICROBATCHES}",
-        )
-
-
-def build() -> nn.Module:
-    return Blocks(LAYERS)
-
-
-def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
-    mine = layers_of(mesh.get_local_rank("pp"), mesh["pp"].size())
-    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
-
-
-def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
-    return {mesh.get_local_rank("pp"): model}
-
-
-def batch() -> torch.Tensor:
-    return torch.randn(120, 12)
 
 
 def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -16,7 +16,7 @@ import shardviz
 from shardviz.live.compat import fully_shard
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run, stage_of
+from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, refuse_idle_stages, run, stage_of
 
 AXES = ("pp", "fsdp", "tp")
 MESH = (2, 2, 2)
@@ -43,8 +43,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
-    mine = layers_of(mesh.get_local_rank("pp"), mesh["pp"].size())
-    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+    keep(model, layers_of(mesh.get_local_rank("pp"), mesh["pp"].size()))
     for layer in model.layers.values():
         parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)

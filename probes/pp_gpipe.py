@@ -14,7 +14,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 import shardviz
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, refuse_idle_stages, run, stage_of
+from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, refuse_idle_stages, run, stage_of
 
 AXES = ("pp",)
 MESH = (4,)
@@ -33,8 +33,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
-    mine = layers_of(mesh.get_local_rank("pp"), mesh["pp"].size())
-    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+    keep(model, layers_of(mesh.get_local_rank("pp"), mesh["pp"].size()))
 
 
 def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:

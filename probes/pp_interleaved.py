@@ -15,7 +15,7 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 import shardviz
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, mean_square, piece, refuse_idle_stages, run, stage_of
+from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, piece, refuse_idle_stages, run, stage_of
 
 AXES = ("pp",)
 MESH = (4,)
@@ -37,8 +37,7 @@ def build() -> nn.Module:
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
     ranks = mesh["pp"].size()
     numbers = range(mesh.get_local_rank("pp"), ranks * STAGES_PER_RANK, ranks)
-    mine = [name for number in numbers for name in layers_of(number, ranks * STAGES_PER_RANK)]
-    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+    keep(model, [name for number in numbers for name in layers_of(number, ranks * STAGES_PER_RANK)])
 
 
 @cache

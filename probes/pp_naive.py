@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import shardviz
 from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, layers_of, refuse_idle_stages, tell_all
+from shardviz.probes._pipeline import LAYERS, keep, layers_of, refuse_idle_stages, tell_all
 
 AXES = ("pp",)
 MESH = (4,)
@@ -28,8 +28,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
-    mine = layers_of(mesh.get_local_rank("pp"), mesh["pp"].size())
-    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if name in mine})
+    keep(model, layers_of(mesh.get_local_rank("pp"), mesh["pp"].size()))
 
 
 def stages(model: Blocks, mesh: DeviceMesh) -> dict[int, nn.Module]:
