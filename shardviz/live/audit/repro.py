@@ -30,7 +30,8 @@ def main(rank):
     mesh = DeviceMesh("cpu", torch.tensor({ranks}).reshape({shape}), mesh_dim_names={axes})
 {flatten}    whole = torch.arange({numel}.0).reshape({global_shape})
 {body}
-    print(f"rank {{rank}}: wanted {{WANTED[rank]}}, got {{got.flatten().int().tolist()}}", flush=True)
+    line = f"rank {{rank}}: wanted {{WANTED[rank]}}, got {{got.flatten().int().tolist()}}\\n"
+    print(line, end="", flush=True)  # in one write: ranks share the terminal
     wrong = torch.tensor(got.flatten().tolist() != WANTED[rank], dtype=torch.int)
     distributed.all_reduce(wrong)
     distributed.destroy_process_group()
