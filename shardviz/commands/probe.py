@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_test:
         check_file(args.save_test, force=args.force)
     check_folder(folder, force=args.force)
-    world.prepare(args.launch)
+    world.prepare(args.launch, also=("shardviz.live.probing",))
     with replacing_folder(folder, force=args.force) as unfinished:
         _job(args, recipe, mesh, unfinished).launch(
             args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
