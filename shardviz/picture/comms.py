@@ -22,11 +22,11 @@ class Traffic:
 
     Attributes:
         record: What that rank wrote.
-        num_ranks: How many ranks took part in one like it.
+        ranks: The ranks that took part in one like it, rising.
     """
 
     record: CollectiveRecord
-    num_ranks: int
+    ranks: tuple[int, ...]
 
 
 def received(record: CollectiveRecord) -> int:
@@ -41,12 +41,12 @@ def received(record: CollectiveRecord) -> int:
 
 def traffic(model: Model) -> list[Traffic]:
     """Return the step's collectives, those of all ranks that are alike together."""
-    found: dict[tuple[object, ...], list[CollectiveRecord]] = {}
-    for rank in model.dump.ranks.values():
+    found: dict[tuple[object, ...], dict[int, CollectiveRecord]] = {}
+    for number, rank in sorted(model.dump.ranks.items()):
         for record in rank.collectives:
             key = (record.axes, record.op, record.module, record.backward, record.size)
-            found.setdefault(key, []).append(record)
-    return [Traffic(max(records, key=lambda one: one.bytes), len(records)) for records in found.values()]
+            found.setdefault(key, {})[number] = record
+    return [Traffic(max(by_rank.values(), key=lambda one: one.bytes), tuple(by_rank)) for by_rank in found.values()]
 
 
 def comms_lines(model: Model) -> list[Text]:
@@ -80,7 +80,7 @@ def _table(own: list[Traffic]) -> list[Text]:
             f"{one.record.bytes:,}",
             f"{received(one.record):,}",
             str(one.record.size),
-            str(one.num_ranks),
+            str(len(one.ranks)),
         ]
         for one in own
     ]

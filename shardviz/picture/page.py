@@ -12,7 +12,7 @@ from shardviz.picture.drawing import Budget, draw
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.meshes import mesh_lines
 from shardviz.picture.subject import NOTHING
-from shardviz.picture.terminal import BAD, DIM, GOOD, beside, line, wrapped
+from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.picture.text import frame_for, side_lines
 from shardviz.placements import spell
 
@@ -56,13 +56,18 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
         said = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
         return [line(head, said)]
     if title == "held" and layout == subject.claimed:
-        return [line(head, ("as claimed", GOOD))]
+        return [line(head, (as_claimed(subject), WARNING if subject.silent else GOOD))]
     written = line(head, (notation.write(layout, subject.dtype), "bold"))
     placements = layout.placements()
     spelled = f"  {spell(placements)}" if placements else ""
     if written.cell_len + len(spelled) <= terminal.width:
         return [line(written, (spelled, DIM))]
     return [written, line(" " * 7, (spelled, DIM))]
+
+
+def as_claimed(subject: Subject) -> str:
+    """Say that what is known to be held is what is claimed."""
+    return f"as claimed, but {_ranks(subject.silent)} left no file" if subject.silent else "as claimed"
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
@@ -168,7 +173,7 @@ def _about_layout(subject: Subject) -> list[str]:
     if not math.prod(subject.shape):
         said.append("the tensor has no elements")
     elif subject.idle:
-        said.append(f"no part is for {_ranks(subject.idle)}: the dim has fewer chunks than ranks")
+        said.append(f"no part is for {_ranks(subject.idle)}: {_why_idle(layout)}")
     if layout is None:
         return said
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
@@ -178,6 +183,12 @@ def _about_layout(subject: Subject) -> list[str]:
     for axis, op in layout.partial:
         said.append(f"pending over {axis}: each rank of a block holds one term, their {op} is still to be taken")
     return said
+
+
+def _why_idle(layout: Layout | None) -> str:
+    if layout is not None and layout.flat is not None:
+        return "their parts of the flat parameter are other tensors or padding"
+    return "the dim has fewer chunks than ranks"
 
 
 def _ranks(ranks: Sequence[int], most: int = 48) -> str:
@@ -195,7 +206,7 @@ def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False)
         all_ranks: Print every line, however many there are.
     """
     rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
-    lines = _rank_table(rows, terminal, subject)
+    lines = _rank_table(rows, terminal, subject) if rows else []
     if left:
         lines.append(line((f"{terminal.glyphs.more} {left:,} more lines: --all prints them", DIM)))
     return lines

@@ -54,6 +54,11 @@ class Subject:
         return tuple(rank for rank, text in self.claims.items() if text == NOTHING)
 
     @property
+    def silent(self) -> tuple[int, ...]:
+        """The ranks of whose file nothing is left."""
+        return tuple(rank for rank, text in self.holds.items() if text == NO_FILE)
+
+    @property
     def misplaced(self) -> frozenset[int]:
         """The ranks that hold something else than they claim."""
         both = self.claims.keys() & self.holds.keys()
@@ -61,6 +66,7 @@ class Subject:
 
 
 NOTHING = "nothing"
+NO_FILE = "no file"
 
 
 def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
@@ -96,7 +102,7 @@ def _holds(model: Model, tensor: Tensor, name: str) -> dict[int, str]:
     if tensor.stage != "stamped":
         return {}
     holds = {rank: _held_text(model, tensor, shard, name) for rank, shard in tensor.shards.items()}
-    holds |= dict.fromkeys(model.dump.missing_ranks, "no file")
+    holds |= dict.fromkeys(model.dump.missing_ranks, NO_FILE)
     return dict(sorted(holds.items()))
 
 

@@ -6,12 +6,16 @@ Colours are Okabe and Ito's, and never alone: a rank is also its number, a diffe
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz import notation
+from shardviz.names import printable
 from shardviz.picture.drawing import Budget, draw
 from shardviz.picture.markup import element, words
-from shardviz.picture.page import notes, slice_title
+from shardviz.picture.page import as_claimed, notes, slice_title
 from shardviz.picture.svg_map import BAND, CHAR, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
 from shardviz.picture.svg_mesh import Drawn, mesh_drawing
 from shardviz.picture.terminal import RANK_COLOURS, Glyphs
@@ -26,7 +30,12 @@ BUDGET = Budget(rows=20, cols=12, panels=4)
 MARGIN = 20
 LINE = 20
 MAX_WIDTH = 900
-MAX_NOTE = 110
+SAID_AT = 72
+MOST_LINES = 4
+"""Lines that a name or a layout is broken into; the rest of it is left out."""
+
+NAME_CHAR = 9.7
+"""Pixels of a character of the name."""
 
 INK_ON = ("#fff", *("#111",) * 7)
 """Readable on each of `RANK_COLOURS`: at least 4.5 to 1."""
@@ -104,25 +113,34 @@ def figure(subject: Subject, *, style: bool) -> str:
 def describe(drawing: Drawing, subject: Subject) -> str:
     """Say a picture in a few sentences, for those who do not see it."""
     said = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _said(subject))]
-    if subject.misplaced:
-        said.append(f"{len(subject.misplaced):,} of {len(subject.claims):,} ranks do not hold what they claim")
+    wrong = subject.misplaced.difference(subject.silent)
+    if wrong:
+        said.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold what they claim")
     return ". ".join([*said, *notes(drawing, subject, Glyphs())]) + "."
 
 
 def _heading(subject: Subject) -> Drawn:
-    lines = [("sv-name", subject.name)] if subject.name else []
-    lines.append(("sv-soft", f"{_sizes(subject)} on mesh {subject.mesh}"))
-    markup = "".join(
-        element("text", words(text), x=0, y=14 + at * LINE, class_=name) for at, (name, text) in enumerate(lines)
-    )
-    width = max(len(text) * (9.7 if name == "sv-name" else CHAR) for name, text in lines)
-    top = len(lines) * LINE + 6
-    for at, (title, text, style) in enumerate(_said(subject)):
-        y = top + 14 + at * LINE
-        markup += element("text", words(title), x=0, y=y, class_="sv-soft")
-        markup += element("text", words(text), x=72, y=y, class_=style)
-        width = max(width, 72 + len(text) * CHAR)
-    return Drawn(markup, round(width), top + LINE * len(_said(subject)) + 4)
+    """Name the tensor, and say what is claimed and held; what is long goes on below."""
+    name = _paragraph(subject.name, "sv-name", NAME_CHAR)
+    parts = [(0, name), (0, _paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
+    markup, width, top = "", 0, 0
+    for title, text, style in _said(subject):
+        parts.append((SAID_AT, _paragraph(text, style, title=title)))
+    for at, (left, part) in enumerate(parts):
+        top += 6 if at == 2 else 0
+        markup += element("g", part.markup, transform=f"translate({left} {top})")
+        width, top = max(width, left + part.width), top + part.height
+    return Drawn(markup, width, top + 4)
+
+
+def _paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
+    """Write text in lines that are not wider than a picture, its title to the left of the first."""
+    shown = printable(text)
+    lines = wrap(shown, int((MAX_WIDTH - SAID_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder=" …")
+    markup = element("text", words(title), x=-SAID_AT, y=14, class_="sv-soft") if title else ""
+    for at, line in enumerate(lines):
+        markup += element("text", words(line), x=0, y=14 + at * LINE, class_=style)
+    return Drawn(markup, round(max(map(cell_len, lines), default=0) * char), LINE * len(lines))
 
 
 def _sizes(subject: Subject) -> str:
@@ -136,7 +154,8 @@ def _said(subject: Subject) -> list[tuple[str, str, str]]:
     if not subject.holds:
         return said
     if held is not None and held == claimed:
-        return [*said, ("held", "✓ as claimed", "sv-good")]
+        text = as_claimed(subject)
+        return [*said, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
     text = _spelled(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None
     return [*said, ("held", f"≠ {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
@@ -199,8 +218,9 @@ def _beside(picture: Drawn, mesh: Drawn) -> Drawn:
 
 
 def _notes(drawing: Drawing, subject: Subject) -> Drawn:
-    said = [text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1]}…" for text in notes(drawing, subject, Glyphs())]
-    markup = "".join(
-        element("text", words(text), x=0, y=12 + at * LINE, class_="sv-soft") for at, text in enumerate(said)
-    )
-    return Drawn(markup, round(max(map(len, said), default=0) * CHAR), LINE * len(said))
+    markup, width, top = "", 0, 0
+    for text in notes(drawing, subject, Glyphs()):
+        part = _paragraph(text, "sv-soft")
+        markup += element("g", part.markup, transform=f"translate(0 {top})")
+        width, top = max(width, part.width), top + part.height
+    return Drawn(markup, width, top)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardviz.picture.holders import Mask, ranks_of, ranks_text
 from shardviz.picture.labels import ranks_label
 from shardviz.picture.markup import element, words
+from shardviz.picture.terminal import rank_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +34,8 @@ BAND = 96
 
 GAP = 28
 MOST_BANDS = 32
-NUM_COLOURS = 8
+MOST_CLASSES = 8
+"""Ranks of a box that its element names, so that a page can light up all that a rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def bands(panel: Panel, scale: Scale, width: int) -> str:
     for mask, rows in _parts(panel.claimed).items():
         if mask in held:
             moved = rows != held[mask]
-            colour = f"sv-band sv-f{ranks_of(mask)[0] % NUM_COLOURS}"
+            colour = f"sv-band sv-f{rank_colour(ranks_of(mask)[0])}"
             path = _band(scale, rows, held[mask], width)
             drawn.append((moved, element("path", d=path, class_=colour if moved else f"{colour} sv-still")))
     return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
@@ -204,6 +206,7 @@ def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
             y=top + height // 2 + 4,
             class_=f"sv-l sv-t{colour}" + (" sv-d" if box.differs else ""),
         ),
+        class_=classes_of(ranks_of(box.block.ranks)),
     )
 
 
@@ -211,7 +214,12 @@ def colour_of(block: Block) -> str:
     """Return the name of a block's colour: the lowest rank's, or that of what is no one's."""
     if block.is_mixed:
         return "mixed"
-    return str(ranks_of(block.ranks)[0] % NUM_COLOURS) if block.ranks else "nobody"
+    return str(rank_colour(ranks_of(block.ranks)[0])) if block.ranks else "nobody"
+
+
+def classes_of(ranks: Sequence[int]) -> str | None:
+    """Return the classes that name a box's ranks; None where they are too many."""
+    return " ".join(f"sv-r{rank}" for rank in ranks) or None if len(ranks) <= MOST_CLASSES else None
 
 
 def _label(block: Block, mesh: Mesh, room: int) -> str:

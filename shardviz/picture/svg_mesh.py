@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.meshes import kept
-from shardviz.picture.svg_map import CHAR, NUM_COLOURS
+from shardviz.picture.svg_map import CHAR, classes_of
+from shardviz.picture.terminal import rank_colour
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -61,7 +62,7 @@ def _grid(mesh: Mesh, place: Coord, marked: Collection[int]) -> Drawn:
     titles = [f"{mesh.axes[-1]}={col}" if mesh.ndim else "rank" for col in range(across)]
     gutter = round(max(map(len, heads)) * CHAR) + (8 if mesh.ndim > 1 else 0)
     longest = max(len(str(max(mesh.ranks))) + 2 * bool(marked), *map(len, titles))
-    tile = round(longest * CHAR) + 10
+    tile = round(longest * CHAR) + (14 if marked else 10)
     named = ", ".join(f"{axis}={position}" for axis, position in zip(mesh.axes, place, strict=False))
     head = HEAD if named else 0
     parts = [element("text", words(named), x=0, y=12, class_="sv-h")] if named else []
@@ -88,8 +89,8 @@ def _title(text: str, x: int, y: int) -> str:
 def _tile(mesh: Mesh, rank: int, place: tuple[int, int, int], *, differs: bool) -> str:
     x, y, tile = place
     box = {"x": x + 1, "y": y + 1, "width": tile - 2, "height": TILE_HEIGHT - 2, "rx": 2}
-    colour = rank % NUM_COLOURS
-    told = f"rank {rank}: {mesh.label(rank)}{', holds other elements than it claims' if differs else ''}"
+    colour = rank_colour(rank)
+    told = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
     return element(
         "g",
         element("title", words(told)),
@@ -102,4 +103,5 @@ def _tile(mesh: Mesh, rank: int, place: tuple[int, int, int], *, differs: bool) 
             y=y + 16,
             class_=f"sv-l sv-t{colour}" + (" sv-d" if differs else ""),
         ),
+        class_=classes_of((rank,)),
     )

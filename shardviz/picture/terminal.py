@@ -105,9 +105,18 @@ class Terminal:
         stream.write(self.render(lines).encode(encoding, "backslashreplace").decode(encoding))
 
 
+def rank_colour(rank: int) -> int:
+    """Return the place of a rank's colour in the palette.
+
+    It is the sum of the rank's octal digits, so that neighbours on a mesh look different along every axis: by the rank
+    alone, whole columns of a mesh that is eight wide had one colour.
+    """
+    return sum(map(int, f"{rank:o}")) % len(RANK_COLOURS)
+
+
 def rank_style(rank: int) -> str:
     """Return the colour of a rank."""
-    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+    return RANK_COLOURS[rank_colour(rank)]
 
 
 def line(*parts: str | tuple[str, str] | Text) -> Text:

@@ -15,7 +15,7 @@ from shardviz.mesh import parse_mesh
 from shardviz.notation import parse
 from shardviz.picture.subject import of_layout, of_tensor
 from shardviz.picture.svg import INK_ON, svg
-from shardviz.picture.terminal import RANK_COLOURS
+from shardviz.picture.terminal import RANK_COLOURS, rank_colour
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
 from tests.picture.test_pages import HEALTHY, MISORDERED
@@ -97,6 +97,32 @@ def test_a_hostile_name_is_only_text(tmp_path: Path) -> None:
     assert root.find(f".//{SVG}script") is None
     assert (root.findtext(f"{SVG}title") or "").startswith("</style><script>alert(1)</script>&<!--")
     assert "\\u0000\\u001b]]>\\u202e" in (root.findtext(f"{SVG}title") or "")
+
+
+def test_a_long_name_goes_on_below_and_a_picture_stays_as_wide_as_a_page(tmp_path: Path) -> None:
+    long = "transformer_block_with_a_long_name." * 8 + "weight"
+    axes = "data_parallel_replicate=2,fully_sharded_data_parallel=2,tensor_parallel=2"
+    picture = drawn(tmp_path, axes, "[12/tensor_parallel/fully_sharded_data_parallel, 12]", long)
+    assert int(ElementTree.fromstring(picture).attrib["width"]) < 960
+    assert "".join(texts(picture)[:4]).startswith(long)
+    endless = drawn(tmp_path, "tp=2", "[4/tp]", "x" * 100_000)
+    assert int(ElementTree.fromstring(endless).attrib["height"]) < 500
+    assert texts(endless)[3].endswith(" …")
+
+
+def test_neighbours_on_a_large_mesh_have_other_colours() -> None:
+    for rank in range(1024):
+        assert rank_colour(rank) < 8
+        assert all(rank_colour(rank) != rank_colour(rank + step) for step in (8, 64) if (rank // step) % 8 < 7)
+
+
+def test_a_rank_without_a_file_is_not_said_to_hold_what_it_claims(tmp_path: Path) -> None:
+    dump = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=4"), {"w": "[9/fsdp, 4]"})
+    (dump / "rank_00001.json").unlink()
+    model = model_of(read_dump(dump))
+    picture = svg(of_tensor(model, model.tensors[0], "w"))
+    assert "? as claimed, but rank 1 left no file" in texts(picture)
+    assert "do not hold what they claim" not in picture
 
 
 def test_a_layout_alone_is_named_by_its_notation() -> None:
