@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from shardviz.names import printable
 from shardviz.picture.memory import table
 from shardviz.picture.terminal import line
@@ -45,8 +47,14 @@ def traffic(model: Model) -> list[Traffic]:
     for number, rank in sorted(model.dump.ranks.items()):
         for record in rank.collectives:
             key = (record.axes, record.op, record.module, record.backward, record.size)
-            found.setdefault(key, {})[number] = record
+            by_rank = found.setdefault(key, {})
+            by_rank[number] = _together(by_rank[number], record) if number in by_rank else record
     return [Traffic(max(by_rank.values(), key=lambda one: one.bytes), tuple(by_rank)) for by_rank in found.values()]
+
+
+def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecord:
+    """Join what a rank wrote of two of its groups along the same axes, as a pipeline's stage has one each way."""
+    return structs.replace(one, count=one.count + other.count, bytes=one.bytes + other.bytes)
 
 
 def comms_lines(model: Model) -> list[Text]:
