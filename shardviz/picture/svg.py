@@ -136,7 +136,7 @@ def _heading(subject: Subject) -> Drawn:
 def _paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
     """Write text in lines that are not wider than a picture, its title to the left of the first."""
     shown = printable(text)
-    lines = wrap(shown, int((MAX_WIDTH - SAID_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder=" …")
+    lines = wrap(shown, int((MAX_WIDTH - SAID_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder="…")
     markup = element("text", words(title), x=-SAID_AT, y=14, class_="sv-soft") if title else ""
     for at, line in enumerate(lines):
         markup += element("text", words(line), x=0, y=14 + at * LINE, class_=style)

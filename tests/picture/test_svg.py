@@ -107,7 +107,7 @@ def test_a_long_name_goes_on_below_and_a_picture_stays_as_wide_as_a_page(tmp_pat
     assert "".join(texts(picture)[:4]).startswith(long)
     endless = drawn(tmp_path, "tp=2", "[4/tp]", "x" * 100_000)
     assert int(ElementTree.fromstring(endless).attrib["height"]) < 500
-    assert texts(endless)[3].endswith(" …")
+    assert [set(text) for text in texts(endless)[:4]] == [{"x"}, {"x"}, {"x"}, {"…"}]
 
 
 def test_neighbours_on_a_large_mesh_have_other_colours() -> None:
