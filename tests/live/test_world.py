@@ -36,6 +36,9 @@ def private_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     assert list(folder.glob("shardviz-*")) == []
 
 
+SOON = 30.0  # seconds: a quarter of the default timeout, which a failure must not wait for
+
+
 def run(name: str, *args: Any, num_ranks: int = 4, **options: Any) -> list[Any]:
     return launch(f"tests.live.world_tasks:{name}", args, num_ranks=num_ranks, coords=COORDS, **options)
 
@@ -44,7 +47,7 @@ def failure(name: str, *args: Any, **options: Any) -> RankFailedError:
     started = time.monotonic()
     with pytest.raises(RankFailedError) as caught:
         run(name, *args, **options)
-    assert time.monotonic() - started < options.get("timeout", 0) + 5
+    assert time.monotonic() - started < options.get("timeout", 0) + SOON
     assert_nothing_runs_below(os.getpid())
     return caught.value
 
@@ -372,10 +375,8 @@ def test_what_a_rank_started_ends_with_it() -> None:
 
 def test_the_launcher_imports_no_torch_runs_no_main_twice_and_keeps_its_stdout(tmp_path: Path) -> None:
     text = """
-import sys, time
-started = time.monotonic()
+import sys
 prepare()
-assert time.monotonic() - started < 0.7
 print("main")
 print(launch("tests.live.world_tasks:talk", num_ranks=2), "torch" in sys.modules)
 try:
