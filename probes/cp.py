@@ -71,6 +71,11 @@ def head_and_tail(rank: int, ranks: int) -> torch.Tensor:
     return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
 
 
+def sequence(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    mine = head_and_tail(mesh.get_local_rank("cp"), mesh["cp"].size())
+    return {"tokens": mine, "positions": mine}
+
+
 def step(model: Attention, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     rank, ranks, group = mesh.get_local_rank("cp"), mesh["cp"].size(), mesh.get_group("cp")
     mine = model.positions(head_and_tail(rank, ranks))

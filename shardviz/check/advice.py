@@ -139,6 +139,16 @@ CATALOGUE: dict[Shape, Advice] = {
         "The names were mixed up where the weights were loaded or the modules were renamed",
         "load each tensor under its own name; compare the keys of the two state_dicts",
     ),
+    "sequence-order": Advice(
+        "Context parallel reorders what it is given to balance causal attention (head and tail): one of them went "
+        "through it, the other was cut by itself",
+        "give {name} and {other} to one context_parallel(mesh, buffers=[...], buffer_seq_dims=[...]), or index both by "
+        "the same positions",
+    ),
+    "sequence-restart": Advice(
+        "Every rank counts its own part of the sequence from the start, as by arange(local_length) or freqs[:length]",
+        "take {name} at the global positions that {other} has on this rank, or give both to context_parallel",
+    ),
     "scrambled": Advice(
         "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",
         "start from the first differences below: which code wrote these elements?",

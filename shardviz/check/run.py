@@ -20,6 +20,7 @@ from shardviz.check.groups import check_rank_order
 from shardviz.check.intent import check_intent, intended_text, is_intended
 from shardviz.check.places import check_places
 from shardviz.check.seeds import check_seeds
+from shardviz.check.sequence import check_sequence
 from shardviz.check.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
@@ -55,7 +56,10 @@ def check_dump(path: Path | str) -> Report:
 
 def check_model(model: Model) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
+    ordered = list(check_sequence(model))
+    out_of_order = {result.tensor for result in ordered if isinstance(result, Finding)}
     placed = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
+    placed = [*ordered, *(result for result in placed if result.tensor not in out_of_order)]
     of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
     misplaced = {finding.tensor for finding in of_ids}
     of_values = [result for result in [*check_copies(model), *check_seeds(model)] if result.tensor not in misplaced]
@@ -89,7 +93,7 @@ def _dtypes(model: Model) -> Iterator[Finding]:
 
 def _not_checked_by_ranks(model: Model) -> Iterator[NotChecked]:
     """Yield what ranks say that they could not look at, once for all of them."""
-    said = Counter(pair for record in model.dump.ranks.values() for pair in set(record.not_checked))
+    said = Counter(pair for record in model.dump.ranks.values() for pair in dict.fromkeys(record.not_checked))
     for (name, why), count in said.items():
         ranks = "" if count == model.dump.run.num_ranks else f" (on {count} of {model.dump.run.num_ranks} ranks)"
         yield NotChecked(name, why + ranks)

@@ -6,6 +6,7 @@ a file with them was written by another version.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -218,6 +219,11 @@ class Stamp(Record, frozen=True):
     role: Role = "param"
     tied_to: str = ""
 
+    @property
+    def last(self) -> int:
+        """Its last id; one less than `first` where it has no elements."""
+        return self.first + math.prod(self.shape) - 1
+
 
 class RunRecord(Record, frozen=True):
     """`run.json`: what is true of the whole run.
@@ -226,6 +232,7 @@ class RunRecord(Record, frozen=True):
         mesh: The mesh that the run was asked for.
         stamps: The stamped tensors in model order.
         intended: The layouts that the author wants, in the notation, by pattern over names.
+        sequence: The dim of stamped tensors that is the one sequence they share, by pattern over names.
     """
 
     schema: Count
@@ -237,3 +244,4 @@ class RunRecord(Record, frozen=True):
     mesh: MeshRecord | None = None
     stamps: tuple[Stamp, ...] = ()
     intended: dict[str, str] = {}
+    sequence: dict[str, Count] = {}

@@ -198,13 +198,13 @@ class Capture:
         line = str(error).strip().partition("\n")[0]
         self._gathered.append(GatherRecord(name, collective, error=f"{type(error).__name__}: {line}"))
 
-    def add_ties(self, model: nn.Module) -> None:
-        """Note which names share storage on this rank."""
+    def add_ties(self, model: nn.Module, prefix: str = "") -> None:
+        """Note which names share storage on this rank, each with a prefix before it."""
         groups: dict[Any, list[str]] = {}
         for _, name, tensor in named_tensors(model):
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if local.numel():
-                groups.setdefault(storage_key(local), []).append(clean_name(name))
+                groups.setdefault(storage_key(local), []).append(prefix + clean_name(name))
         self._tied |= {tuple(names) for names in groups.values() if len(names) > 1}
 
     def record(self) -> RankRecord:
@@ -273,6 +273,7 @@ def run_record(
     *,
     command: tuple[str, ...] = (),
     probe: str = "",
+    sequence: Mapping[str, int] | None = None,
 ) -> RunRecord:
     """Return what is true of the whole run, for `run.json`."""
     return RunRecord(
@@ -285,4 +286,5 @@ def run_record(
         mesh=MeshRecord(mesh.axes, mesh.shape, mesh.ranks),
         stamps=stamped.stamps if stamped else (),
         intended=dict(intended or {}),
+        sequence=dict(sequence or {}),
     )

@@ -33,6 +33,8 @@ Shape = Literal[
     "transposed-shards",
     "padded",
     "other-tensor",
+    "sequence-order",
+    "sequence-restart",
     "scrambled",
 ]
 """What happened to a tensor; `shardviz.check.advice` has the cause and the fix of each."""
