@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except ShardvizError as error:
-        _say(f"error: {error.message}", f"Hint: {error.hint}" if error.hint else "")
+        _say(f"error: {error.message}", *str(error).removeprefix(error.message).splitlines())
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
@@ -69,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _say(message: str, hint: str = "") -> None:
+def _say(message: str, *more: str) -> None:
     """Print talk to stderr, one line each, whatever characters a file's name has."""
     from shardviz.names import printable
 
     print(f"shardviz: {printable(message)}", file=sys.stderr)
-    if hint:
-        print(printable(hint), file=sys.stderr)
+    for line in filter(None, more):
+        print(printable(line), file=sys.stderr)
 
 
 def _run(argv: Sequence[str]) -> int:

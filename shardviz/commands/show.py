@@ -137,7 +137,7 @@ def _overview(model: Model, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, and its tensors with their verdicts."""
     from shardviz.check.run import check_model
     from shardviz.picture.meshes import mesh_lines
-    from shardviz.picture.report import summary_line, table_lines
+    from shardviz.picture.report import step_results, summary_line, table_lines
     from shardviz.picture.terminal import line
 
     report = check_model(model)
@@ -148,7 +148,7 @@ def _overview(model: Model, terminal: Terminal) -> list[Text]:
         line(""),
         *table_lines(model, report, terminal),
         line(""),
-        summary_line(report, terminal),
+        summary_line(report, terminal, step_results(model)),
     ]
     if report.findings or report.not_checked:
         print(f"shardviz check {dump.path} says why", file=sys.stderr)

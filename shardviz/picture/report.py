@@ -55,8 +55,14 @@ def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
         *_step_lines(model),
-        summary_line(report, terminal),
+        summary_line(report, terminal, step_results(model)),
     ]
+
+
+def step_results(model: Model) -> frozenset[str]:
+    """Return the names of what a step put out or logged: no tensors of the model."""
+    steps = (tensor for tensor in model.stage("step") if tensor.role in ("output", "scalar"))
+    return frozenset(name for tensor in steps for name in tensor.names)
 
 
 def _step_lines(model: Model) -> list[Text]:
@@ -168,8 +174,14 @@ def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
     return lines
 
 
-def summary_line(report: Report, terminal: Terminal) -> Text:
-    """Sum up in one line: all in order, or how many findings in how many tensors."""
+def summary_line(report: Report, terminal: Terminal, results: Container[str] = ()) -> Text:
+    """Sum up in one line: all in order, or how many findings in how many tensors.
+
+    Args:
+        report: What the check found.
+        terminal: What the line is for.
+        results: Names that are no tensors of the model: what a step put out or logged.
+    """
     ranks = counted(report.num_ranks, "rank")
     names = {entry.tensor for entry in report.not_checked if entry.tensor}
     unchecked = len(names - {finding.tensor for finding in report.findings})
@@ -177,9 +189,7 @@ def summary_line(report: Report, terminal: Terminal) -> Text:
     but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
     but += f"; {counted(general, 'check')} not made" if general else ""
     if report.findings:
-        tensors = len({finding.tensor for finding in report.findings if finding.tensor})
-        where = f" in {tensors:,} of {counted(report.num_tensors, 'tensor')}" if tensors else ""
-        text = f"{counted(len(report.findings), 'finding')}{where} on {ranks}{but}"
+        text = f"{counted(len(report.findings), 'finding')}{_where(report, results)} on {ranks}{but}"
         return line((f"{terminal.glyphs.bad} {text}", BAD))
     if unchecked:
         text = f"no findings in {counted(report.num_tensors, 'tensor')} on {ranks}{but}"
@@ -188,6 +198,14 @@ def summary_line(report: Report, terminal: Terminal) -> Text:
         return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors", WARNING))
     many = f"all {counted(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
     return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD))
+
+
+def _where(report: Report, results: Container[str]) -> str:
+    names = {finding.tensor for finding in report.findings if finding.tensor}
+    tensors = sum(name not in results for name in names)
+    parts = [f"{tensors:,} of {counted(report.num_tensors, 'tensor')}"] if tensors else []
+    parts += [counted(len(names) - tensors, "result") + " of the step"] if len(names) > tensors else []
+    return f" in {' and '.join(parts)}" if parts else ""
 
 
 def counted(number: int, of: str) -> str:

@@ -119,6 +119,14 @@ def test_the_last_line_sums_up_and_never_hides_what_was_not_checked(found: Repor
     assert summary_line(found, TERMINAL).plain == line
 
 
+def test_what_a_step_put_out_is_not_counted_as_a_tensor_of_the_model() -> None:
+    found = report(swapped("a"), swapped("loss"), swapped("output"))
+    text = summary_line(found, TERMINAL, {"loss", "output"}).plain
+    assert text == "✗ 3 findings in 1 of 12 tensors and 2 results of the step on 8 ranks"
+    only = summary_line(report(swapped("loss")), TERMINAL, {"loss", "output"}).plain
+    assert only == "✗ 1 finding in 1 result of the step on 8 ranks"
+
+
 def test_names_with_markup_and_control_characters_are_shown_as_text(tmp_path: Path) -> None:
     odd = model(tmp_path, {WEIRD: "[8/tp]"})
     text = TERMINAL.render(report_lines(odd, report(swapped(WEIRD), num_tensors=1), TERMINAL))
