@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 COORDS = [f"fsdp={rank // 2}, tp={rank % 2}" for rank in range(4)]
 METHODS = ["fork", "threads"]
+OVER = {"fork": " over all ranks", "threads": ""}
+"""Groups of ranks that are threads are known in their own thread only."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
 
@@ -234,7 +237,7 @@ def test_a_rank_that_raises_is_named_with_its_own_traceback(method: str) -> None
     assert lines[0] == "rank 3 (fsdp=1, tp=1) raised ValueError: a bad number"
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[2].startswith(f'  File "{HERE}/world_tasks.py", line ')
-    assert lines[-3:] == ["ValueError: a bad number", "of rank 3", "ranks 0-2: waiting in barrier"]
+    assert lines[-3:] == ["ValueError: a bad number", "of rank 3", f"ranks 0-2: waiting in barrier{OVER[method]}"]
     assert (error.rank, error.coord, error.exit_code) == (3, "fsdp=1, tp=1", EXIT_RANK_FAILED)
 
 
@@ -313,7 +316,7 @@ def test_a_thread_that_exits_is_named() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: str) -> None:
     error = failure("skip_the_collective", 0, timeout=1, method=method)
-    assert error.message == "ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor"
+    assert error.message == f"ranks 1-3 did not finish in 1 s: waiting in all_gather_into_tensor{OVER[method]}"
     assert "in skip_the_collective\n    dist.all_gather_into_tensor(" in error.traceback_text
     assert error.traceback_text.count("skip_the_collective") == 1
     assert error.others == "rank 0 had finished"
@@ -323,8 +326,17 @@ def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: st
 @pytest.mark.parametrize("method", METHODS)
 def test_a_rank_that_is_elsewhere_is_told_apart(method: str) -> None:
     error = failure("sleep_on", 2, timeout=1, method=method)
-    assert "ranks 0-1, 3 waiting in all_reduce; rank 2 in sleep_on (world_tasks.py:" in error.message
+    assert f"ranks 0-1, 3 waiting in all_reduce{OVER[method]}; rank 2 in sleep_on (world_tasks.py:" in error.message
     assert "time.sleep(100)" in error.traceback_text
+
+
+def test_ranks_that_wait_name_the_axis_whose_group_they_wait_in() -> None:
+    error = failure("skip_the_axis", 3, timeout=1)
+    assert re.fullmatch(
+        r"ranks 0-2 did not finish in 1 s: ranks 0-1 waiting in (full|all_gather)_tensor over fsdp; "
+        r"rank 2 waiting in all_gather over tp",
+        error.message,
+    )
 
 
 def test_one_rank_that_hangs_is_named_with_its_coordinate() -> None:

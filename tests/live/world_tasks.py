@@ -114,6 +114,19 @@ def skip_the_collective(world: World, skipper: int) -> None:
         dist.all_gather_into_tensor(torch.empty(world.num_ranks), torch.ones(1))
 
 
+def skip_the_axis(world: World, skipper: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from shardviz.live.compat import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+    split = distribute_tensor(torch.ones(4, 4), mesh["fsdp"], [Shard(0)])
+    if world.rank < 2:
+        split.full_tensor()
+    elif world.rank != skipper:
+        dist.all_gather([torch.ones(1), torch.ones(1)], torch.ones(1), group=mesh.get_group("tp"))
+
+
 def sleep_on(world: World, sleeper: int) -> None:
     if world.rank == sleeper:
         time.sleep(100)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardviz.live.world import output, stacks
+from shardviz.live.world import output, stacks, waiting
 from shardviz.live.world.failure import RankFailedError, join_numbers, name_rank
+from shardviz.live.world.protocol import WHERE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +24,7 @@ HINT = (
 def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], folder: Path) -> RankFailedError:
     """The error for a world in which some ranks are still running after `seconds`."""
     late = [member for member in members if member.outcome is None]
-    places = _group(late, _ask(late, folder))
+    places = _group(late, _ask(late, coords, folder))
     first = late[0]
     finished = [member.rank for member in members if member.outcome is not None]
     waits = any(place.startswith("waiting") for place, _ in places)
@@ -37,42 +39,56 @@ def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], fo
     )
 
 
-def tell_places(members: Sequence[Member], folder: Path) -> str:
+def tell_places(members: Sequence[Member], coords: Sequence[str], folder: Path) -> str:
     """Say where the ranks are that are still running, a line a place."""
     late = [member for member in members if member.outcome is None]
-    places: dict[str, list[int]] = {}
-    for (place, _), ranks in _group(late, _ask(late, folder)).items():
-        places.setdefault(place, []).extend(ranks)
-    return "\n".join(f"{_ranks(ranks)}: {place}" for place, ranks in places.items())
+    by_place: dict[str, list[int]] = {}
+    for (place, _), ranks in _group(late, _ask(late, coords, folder)).items():
+        by_place.setdefault(place, []).extend(ranks)
+    return "\n".join(f"{_ranks(ranks)}: {place}" for place, ranks in by_place.items())
 
 
-def _ask(late: Sequence[Member], folder: Path) -> dict[int, stacks.Stack]:
-    """The stack of each rank's own thread; ranks that share a process registered by the first of them."""
-    homes = {member.process.pid: member.home for member in late if member.thread is not None}
-    answers = stacks.ask(folder, {rank: pid for pid, rank in homes.items() if pid is not None})
-    return {
-        member.rank: answers.get(member.home, {}).get(member.thread, ()) for member in late if member.thread is not None
-    }
+Place = tuple[str, stacks.Stack]
+"""Where a rank is, in a few words, and its stack."""
 
 
-def _group(late: Sequence[Member], found: dict[int, stacks.Stack]) -> dict[tuple[str, stacks.Stack], list[int]]:
-    places: dict[tuple[str, stacks.Stack], list[int]] = {}
+def _ask(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict[int, Place]:
+    """Return where each rank's own thread is; ranks that share a process registered by the first of them."""
+    homes = {member.home: member for member in late if member.thread is not None}
+    for member in homes.values():
+        with suppress(OSError):
+            member.line.send_bytes(WHERE)
+    answers = stacks.ask(folder, {rank: member.process.pid for rank, member in homes.items() if member.process.pid})
+    groups = waiting.read(folder, homes)
+    found = {}
     for member in late:
-        stack = found.get(member.rank, ())
-        key = _place(member, stack), stacks.user_frames(stack)
-        places.setdefault(key, []).append(member.rank)
+        thread = member.thread or 0
+        stack = answers.get(member.home, {}).get(thread, ())
+        axes = waiting.axes_text(groups.get(member.home, {}).get(thread, ()), coords)
+        found[member.rank] = _place(member, stack, axes), stack
+    return found
+
+
+def _group(late: Sequence[Member], found: dict[int, Place]) -> dict[Place, list[int]]:
+    places: dict[Place, list[int]] = {}
+    for member in late:
+        place, stack = found[member.rank]
+        places.setdefault((place, stacks.user_frames(stack)), []).append(member.rank)
     return places
 
 
-def _place(member: Member, stack: stacks.Stack) -> str:
+def _place(member: Member, stack: stacks.Stack, axes: str) -> str:
     if not member.ready:
         return "still starting"
-    return stacks.waiting_in(stack) if stack else "not answering"
+    if not stack:
+        return "not answering"
+    place = stacks.waiting_in(stack)
+    return f"{place} {axes}" if axes and place.startswith("waiting") else place
 
 
 def _summary(
     late: Sequence[Member],
-    places: dict[tuple[str, stacks.Stack], list[int]],
+    places: dict[Place, list[int]],
     seconds: float,
     coords: Sequence[str],
 ) -> str:

@@ -127,4 +127,6 @@ class Died:
 Outcome = Done | Failed | Died
 Message = Started | Ready | Outcome
 END = b"end"
-"""The one word that goes to the ranks: all have finished, leave."""
+"""A word that goes to the ranks: all have finished, leave."""
+WHERE = b"where"
+"""Another: in which process groups are you waiting?"""

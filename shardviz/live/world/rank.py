@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import output, stacks
-from shardviz.live.world.protocol import Died, Done, Ready, Started, World
+from shardviz.live.world import output, stacks, waiting
+from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World
 from shardviz.live.world.raised import describe
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def main(job: Job, ranks: list[int], lines: list[Connection[bytes, bytes]]) -> N
     """Be one rank, from the first line of its process to the last."""
     rank = ranks[0]
     isolate(job, rank)
-    line = Line(lines[0], job.folder)
+    line = Line(lines[0], job.folder, rank)
     line.send(Started(threading.get_ident()))
     try:
         line.send(_run(job, rank, line))
@@ -61,11 +61,12 @@ def isolate(job: Job, rank: int) -> None:
 
 
 class Line:
-    """A rank's line to its launcher: what it reports, the word to leave, and the news that the launcher is gone."""
+    """A rank's line to its launcher: what it reports, the words that come back, the news that the launcher is gone."""
 
-    def __init__(self, connection: Connection[bytes, bytes], folder: Path) -> None:
+    def __init__(self, connection: Connection[bytes, bytes], folder: Path, rank: int) -> None:
         self._connection = connection
         self._folder = folder
+        self._rank = rank
         self._ended = threading.Event()
         threading.Thread(target=self._listen, name="shardviz-launcher", daemon=True).start()
 
@@ -80,8 +81,11 @@ class Line:
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._connection.recv_bytes()
-                self._ended.set()
+                if self._connection.recv_bytes() == WHERE:
+                    with suppress(Exception):
+                        waiting.write(self._folder, self._rank)
+                else:
+                    self._ended.set()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.killpg(os.getpid(), signal.SIGKILL)
 

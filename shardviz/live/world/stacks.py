@@ -87,7 +87,7 @@ def waiting_in(stack: Stack) -> str:
     beyond = stack[stack.index(last) + 1 :]
     inside = [frame for frame in beyond if "/torch/distributed/" in frame.file and _is_public(frame.function)]
     collectives = [frame.function for frame in inside if frame.file.endswith(_COLLECTIVES)]
-    if collectives and collectives[0] != "wait_tensor":
+    if collectives and collectives[0] not in ("wait_tensor", "wait"):
         return f"waiting in {collectives[0]}"
     if inside:
         return f"waiting in {inside[0].function}"

@@ -30,7 +30,7 @@ def main(job: Job, ranks: list[int], lines: list[Connection[bytes, bytes]]) -> N
     isolate(job, ranks[0])
     streams = PerThread(sys.stdout)
     sys.stdout = sys.stderr = streams
-    links = [Line(line, job.folder) for line in lines]
+    links = [Line(line, job.folder, rank) for rank, line in zip(ranks, lines, strict=True)]
     store = _prepare(links[0])
     if store is not None:
         for rank, link in zip(ranks, links, strict=True):

@@ -52,7 +52,7 @@ class Watch:
             self._listen(max(0.0, self._deadline() - time.monotonic()))
         outcomes = {member.rank: member.outcome for member in self._members if member.outcome is not None}
         if self._failed_at is not None:
-            waiting = hang.tell_places(self._members, self._job.folder)
+            waiting = hang.tell_places(self._members, self._coords, self._job.folder)
             raise failure.explain(outcomes, self._coords, self._job.folder, waiting)
         if self._running():
             raise hang.explain(self._members, self._job.timeout, self._coords, self._job.folder)

@@ -1,0 +1,86 @@
+"""Which process group each thread of a rank waits in, read from the local variables of its Python frames.
+
+The rank answers this itself, in the thread that listens to the launcher: collectives let other threads run while they
+wait. One that does not, does not answer, and its place is told without the axis.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+PATIENCE = 0.3
+"""Seconds that ranks have to answer, beyond the time that their stacks took."""
+_MESHES = ("mesh", "device_mesh")
+_MESH_DIMS = ("mesh_dim", "i")
+"""What torch's redistribution calls the mesh and the axis that it is at."""
+
+
+def write(folder: Path, rank: int) -> None:
+    """Write down the ranks of the group that each thread of this process waits in."""
+    groups = {thread: _group_ranks(frame) for thread, frame in sys._current_frames().items()}
+    file = _path(folder, rank)
+    file.with_suffix(".tmp").write_text(json.dumps(groups))
+    file.with_suffix(".tmp").rename(file)
+
+
+def read(folder: Path, ranks: Collection[int]) -> dict[int, dict[int, list[int]]]:
+    """Return what the processes of `ranks` wrote: by rank and thread, the ranks of a group; empty where in none."""
+    deadline = time.monotonic() + PATIENCE
+    files = {rank: _path(folder, rank) for rank in ranks}
+    while time.monotonic() < deadline and not all(file.exists() for file in files.values()):
+        time.sleep(0.02)
+    found = {rank: json.loads(file.read_text()) for rank, file in files.items() if file.exists()}
+    return {rank: {int(thread): group for thread, group in groups.items()} for rank, groups in found.items()}
+
+
+def axes_text(group: Collection[int], coords: Sequence[str]) -> str:
+    """Name the axes along which the ranks of a group differ: "over tp"; empty where no group is known.
+
+    Args:
+        group: Global ranks.
+        coords: A label for every rank, "fsdp=1, tp=0"; without labels nothing can be named.
+    """
+    if not group or not all(rank < len(coords) for rank in group):
+        return ""
+    parts = [coords[rank].split(", ") for rank in group]
+    axes = [of_axis[0].partition("=")[0] for of_axis in zip(*parts, strict=True) if len(set(of_axis)) > 1]
+    if len(axes) > 1 and len(group) == len(coords):
+        return "over all ranks"
+    return f"over {' and '.join(axes)}" if axes else ""
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"groups_{rank:05d}.json"
+
+
+def _group_ranks(frame: FrameType | None) -> list[int]:
+    """Return the ranks of the innermost group that a stack has to do with; empty where it has none."""
+    torch = sys.modules.get("torch.distributed")  # never imported here: a rank may be at it in its own thread
+    if torch is None or not hasattr(torch, "get_process_group_ranks"):
+        return []
+    for group in _groups(frame, torch.ProcessGroup):
+        with suppress(Exception):  # it may be destroyed, or another thread's
+            return [int(rank) for rank in torch.get_process_group_ranks(group)]
+    return []
+
+
+def _groups(frame: FrameType | None, kind: type) -> Iterator[Any]:
+    while frame is not None:
+        if "/torch/distributed/" in frame.f_code.co_filename:
+            seen = frame.f_locals
+            yield from (value for value in seen.values() if isinstance(value, kind))
+            mesh = next((seen[name] for name in _MESHES if hasattr(seen.get(name), "get_group")), None)
+            dim = next((seen[name] for name in _MESH_DIMS if isinstance(seen.get(name), int)), None)
+            if mesh is not None and (dim is not None or mesh.ndim == 1):
+                with suppress(Exception):
+                    yield mesh.get_group(dim or 0)
+        frame = frame.f_back
