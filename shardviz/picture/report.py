@@ -48,13 +48,13 @@ class Row:
 def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]:
     """Return the whole report."""
     found = findings_lines(report.findings, terminal)
-    unchecked = not_checked_lines(report, terminal)
+    unchecked, told = not_checked_lines(report, terminal), step_text(model)
     return [
         *table_lines(model, report, terminal),
         line(""),
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
-        *_step_lines(model),
+        *([line((f"  step: {told}", DIM))] if told else []),
         summary_line(report, terminal, step_results(model)),
     ]
 
@@ -65,14 +65,14 @@ def step_results(model: Model) -> frozenset[str]:
     return frozenset(name for tensor in steps for name in tensor.names)
 
 
-def _step_lines(model: Model) -> list[Text]:
-    """Return the numbers of the step beside the unsharded model's."""
+def step_text(model: Model) -> str:
+    """Return the numbers of the step beside the unsharded model's; empty where none were compared."""
     found = agreement(model)
     if found is None:
-        return []
+        return ""
     gradients = f"{counted(found.num_gradients, 'gradient')} within {found.farthest:.2g}" if found.num_gradients else ""
     losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
-    return [line((f"  step: {'; '.join(filter(None, [losses, gradients]))}", DIM))]
+    return "; ".join(filter(None, [losses, gradients]))
 
 
 def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list[Text]:
