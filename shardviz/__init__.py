@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardviz.check.run import check_dump
     from shardviz.display import show
     from shardviz.layout import Layout
-    from shardviz.live.api import capture, run_probe
+    from shardviz.live.api import capture, capture_sharding, run_probe
     from shardviz.live.stamp import stamp
     from shardviz.mesh import Mesh
 
@@ -20,13 +20,14 @@ _HOMES = {
     "Layout": "shardviz.layout",
     "Mesh": "shardviz.mesh",
     "capture": "shardviz.live.api",
+    "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
     "run_probe": "shardviz.live.api",
     "show": "shardviz.display",
     "stamp": "shardviz.live.stamp",
 }
 
-__all__ = ["Layout", "Mesh", "capture", "check_dump", "run_probe", "show", "stamp"]
+__all__ = ["Layout", "Mesh", "capture", "capture_sharding", "check_dump", "run_probe", "show", "stamp"]
 
 
 def __getattr__(name: str) -> Any:

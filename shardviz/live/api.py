@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.errors import ShardvizError
+from shardviz.errors import DumpError, ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture import Capture
+    from shardviz.live.stages import Stage
     from shardviz.live.stamp import Stamped
+
+WIDER = (
+    "what to do about ids that are not exact: for this one run stamp the model in float64, model.double() before "
+    "shardviz.stamp; or let shardviz.capture_sharding(build, parallelize, ...) write them a digit a pass"
+)
 
 
 def run_probe(file: str) -> None:
@@ -36,17 +42,20 @@ def capture(
     *,
     mesh: DeviceMesh,
     stamps: Stamped | None = None,
+    stage_axes: Sequence[str] = (),
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
     """Write a dump of what every rank holds of a model. Every rank of the job calls this.
 
     Args:
-        model: The sharded model.
+        model: The sharded model; of a pipeline, this rank's stage.
         path: The dump's folder, the same on every rank, on storage that all of them reach.
-        mesh: The mesh of the job.
+        mesh: The mesh of the whole job.
         stamps: What `shardviz.stamp` returned before the model was sharded; without it the model's own values are
             captured, and only copies can be compared.
+        stage_axes: The mesh axes along which ranks have different layers: `("pp",)`. A stage may be cut from a model
+            that was stamped whole, or be built and stamped by itself.
         intended: Layouts in the notation, by pattern over names.
         force: Replace the folder, if it is a dump.
 
@@ -54,32 +63,84 @@ def capture(
         The folder, complete on every rank.
 
     Raises:
-        DumpError: The folder is there and may not be replaced.
-        ShardvizError: No process group is initialised.
+        DumpError: The folder is there and may not be replaced; every rank raises it.
+        MeshError: The mesh has no such axis.
+        ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
     """
-    from torch import distributed
-
-    from shardviz.live.capture import Capture, run_record
+    from shardviz.live.capture import local_tensors, unwrapped
     from shardviz.live.meshes import plain_mesh
+    from shardviz.live.stages import agree
 
-    if not distributed.is_initialized():
-        raise ShardvizError("no process group is initialised", "call shardviz.capture in a rank of a distributed job")
-    folder = Path(path)
-    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    if rank == 0:
-        prepare_folder(folder, force=force)
-    distributed.barrier()
-    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
-    seen.add_mesh(mesh)
-    add_model(seen, model, mesh, stamps)
-    if rank == 0:
-        write_run(folder, run_record(plain_mesh(mesh), stamps, intended, command=tuple(sys.argv)))
-    write_rank(folder, seen.record(), seen.dense)
-    distributed.barrier()
-    return folder
+    _refuse_without_group("capture")
+    names = [local.name for local in local_tensors(unwrapped(model))]
+    stage = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
+    with _dump(Path(path), mesh, stage, intended, force=force) as seen:
+        if add_model(seen, unwrapped(model), mesh, stamps, stage):
+            seen.not_checked.append(("", WIDER))
+    return Path(path)
 
 
-def add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None) -> None:
+def capture_sharding(
+    build: Callable[[], nn.Module],
+    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None],
+    path: str | Path,
+    *,
+    mesh: DeviceMesh,
+    stage_axes: Sequence[str] = (),
+    intended: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a dump of what `parallelize` makes of a model in any dtype. Every rank of the job calls this.
+
+    It builds and shards the model several times: once as it is, for its own values, and then stamped, in float64, or,
+    where sharding casts it to a narrower dtype, a digit of the ids a pass. Random states are left as they were.
+
+    Args:
+        build: Makes the unsharded model, or this rank's stage of a pipeline; with values, not on the meta device.
+        parallelize: Shards it, in place or returning it, as a probe's does.
+        path: The dump's folder, the same on every rank, on storage that all of them reach.
+        mesh: The mesh of the whole job.
+        stage_axes: As for `capture`.
+        intended: Layouts in the notation, by pattern over names.
+        force: Replace the folder, if it is a dump.
+
+    Returns:
+        The folder, complete on every rank.
+
+    Raises:
+        DumpError: The folder is there and may not be replaced; every rank raises it.
+        MeshError: The mesh has no such axis.
+        ShardvizError: As `capture` and `stamp`.
+    """
+    import torch
+
+    from shardviz.live.capture import local_tensors, unwrapped
+    from shardviz.live.meshes import plain_mesh
+    from shardviz.live.passes import Sharding, capture_passes
+    from shardviz.live.stages import agree
+    from shardviz.live.stamp import plan
+
+    def sharded(model: nn.Module) -> nn.Module:
+        returned = parallelize(model, mesh)
+        return model if returned is None else returned
+
+    _refuse_without_group("capture_sharding")
+    with torch.random.fork_rng():
+        model = build()
+        stamps = plan(model)
+        model = sharded(model)
+        names = [local.name for local in local_tensors(unwrapped(model))]
+        stage = agree(plain_mesh(mesh), stage_axes, stamps, names)
+        with _dump(Path(path), mesh, stage, intended, force=force) as seen:
+            add_model(seen, unwrapped(model), mesh, None, stage)
+            del model
+            capture_passes(seen, Sharding(build, sharded, plain_mesh(mesh)), stage)
+    return Path(path)
+
+
+def add_model(
+    seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None, stage: Stage | None = None
+) -> int:
     """Capture a model's parameters and buffers: the ids of a stamped one, the values of another.
 
     Args:
@@ -87,22 +148,63 @@ def add_model(seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: 
         model: The sharded model.
         mesh: The mesh of the job, if there is one.
         stamps: What stamping did before the model was sharded.
+        stage: What the model is to the dump, where it is not all of it.
+
+    Returns:
+        How many tensors could not hold their ids.
     """
-    from shardviz.live import describe
     from shardviz.live.capture import local_tensors
     from shardviz.live.meshes import plain_mesh
-    from shardviz.live.stamp import exact_bits
+    from shardviz.live.passes import add_ids
+    from shardviz.live.stages import Stage
 
-    seen.add_ties(model)
+    stage = stage or Stage()
+    seen.add_ties(model, stage.prefix)
     seen.add_meshes(model)
+    locals_ = stage.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     if stamps is not None:
-        seen.not_applied += stamps.not_applied
-        seen.not_checked += stamps.not_stamped
-    last = max((stamp.first + math.prod(stamp.shape) - 1 for stamp in stamps.stamps), default=0) if stamps else 0
-    for local in local_tensors(model, plain_mesh(mesh) if mesh is not None else None):
-        if stamps is None:
-            seen.add_values(local, "initial")
-        elif last < 2 ** exact_bits(local.values.dtype):
-            seen.add_ids(local, describe.ids_of(local.values, last))
-        else:
-            seen.not_checked.append((local.name, f"ids to {last:,} are not exact in {local.values.dtype}"))
+        return add_ids(seen, locals_, stamps, stage)
+    for local in locals_:
+        seen.add_values(local, "initial")
+    return 0
+
+
+def _refuse_without_group(name: str) -> None:
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        raise ShardvizError("no process group is initialised", f"call shardviz.{name} in a rank of a distributed job")
+
+
+@contextmanager
+def _dump(
+    folder: Path, mesh: DeviceMesh, stage: Stage, intended: Mapping[str, str] | None, *, force: bool
+) -> Iterator[Capture]:
+    """Give a capture to fill, and write it; the folder is there on all ranks before and complete after."""
+    from torch import distributed
+
+    from shardviz.live.capture import Capture, run_record
+    from shardviz.live.gather import of_all_ranks
+    from shardviz.live.meshes import plain_mesh
+    from shardviz.live.stamp import Stamped
+
+    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
+    if refused is not None:
+        raise refused
+    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stage.stamps})
+    seen.add_mesh(mesh)
+    yield seen
+    if rank == 0:
+        write_run(folder, run_record(plain_mesh(mesh), Stamped(stage.stamps), intended, command=tuple(sys.argv)))
+    write_rank(folder, seen.record(), seen.dense)
+    distributed.barrier()
+
+
+def _refusal(folder: Path, *, force: bool) -> DumpError | None:
+    """Make the folder; return why that cannot be, for all ranks to raise: those that wait for rank 0 would hang."""
+    try:
+        prepare_folder(folder, force=force)
+    except DumpError as error:
+        return error
+    return None

@@ -45,11 +45,18 @@ class Stamped:
         stamps: Every stamped tensor, in model order.
         not_applied: Tensors that did not read back as written: `(name, reason)`.
         not_stamped: Tensors that cannot hold ids: `(name, reason)`.
+        not_exact: Tensors that were left alone because whole ids would be rounded: `(name, reason)`.
     """
 
     stamps: tuple[Stamp, ...]
     not_applied: tuple[tuple[str, str], ...] = ()
     not_stamped: tuple[tuple[str, str], ...] = ()
+    not_exact: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def last(self) -> int:
+        """The largest id; 0 where there is none."""
+        return max((stamp.last for stamp in self.stamps), default=0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,6 @@ class Digits:
 
     base: int
     place: int
-    places: int
 
 
 def exact_bits(dtype: torch.dtype) -> int:
@@ -76,31 +82,50 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     Raises:
         ShardvizError: A tensor is a DTensor already, or on the meta device, where it has no values to fill.
     """
-    stamps: list[Stamp] = []
-    not_applied, not_stamped = [], []
+    last = Stamped(plan(model)).last
+    stamps, not_applied, not_stamped, not_exact = [], [], [], []
+    for one, tensor in _numbered(model):
+        if not exact_bits(tensor.dtype):
+            not_stamped.append((one.name, f"{tensor.dtype} cannot hold ids"))
+            continue
+        stamps.append(one)
+        if digits is None and last >= 2 ** exact_bits(tensor.dtype):
+            not_exact.append((one.name, inexact(last, tensor.dtype)))
+        elif not one.tied_to and (wrong := _fill(tensor, one.first, digits)):
+            not_applied.append((one.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written"))
+    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), tuple(not_exact))
+    if digits is None:
+        _stamped[model] = done
+    return done
+
+
+def plan(model: nn.Module) -> tuple[Stamp, ...]:
+    """Return what stamping an unsharded model would stamp, and leave it as it is.
+
+    Raises:
+        ShardvizError: As `stamp`.
+    """
+    return tuple(one for one, tensor in _numbered(model) if exact_bits(tensor.dtype))
+
+
+def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
+    """Yield every tensor of an unsharded model with the ids that it gets; a dtype that cannot hold ids gets none."""
     seen: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
     first = 1
     for role, name, tensor in named_tensors(model):
         _refuse_sharded(name, tensor)
-        if not exact_bits(tensor.dtype):
-            not_stamped.append((name, f"{tensor.dtype} cannot hold ids"))
-            continue
-        key = storage_key(tensor)
-        if tensor.numel() and key in seen:
-            stamps.append(Stamp(name, seen[key].first, tuple(tensor.shape), role, tied_to=seen[key].name))
-            continue
-        seen[key] = Stamp(name, first, tuple(tensor.shape), role)
-        stamps.append(seen[key])
-        last = first + tensor.numel() - 1
-        if digits is None and last >= 2 ** exact_bits(tensor.dtype):
-            not_stamped.append((name, f"ids to {last:,} are not exact in {tensor.dtype}"))
-        elif wrong := _fill(tensor, first, digits):
-            not_applied.append((name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written"))
-        first = last + 1
-    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped))
-    if digits is None:
-        _stamped[model] = done
-    return done
+        own = Stamp(name, first, tuple(tensor.shape), role)
+        same = seen.setdefault(storage_key(tensor), own) if tensor.numel() else own
+        if same is not own:
+            own = Stamp(name, same.first, own.shape, role, tied_to=same.name)
+        elif exact_bits(tensor.dtype):
+            first += tensor.numel()
+        yield own, tensor
+
+
+def inexact(last: int, dtype: torch.dtype) -> str:
+    """Say that a dtype cannot hold a model's ids."""
+    return f"ids to {last:,} are not exact in {dtype}"
 
 
 def stamps_of(model: nn.Module) -> Stamped | None:

@@ -50,14 +50,14 @@ def test_a_dtype_that_cannot_hold_ids_is_named_and_left_alone():
 def test_ids_that_would_collapse_are_refused_not_rounded():
     model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
     stamped = stamp(model)
-    assert stamped.not_stamped == (("weight", "ids to 400 are not exact in torch.bfloat16"),)
+    assert stamped.not_exact == (("weight", "ids to 400 are not exact in torch.bfloat16"),)
 
 
 def test_digits_put_together_again_give_every_id_in_a_narrow_dtype():
     base, ids = 255, torch.zeros(20, 40, dtype=torch.int64)
     for place in range(2):
         model = nn.Linear(40, 20, bias=False).to(torch.bfloat16)
-        assert not stamp(model, Digits(base, place, 2)).not_applied
+        assert not stamp(model, Digits(base, place)).not_applied
         ids += (model.weight.to(torch.int64) - 1) * base**place
     assert torch.equal(ids, torch.arange(1, 801).view(20, 40))
 

@@ -1,0 +1,222 @@
+"""A user's own job on real ranks: pipeline stages, narrow dtypes, and what is said where something cannot be."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import shardviz
+from shardviz.check.run import check_dump
+from shardviz.dump.read import read_dump
+from shardviz.dump.tensors import model_of
+from shardviz.errors import DumpError, MeshError, ShardvizError
+from shardviz.live.compat import fully_shard
+from shardviz.notation import write
+from shardviz.testing import spmd
+
+PP_FSDP = {"pp": 2, "fsdp": 2}
+
+
+def layers(names):
+    return nn.ModuleDict({name: nn.Linear(12, 10) for name in names})
+
+
+def own_layers(mesh, count=4):
+    stage = mesh.get_local_rank("pp")
+    return [str(number) for number in range(count)][stage * count // 2 : (stage + 1) * count // 2]
+
+
+def cut(model, mesh):
+    for name in set(model) - set(own_layers(mesh)):
+        del model[name]
+    return split(model, mesh)
+
+
+def split(model, mesh):
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh["fsdp"])
+    return model
+
+
+def clean(folder):
+    report = check_dump(folder)
+    assert not report.findings, report.findings
+    assert not report.not_checked, report.not_checked
+    return model_of(read_dump(folder))
+
+
+# Pipeline stages
+
+
+@spmd(mesh=PP_FSDP)
+def test_stages_cut_from_a_model_that_was_stamped_whole_are_no_missing_copies(mesh, shard_dump):
+    model = layers("0123")
+    stamps = shardviz.stamp(model)
+    shardviz.capture(cut(model, mesh), shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",))
+    seen = clean(shard_dump)
+    assert [stamp.name for stamp in seen.dump.run.stamps] == [stamp.name for stamp in stamps.stamps]
+    assert list(seen.find("stamped", "param", "3.weight").shards) == [2, 3]
+
+
+@spmd(mesh=PP_FSDP)
+def test_stages_that_were_stamped_one_by_one_all_have_their_stamps_in_the_dump(mesh, shard_dump):
+    model = layers(own_layers(mesh))
+    stamps = shardviz.stamp(model)
+    wanted = {"*.weight": "[*/fsdp, *]"}
+    shardviz.capture(split(model, mesh), shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",), intended=wanted)
+    seen = clean(shard_dump)
+    firsts = [(stamp.name, stamp.first) for stamp in seen.dump.run.stamps]
+    assert firsts[:4] == [("0.weight", 1), ("0.bias", 121), ("1.weight", 131), ("1.bias", 251)]
+    assert firsts[4:] == [("2.weight", 261), ("2.bias", 381), ("3.weight", 391), ("3.bias", 511)]
+    assert {rank: str(shard.held) for rank, shard in seen.find("stamped", "param", "3.weight").shards.items()} == {
+        2: "[0:5, 0:12]",
+        3: "[5:10, 0:12]",
+    }
+
+
+@spmd(mesh=PP_FSDP)
+@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "values"])
+def test_stages_that_use_the_same_names_are_told_apart_by_their_coordinate(mesh, stamped, shard_dump):
+    torch.manual_seed(mesh.get_local_rank("pp"))
+    model = nn.Sequential(nn.Linear(12, 10), nn.Linear(10, 12 + mesh.get_local_rank("pp")))
+    stamps = shardviz.stamp(model) if stamped else None
+    shardviz.capture(
+        DistributedDataParallel(model, process_group=mesh.get_group("fsdp")),
+        shard_dump,
+        mesh=mesh,
+        stamps=stamps,
+        stage_axes=("pp",),
+    )
+    seen = clean(shard_dump)
+    names = {tensor.name: list(tensor.shards) for tensor in seen.tensors if "weight" in tensor.name}
+    assert names == {f"pp={pp}.{at}.weight": [2 * pp, 2 * pp + 1] for pp in range(2) for at in range(2)}
+
+
+@spmd(mesh=PP_FSDP)
+def test_stages_that_are_alike_and_were_stamped_one_by_one_are_not_taken_for_copies(mesh, shard_dump):
+    model = nn.Sequential(nn.Linear(12, 10))
+    stamps = shardviz.stamp(model)
+    shardviz.capture(split(model, mesh), shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",))
+    seen = clean(shard_dump)
+    assert [(stamp.name, stamp.first) for stamp in seen.dump.run.stamps][::2] == [
+        ("pp=0.0.weight", 1),
+        ("pp=1.0.weight", 131),
+    ]
+
+
+@spmd(mesh=PP_FSDP)
+def test_a_bug_in_the_second_stage_is_found_there(mesh, shard_dump):
+    model = layers(own_layers(mesh))
+    stamps = shardviz.stamp(model)
+    split(model, mesh)
+    if mesh.get_local_rank("pp") == 1:
+        local = model["2"].weight.to_local()
+        with torch.no_grad():
+            local.copy_(local.flip(0))
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",))
+    (finding,) = check_dump(shard_dump).findings
+    assert (finding.kind, finding.tensor, finding.ranks) == ("misordered-within-shard", "2.weight", (2, 3))
+
+
+@spmd(mesh=PP_FSDP)
+def test_stages_without_their_axis_named_are_refused_with_the_argument_to_give(mesh, shard_dump):
+    model = layers(own_layers(mesh))
+    stamps = shardviz.stamp(model)
+    with pytest.raises(ShardvizError) as caught:
+        shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    assert caught.value.message == "ranks 0 and 2 stamped tensors of other names or shapes"
+    assert caught.value.hint.endswith("stage_axes=('pp',)")
+    with pytest.raises(MeshError, match="no axis 'ppp'"):
+        shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, stage_axes=("ppp",))
+
+
+# Dtypes that are too narrow for ids
+
+
+def narrow(mesh):
+    return nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20)).to(torch.bfloat16)
+
+
+@spmd(mesh={"fsdp": 3})
+def test_a_bfloat16_job_is_told_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
+    model = narrow(mesh)
+    stamps = shardviz.stamp(model)
+    split(model, mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    report = check_dump(shard_dump)
+    assert not report.findings
+    reasons = {one.tensor: one.why for one in report.not_checked}
+    assert set(reasons) == {"", "0.weight", "0.bias", "1.weight", "1.bias"}
+    assert reasons["0.bias"] == "ids to 1,850 are not exact in torch.bfloat16"
+    assert "model.double() before shardviz.stamp" in reasons[""]
+    assert "shardviz.capture_sharding(build, parallelize, ...)" in reasons[""]
+
+
+@spmd(mesh={"fsdp": 3})
+def test_what_a_bfloat16_job_is_told_to_do_works(mesh, shard_dump):
+    model = narrow(mesh).double()
+    stamps = shardviz.stamp(model)
+    split(model, mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    clean(shard_dump)
+
+
+@spmd(mesh={"fsdp": 3})
+def test_weights_that_are_cast_up_after_a_stamp_they_could_not_hold_are_no_foreign_values(mesh, shard_dump):
+    model = narrow(mesh)
+    stamps = shardviz.stamp(model)
+    shardviz.capture(model.float(), shard_dump, mesh=mesh, stamps=stamps)
+    assert not check_dump(shard_dump).findings
+
+
+@spmd(mesh={"fsdp": 3})
+@pytest.mark.parametrize("casts", [False, True], ids=["stays", "casts"])
+def test_build_and_parallelize_of_a_bfloat16_job_are_checked_whole(mesh, casts, shard_dump):
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+
+    def parallelize(model, mesh):
+        split(model.to(torch.bfloat16) if casts else model, mesh)
+
+    shardviz.capture_sharding(lambda: narrow(mesh), parallelize, shard_dump, mesh=mesh)
+    report = check_dump(shard_dump)
+    assert not report.findings
+    assert [one.why for one in report.not_checked] == (
+        ["full_tensor: ids were written in 2 passes, a digit a pass"] if casts else []
+    )
+    seen = model_of(read_dump(shard_dump))
+    for tensor in seen.stage("stamped"):
+        assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(tensor.claimed.regions())
+    assert write(seen.find("stamped", "param", "0.weight").claimed) == "[30/fsdp, 40]"
+    assert {tensor.dtype for tensor in seen.stage("initial")} == {"bfloat16"}
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@spmd(mesh=PP_FSDP)
+def test_stages_of_a_bfloat16_job_are_built_one_by_one(mesh, shard_dump):
+    def build():
+        return layers(own_layers(mesh)).to(torch.bfloat16)
+
+    def parallelize(model, mesh):
+        split(model.to(torch.bfloat16), mesh)
+
+    torch.manual_seed(distributed.get_rank() // 2)
+    shardviz.capture_sharding(build, parallelize, shard_dump, mesh=mesh, stage_axes=("pp",))
+    assert not check_dump(shard_dump).findings
+    held = model_of(read_dump(shard_dump)).find("stamped", "param", "3.weight").shards[3].held
+    assert str(held) == "[5:10, 0:12]"
+
+
+# Where it may not write
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_folder_that_is_there_is_an_error_on_every_rank_and_none_waits_for_another(mesh, shard_dump):
+    shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
+    with pytest.raises(DumpError, match="exists"):
+        shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
+    with suppress(DumpError):
+        shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, force=True)
+    clean(shard_dump)
