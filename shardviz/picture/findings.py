@@ -23,6 +23,8 @@ NAME = "\0"
 """Stands for the tensor's name while findings that differ in nothing else are folded."""
 
 INDENT = 12
+ALSO = "this fits as well: "
+"""How a clause of a summary begins that says what else would explain the finding."""
 
 
 def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text]:
@@ -61,10 +63,14 @@ def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[T
         (f"  {printable(str(folded))}{count}" if str(folded) else "", "bold"),
         (_ranks(finding.ranks), DIM),
     )
-    lines = [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
+    clauses = finding.summary.split("; ")
+    summary = "; ".join(clause for clause in clauses if not clause.startswith(ALSO))
+    others = [("or", clause.removeprefix(ALSO)) for clause in clauses if clause.startswith(ALSO)]
+    lines = [head, *wrapped(printable(summary), terminal.width, line("  "), 2)]
     for title, text in layouts_of(finding):
         lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
-    for title, text in (("cause", finding.cause), ("fix", finding.fix), ("see", ", ".join(finding.refs))):
+    advice = (("cause", finding.cause), ("fix", finding.fix), *others, ("see", ", ".join(finding.refs)))
+    for title, text in advice:
         if text:
             start = line((f"  {title:<{INDENT - 2}}", DIM))
             lines += wrapped(printable(text), terminal.width, start, INDENT)
