@@ -1,4 +1,4 @@
-"""A whole run as one HTML file: findings first, then the mesh, every tensor in a table, and a map of each.
+"""A whole run as one HTML file: findings first, the module tree with a map of each tensor, mesh, memory and comms.
 
 It opens from disk, fetches nothing, runs no script, prints, and is read by keyboard and screen reader. Identical
 layers share one map.
@@ -6,63 +6,37 @@ layers share one map.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.names import fold
 from shardviz.picture.findings import folded_findings, layouts_of
 from shardviz.picture.holders import mask_of, ranks_text
-from shardviz.picture.html_style import PAGE_STYLE
+from shardviz.picture.html_parts import section
+from shardviz.picture.html_run import comms_section, memory_section, schedule_section
+from shardviz.picture.html_style import PAGE_STYLE, light_rules
+from shardviz.picture.html_tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
-from shardviz.picture.page import is_same, rank_rows
-from shardviz.picture.report import Row, listed_rows, summary_line
+from shardviz.picture.report import listed_rows, step_results, step_text, summary_line
 from shardviz.picture.subject import of_tensor
 from shardviz.picture.svg import PATTERN, STYLE, figure
 from shardviz.picture.svg_mesh import mesh_drawing
 from shardviz.picture.terminal import Terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from shardviz.check.finding import Finding, Report
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.names import Fold
-    from shardviz.picture.subject import Subject
+    from shardviz.picture.report import Verdict
 
 MOST_BYTES = 4_000_000
 """Characters of all maps together, those of findings first: with them the file stays under 5 MB."""
 
-MOST_ROWS = 40
-"""Lines of ranks under a map."""
-
 MOST_FINDINGS = 200
 
 FULL = "the page has no more room; shardviz show draws it"
-
-SIGNS = {"good": "✓", "unknown": "?", "warning": "!", "error": "✗"}
-WORDS = {"good": "in order", "unknown": "not checked", "warning": "warning", "error": "finding"}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the table, with its map.
-
-    Attributes:
-        at: Its number, which makes its anchor.
-        folded: The names that share it.
-        row: What the table says of them.
-        picture: Its map; empty where it is not drawn.
-        ranks: Who holds what, as a table.
-        why: Why it is not drawn; empty where it is.
-    """
-
-    at: int
-    folded: Fold
-    row: Row
-    picture: str
-    ranks: str
-    why: str
 
 
 def html(model: Model, report: Report) -> str:
@@ -73,22 +47,30 @@ def html(model: Model, report: Report) -> str:
         report: What the check found.
     """
     entries = _entries(model, report)
-    title = f"shardviz: {model.dump.path.name}"
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = element(
         "head",
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        element("title", words(title)),
-        f"<style>{PAGE_STYLE}{STYLE}</style>",
+        element("title", words(f"shardviz: {model.dump.path.name}")),
+        f"<style>{PAGE_STYLE}{STYLE}{light_rules(model.dump.mesh.ranks)}</style>",
     )
     findings, shown = _findings(report, entries)
+    parts = {
+        "findings": findings,
+        "tensors": _tensors(entries, report, shown),
+        "mesh": _mesh(model),
+        "memory": memory_section(model),
+        "comms": comms_section(model),
+        "schedule": schedule_section(model),
+    }
     body = element(
         "body",
         element("a", "Skip to the findings", href="#findings", class_="skip"),
         f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
         _header(model, report),
-        element("main", findings, _mesh(model), _table(entries), _section("maps", "Maps", *_maps(entries, shown))),
+        _nav([anchor for anchor, part in parts.items() if part]),
+        element("main", *parts.values()),
     )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
@@ -119,50 +101,73 @@ def _drawn(model: Model, tensor: Tensor, names: Fold) -> tuple[str, str, str]:
         subject = of_tensor(model, tensor, names.names()[0])
     except ShardvizError as error:
         return "", "", error.message
-    return element("figure", figure(subject, style=False), tabindex=0), _ranks(subject), ""
+    return element("figure", figure(subject, style=False), tabindex=0), rank_table(subject), ""
 
 
 def _header(model: Model, report: Report) -> str:
     run = model.dump.run
     verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
-    facts = f"mesh {model.dump.mesh}, {run.num_ranks:,} ranks, torch {run.torch}, shardviz {run.shardviz}"
-    links = (("findings", "Findings"), ("mesh", "Mesh"), ("tensors", "Tensors"), ("maps", "Maps"))
+    facts = [
+        ("mesh", words(model.dump.mesh)),
+        ("ranks", f"{run.num_ranks:,}"),
+        ("tensors", f"{report.num_tensors:,}"),
+        ("torch", words(run.torch)),
+        ("shardviz", words(run.shardviz)),
+        ("step", words(step_text(model))),
+        ("command", element("code", words(" ".join(run.command)))),
+    ]
+    known = (element("div", element("dt", title), element("dd", text)) for title, text in facts if text not in _EMPTY)
     return element(
         "header",
+        element("p", "shardviz", class_="soft"),
         element("h1", words(model.dump.path.name)),
-        element("p", words(summary_line(report, Terminal()).plain), class_=f"verdict {verdict}"),
-        element("p", words(facts), class_="soft"),
-        element("p", "command: ", element("code", words(" ".join(run.command))), class_="soft") if run.command else "",
-        element(
-            "nav", *(element("a", text, href=f"#{anchor}") for anchor, text in links), aria_label="Parts of this page"
-        ),
+        element("p", words(summary_line(report, Terminal(), step_results(model)).plain), class_=f"verdict {verdict}"),
+        element("dl", *known, class_="facts"),
     )
 
 
-def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, set[int]]:
-    """Write every finding, and return the entries whose maps stand in them: each under its first one."""
+_EMPTY = ("", element("code"))
+
+TITLES = {
+    "findings": "Findings",
+    "tensors": "Tensors",
+    "mesh": "Mesh",
+    "memory": "Memory",
+    "comms": "Communication",
+    "schedule": "Schedule",
+}
+
+
+def _nav(anchors: Sequence[str]) -> str:
+    links = (element("a", TITLES[anchor], href=f"#{anchor}") for anchor in anchors)
+    return element("nav", *links, aria_label="Parts of this page")
+
+
+def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
+    """Write every finding, and return by entry the finding that its map stands in: the first one of it."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     told = folded_findings(report.findings)
-    parts, seen = [], set[int]()
-    for names, finding in told[:MOST_FINDINGS]:
+    parts, seen = [], dict[int, int]()
+    for at, (names, finding) in enumerate(told[:MOST_FINDINGS]):
         entry = of_name.get(names.names()[0])
-        is_first = entry is not None and entry.at not in seen
-        parts.append(_finding(names, finding, entry, drawn=is_first))
-        seen |= {entry.at} if entry is not None else set()
+        is_first = entry is not None and entry.picture != "" and entry.at not in seen
+        parts.append(_finding(at, names, finding, entry, drawn=is_first))
+        if entry is not None and is_first:
+            seen[entry.at] = at
     if len(told) > MOST_FINDINGS:
         parts.append(element("p", f"{len(told) - MOST_FINDINGS:,} more: shardviz check prints them"))
     unchecked = fold((entry.tensor, entry.why) for entry in report.not_checked)
     if unchecked:
         items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in unchecked)
         parts.append(element("h3", "Not checked") + element("ul", *items))
-    return _section("findings", "Findings", *(parts or [element("p", "None.")])), seen
+    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
 
 
-def _finding(names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
+def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
     """Write one finding as an article: what is wrong, the three layouts, cause and fix, the picture."""
     is_error = finding.severity == "error"
-    sign, ranks = "✗" if is_error else "!", ranks_text(mask_of(finding.ranks))
-    count = f" ({len(names):,} tensors)" if len(names) > 1 else ""
+    ranks = ranks_text(mask_of(finding.ranks))
+    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     facts = [*((title, element("code", words(text))) for title, text in layouts_of(finding))]
     facts += [(title, words(text)) for title, text in (("cause", finding.cause), ("fix", finding.fix)) if text]
     facts += [("see", words(", ".join(finding.refs)))] if finding.refs else []
@@ -171,14 +176,35 @@ def _finding(names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool)
     if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#tensor-{entry.at}")
         picture = (entry.picture if drawn else "") + element("p", link)
+    kind = element("span", "✗ " if is_error else "! ", words(finding.kind), class_="kind")
     return element(
         "article",
-        element("h3", element("span", f"{sign} {words(finding.kind)}", class_="kind"), " ", words(f"{names}{count}")),
+        element("h3", kind, " ", element("code", words(names)), count),
         element("p", words(finding.summary)),
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,
+        id=f"finding-{at}",
         class_="error" if is_error else "warning",
     )
+
+
+def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) -> str:
+    """Write the module tree, and what its signs mean."""
+    said = (
+        "Each line opens: who holds what of the tensor, drawn to scale. Point at a part to light up all its ranks have."
+    )
+    signs = (element("span", sign(verdict), " ", text) for verdict, text in KEYS)
+    many = f"{report.num_tensors:,} tensors in {len(entries):,} lines: identical layers share one."
+    told = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
+    return section("tensors", TITLES["tensors"], told, element("p", *signs, class_="keys"), tree(entries, shown))
+
+
+KEYS: tuple[tuple[Verdict, str], ...] = (
+    ("good", "in order"),
+    ("unknown", "not checked"),
+    ("warning", "warning"),
+    ("error", "finding"),
+)
 
 
 def _mesh(model: Model) -> str:
@@ -194,61 +220,4 @@ def _mesh(model: Model) -> str:
         height=drawn.height,
         viewBox=f"0 0 {drawn.width} {drawn.height}",
     )
-    return _section("mesh", "Mesh", element("p", words(mesh)), element("figure", picture, tabindex=0))
-
-
-def _table(entries: Sequence[Entry]) -> str:
-    heads = ("Verdict", "Tensor", "Claimed layout", "On a rank")
-    rows = []
-    for entry in entries:
-        verdict, count = entry.row.verdict, len(entry.folded)
-        name = element("a", words(entry.folded), href=f"#tensor-{entry.at}")
-        cells = (
-            element("td", f"{SIGNS[verdict]} {WORDS[verdict]}", class_=verdict),
-            element("th", name, f" ({count:,} tensors)" if count > 1 else "", scope="row"),
-            element("td", element("code", words(entry.row.layout))),
-            element("td", element("code", words(entry.row.local))),
-        )
-        rows.append(element("tr", *cells))
-    head = element("thead", element("tr", *(element("th", text, scope="col") for text in heads)))
-    table = element("table", head, element("tbody", *rows))
-    return _section("tensors", "Tensors", _scrolled(table, "Every tensor with its layout"))
-
-
-def _maps(entries: Sequence[Entry], shown: Collection[int]) -> list[str]:
-    """Write a part for each tensor, closed unless there is something wrong with it; maps are not drawn twice."""
-    return [_map(entry, drawn=entry.at in shown) for entry in entries]
-
-
-def _map(entry: Entry, *, drawn: bool) -> str:
-    sign = f"{SIGNS[entry.row.verdict]} {words(entry.folded)}"
-    picture = element("p", "Drawn under its finding.") if drawn else entry.picture
-    inner = element("p", f"Not drawn: {words(entry.why)}") if entry.why else picture + entry.ranks
-    opened = {"open": "open"} if entry.row.verdict != "good" else {}
-    return element("details", element("summary", sign), inner, id=f"tensor-{entry.at}", **opened)
-
-
-def _ranks(subject: Subject) -> str:
-    """Write who should hold what and who holds what, as a table."""
-    rows, left = rank_rows(subject, MOST_ROWS)
-    heads = ("Ranks", "Claimed", *(("Held", "") if subject.holds else ()))
-    body = []
-    for row in rows:
-        sign = () if not subject.holds else ("",) if is_same(row) else ("≠ not as claimed",)
-        cells = (*row[: 3 if subject.holds else 2], *sign)
-        marked = "error" if sign and sign[0] else None
-        body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))
-    head = element("thead", element("tr", *(element("th", text, scope="col") for text in heads)))
-    more = element("p", f"{left:,} more lines: shardviz show with --all prints them") if left else ""
-    return _scrolled(element("table", head, element("tbody", *body)), "What each rank holds") + more
-
-
-def _scrolled(table: str, label: str) -> str:
-    """Let a wide table scroll by itself, by keyboard too."""
-    return element("div", table, class_="wide", tabindex=0, role="region", aria_label=label)
-
-
-def _section(anchor: str, title: str, *parts: str) -> str:
-    return element(
-        "section", element("h2", title, id=f"{anchor}-title"), *parts, id=anchor, aria_labelledby=f"{anchor}-title"
-    )
+    return section("mesh", TITLES["mesh"], element("p", words(mesh)), element("figure", picture, tabindex=0))

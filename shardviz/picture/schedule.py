@@ -8,6 +8,8 @@ from shardviz.picture.terminal import DIM, PIPE_WIDTH, line, rank_style
 from shardviz.timeline import duration, timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.text import Text
 
     from shardviz.dump.records import StageRecord
@@ -27,28 +29,31 @@ def schedule_lines(model: Model, columns: int = PIPE_WIDTH) -> list[Text]:
         model: The dump.
         columns: How wide the picture may be; a long schedule is wider.
     """
-    schedules = _one_pipeline(model)
+    schedules = one_pipeline(model)
     if not schedules:
         return [line("no pipeline ran in a step")]
     times = timeline(schedules)
     width = 1 + len(str(times.num_microbatches - 1))
     width += LABEL + times.length * (width + 1) <= columns
-    lines = [_row(rank, times, width) for rank in schedules]
-    ranks, micro, per_rank = len(schedules), times.num_microbatches, times.stages_per_rank
+    rows = [_row(rank, times, width) for rank in schedules]
+    return [*rows, line(""), line((legend(times), DIM)), line(bubble_text(times))]
+
+
+def legend(times: Timeline) -> str:
+    """Say what the letters and numbers of a schedule mean."""
+    second = ", b3 its second stage's" if times.stages_per_rank > 1 else ""
+    return f"a3 is forward of micro-batch 3{second}, A3 its backward, which takes twice as long"
+
+
+def bubble_text(times: Timeline) -> str:
+    """Say how much of the time ranks are idle, beside the closed formula."""
+    ranks, micro, per_rank = len(times.begins), times.num_microbatches, times.stages_per_rank
     product = f"{per_rank} * {micro}" if per_rank > 1 else str(micro)
-    second = ", b3 its second stage's" if per_rank > 1 else ""
-    return [
-        *lines,
-        line(""),
-        line((f"a3 is forward of micro-batch 3{second}, A3 its backward, which takes twice as long", DIM)),
-        line(
-            f"bubble {times.bubble:.1%} of the time; formula (p - 1) / (v m + p - 1) = {ranks - 1} / ({product} + "
-            f"{ranks - 1}) = {times.formula:.1%}"
-        ),
-    ]
+    formula = f"formula (p - 1) / (v m + p - 1) = {ranks - 1} / ({product} + {ranks - 1}) = {times.formula:.1%}"
+    return f"bubble {times.bubble:.1%} of the time; {formula}"
 
 
-def _one_pipeline(model: Model) -> dict[int, tuple[StageRecord, ...]]:
+def one_pipeline(model: Model) -> dict[int, tuple[StageRecord, ...]]:
     """Return the schedules of the ranks of one pipeline: for every set of stages the lowest rank that ran them."""
     found: dict[frozenset[int], int] = {}
     for rank, record in sorted(model.dump.ranks.items()):
@@ -57,13 +62,22 @@ def _one_pipeline(model: Model) -> dict[int, tuple[StageRecord, ...]]:
     return {rank: model.dump.ranks[rank].schedule for rank in sorted(found.values())}
 
 
+def stages_of(times: Timeline, rank: int) -> list[int]:
+    """Return the stages that a rank ran, rising."""
+    return sorted({record.stage for record, _ in times.begins[rank]})
+
+
+def label(record: StageRecord, stages: Sequence[int]) -> str:
+    """Write a pass: the letter of its stage among those of its rank, and the micro-batch."""
+    letter = LETTERS[stages.index(record.stage) % len(LETTERS)]
+    return f"{letter.upper() if record.backward else letter}{record.microbatch}"
+
+
 def _row(rank: int, times: Timeline, width: int) -> Text:
-    passes = times.begins[rank]
-    stages = sorted({record.stage for record, _ in passes})
+    passes, stages = times.begins[rank], stages_of(times, rank)
     row, at = line(f"rank {rank:<{LABEL - 5}}"), 0
     for record, begin in passes:
-        letter = LETTERS[stages.index(record.stage) % len(LETTERS)]
-        cell = f"{letter.upper() if record.backward else letter}{record.microbatch}"
+        cell = label(record, stages)
         lasts = duration(record) * width
         gap = int(lasts > len(cell))
         row = line(row, ("·".ljust(width) * (begin - at), DIM))

@@ -35,12 +35,12 @@ def run(tmp_path: Path, file: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def dom(tmp_path: Path, file: Path) -> str:
+def dom(tmp_path: Path, file: Path, *flags: str) -> str:
     """Return the page as the browser has it."""
-    return run(tmp_path, file, "--dump-dom")
+    return run(tmp_path, file, "--dump-dom", *flags)
 
 
-def asked(tmp_path: Path, file: Path, question: str) -> str:
+def asked(tmp_path: Path, file: Path, question: str, *flags: str) -> str:
     """Return what an expression of JavaScript says of the page, which itself forbids scripts."""
     page = file.read_text(encoding="utf-8")
     policy = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
@@ -48,7 +48,7 @@ def asked(tmp_path: Path, file: Path, question: str) -> str:
     script = f"<script>document.title = {question}</script></body>"
     copy = tmp_path / "asked.html"
     copy.write_text(policy.sub("", page).replace("</body>", script), encoding="utf-8")
-    found = TITLE.search(dom(tmp_path, copy))
+    found = TITLE.search(dom(tmp_path, copy, *flags))
     assert found is not None
     assert not found[1].startswith("shardviz"), "the question did not run"
     return unescape(found[1])

@@ -7,15 +7,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+from msgspec.structs import replace
+
 from shardviz.cli import main
+from shardviz.dump.read import read_dump
+from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRecord
+from shardviz.dump.write import write_rank
 from shardviz.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 from tests.picture.browser import asked, dom, picture, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import pytest
 
 MESH = "fsdp=2,tp=4"
 TENSORS: Mapping[str, Made | str] = {
@@ -67,28 +71,64 @@ def outline(file: Path) -> Outline:
 
 def test_findings_come_first_with_their_picture_and_are_told_once_for_all_layers(tmp_path: Path) -> None:
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
-    assert re.findall("<h2[^>]*>(.*?)</h2>", text) == ["Findings", "Mesh", "Tensors", "Maps"]
+    titles = ["Findings", "Tensors", "Mesh", "Memory", "Communication"]
+    assert re.findall("<h2[^>]*>(.*?)</h2>", text) == titles
     assert text.count("<article") == 1
     article = text[text.index("<article") : text.index("</article>")]
-    assert "layers.[0-1].wq (2 tensors)" in article
+    assert '<code>layers.[0-1].wq</code><span class="soft"> 2 tensors</span>' in article
     assert "≠ 4</text>" in article
     assert "≠ 4</text>" not in text[text.index("</article>") :]
 
 
-def test_every_tensor_has_a_line_that_leads_to_its_map(tmp_path: Path) -> None:
+def test_every_tensor_has_a_line_that_opens_on_its_map(tmp_path: Path) -> None:
     found = outline(page(tmp_path, TENSORS))
-    anchors = [one["id"] for one in found.all("details")]
+    anchors = [one["id"] for one in found.all("details") if "id" in one]
     links = [str(one["href"]) for one in found.all("a")]
     assert anchors == [f"tensor-{at}" for at in range(4)]
-    assert {f"#{anchor}" for anchor in anchors} <= set(links)
+    assert {"#tensor-0", "#finding-0"} <= set(links), "a finding and its line lead to each other"
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {link.removeprefix("#") for link in links} <= set(ids)
 
 
-def test_only_what_is_wrong_is_open(tmp_path: Path) -> None:
+def test_of_the_maps_only_those_that_are_wrong_are_open(tmp_path: Path) -> None:
     found = outline(page(tmp_path, TENSORS))
-    assert ["open" in one for one in found.all("details")] == [True, False, False, False]
+    assert ["open" in one for one in found.all("details") if "id" in one] == [True, False, False, False]
+
+
+def tree(text: str) -> list[tuple[int, str]]:
+    """Each line of the module tree, with the number of modules that it stands in."""
+    inner = text[text.index('<ul class="tree">') : text.index('<section id="mesh"')]
+    lines, depth = [], -1
+    for tag, name in re.findall(r'(<ul|</ul)|<span class="name">([^<]*)', inner):
+        depth += {"<ul": 1, "</ul": -1, "": 0}[tag]
+        if not tag:
+            lines.append((depth, name))
+    return lines
+
+
+def test_tensors_stand_in_the_tree_of_their_modules(tmp_path: Path) -> None:
+    text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
+    assert tree(text) == [(0, "layers.[0-1]"), (1, "wq"), (1, "wo"), (0, "norm"), (0, "conv")]
+    assert (
+        '<span aria-hidden="true">✗</span><span class="unseen">finding</span></span><span class="name">layers' in text
+    )
+
+
+def test_a_module_in_a_large_tree_is_open_only_where_something_is_wrong(tmp_path: Path) -> None:
+    wrong = Made("[12/fsdp/tp]", "[12/tp/fsdp]")
+    names = {f"{letter}{letter}.x{at}.{part}": "[4/tp]" for letter in "ab" for at in range(12) for part in ("v", "w")}
+    found = outline(page(tmp_path, {**names, "bb.x3.w": wrong}))
+    modules = [one for one in found.all("details") if "id" not in one]
+    assert [at for at, one in enumerate(modules) if "open" in one] == [13, 17], "b, and x3 in it"
+
+
+def test_names_that_no_model_has_make_a_tree_all_the_same(tmp_path: Path) -> None:
+    names = [".".join("a" * 3000), ".".join("a" * 2999), "..", "", ".", "a", "a.", "a.b", "b" * 5000]
+    names += [".".join(f"m{at}" for at in range(depth)) for depth in range(2, 60)]
+    found = tree(page(tmp_path, dict.fromkeys(names, "[4/tp]")).read_text(encoding="utf-8"))
+    assert max(depth for depth, _ in found) <= 12
+    assert len(found) >= len(names)
 
 
 def test_the_page_fetches_and_runs_nothing(tmp_path: Path) -> None:
@@ -138,7 +178,9 @@ def test_723_tensors_on_1024_ranks_stay_under_5_mb(tmp_path: Path, monkeypatch: 
     assert main(["show", str(tmp_path / "llama.shardviz"), "-o", str(tmp_path / "llama.html")]) == 0
     text = (tmp_path / "llama.html").read_text(encoding="utf-8")
     assert "all 723 tensors are in order on 1,024 ranks" in text
-    assert len(outline(tmp_path / "llama.html").all("details")) == 12, "one map for each folded tensor"
+    maps = [one for one in outline(tmp_path / "llama.html").all("details") if "id" in one]
+    assert len(maps) == 12, "one map for each folded tensor"
+    assert "262.8 GiB" in text
     assert len(text.encode()) < 1_000_000
 
 
@@ -147,6 +189,79 @@ def test_maps_beyond_the_pages_room_are_left_out_and_said(tmp_path: Path, monkey
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
     assert text.count("Not drawn: the page has no more room; shardviz show draws it") == 3
     assert "≠ 4</text>" in text, "what is wrong is drawn first"
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Path:
+    """The page of two stages of a pipeline that ran two micro-batches, with gradients and Adam."""
+    dump = make_dump(
+        tmp_path / "run.shardviz", parse_mesh("pp=2"), {"layers.0.w": "[4/pp, 6]", "layers.1.w": "[4/pp, 6]"}
+    )
+    for number, rank in read_dump(dump).ranks.items():
+        passes = tuple(StageRecord(number, at, backward) for backward in (False, True) for at in (0, 1))
+        sent = tuple(CollectiveRecord("all_reduce", ("pp",), 2, f"layers.{at}", count=3, bytes=20_000) for at in (0, 1))
+        whole = [Body(role, "step", (4, 6), (2, 6), "float64") for role in ("grad", "optim")]
+        named = [TensorRecord("layers.", 1, ((0, 2),), ".w"), TensorRecord("layers.", 2, ((0, 2),), ".w.exp_avg")]
+        more = {"bodies": (*rank.bodies, *whole), "tensors": (*rank.tensors, *named)}
+        write_rank(dump, replace(rank, schedule=passes, collectives=sent, **more))
+    assert main(["show", str(dump), "-o", str(tmp_path / "run.html")]) == 0
+    return tmp_path / "run.html"
+
+
+def rows(text: str, anchor: str) -> list[str]:
+    """The rows of a section's tables, as words."""
+    part = text[text.index(f'<section id="{anchor}"') :].partition("</section>")[0]
+    found = re.findall("<tr[^>]*>(.*?)</tr>", part)
+    return [" | ".join(filter(None, re.split(r"(?:<[^>]*>)+", row))) for row in found]
+
+
+def test_memory_is_told_by_rank_by_role_by_scheme_and_by_tensor(stepped: Path) -> None:
+    text = stepped.read_text(encoding="utf-8")
+    assert rows(text, "memory") == [
+        "On | param | grad | optim | together",
+        "ranks 0-1 | 96 B | 96 B | 96 B | 288 B",
+        "unsharded | 192 B | 192 B | 192 B | 576 B",
+        "Scheme | Formula | A rank",
+        "DDP | P + P + 2P | 768 B",
+        "ZeRO 1 | P + P + 2P/N | 576 B",
+        "ZeRO 2 | P + P/N + 2P/N | 480 B",
+        "ZeRO 3, FSDP | P/N + P/N + 2P/N | 384 B",
+        "this run | the fullest rank | 288 B",
+        "Tensor | Role | On a rank | Unsharded",
+        "layers.[0-1].w (2 tensors) | param | 48 B | 96 B",
+        "layers.[0-1].w (2 tensors) | grad | 48 B | 96 B",
+        "layers.[0-1].w.exp_avg (2 tensors) | optim | 48 B | 96 B",
+    ]
+    assert 'title="grad: 96 bytes"' in text
+
+
+def test_collectives_of_identical_layers_share_a_line(stepped: Path) -> None:
+    assert rows(stepped.read_text(encoding="utf-8"), "comms")[1:] == [
+        "along pp | 39.1 KiB",
+        "Collective | Group | Module | Pass | Times | Bytes | Received | Group of | On ranks",
+        "all_reduce | along pp | layers.[0-1] | forward | 3 | 19.5 KiB | 19.5 KiB | 2 | 2",
+    ]
+
+
+def test_a_schedule_is_drawn_with_its_bubble(stepped: Path) -> None:
+    text = stepped.read_text(encoding="utf-8")
+    part = text[text.index('<section id="schedule"') :]
+    assert re.findall(">([aA][0-9])</text>", part) == ["a0", "a1", "A0", "A1"] * 2
+    assert "rank 1, stage 1: backward of micro-batch 0, from 3" in part
+    assert "bubble 33.3% of the time" in part
+
+
+def test_a_run_without_a_step_says_why_there_is_no_traffic(tmp_path: Path) -> None:
+    text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
+    assert "No collective ran in a step: a probe with a batch() is stepped" in text
+    assert 'id="schedule"' not in text
+
+
+def test_a_schedule_that_cannot_be_says_so_and_the_rest_stands(stepped: Path) -> None:
+    dump = stepped.with_name("run.shardviz")
+    (dump / "rank_00000.json").unlink()
+    assert main(["show", str(dump), "-o", str(stepped)]) == 0
+    assert "rank 1 ran stage 1 on micro-batch 0 before what it needs" in stepped.read_text(encoding="utf-8")
 
 
 OUTSIDE = """JSON.stringify((() => {
@@ -173,6 +288,39 @@ def test_in_a_browser_every_word_lies_within_its_box_and_its_picture(tmp_path: P
         count, _, outside = answer.strip("[]").partition(",")
         assert int(count) > 50
         assert outside.strip("[]") == ""
+
+
+def test_in_a_browser_every_word_of_a_schedule_lies_within_it(tmp_path: Path, stepped: Path) -> None:
+    assert asked(tmp_path, stepped, OUTSIDE).endswith(",[]]")
+
+
+def test_in_a_browser_a_pointer_lights_up_what_a_rank_has(tmp_path: Path) -> None:
+    lit = "[...document.styleSheets[0].cssRules].filter(rule => /sv-r[0-9]+:hover/.test(rule.selectorText)).length"
+    parts = "document.querySelectorAll('figure .sv g.sv-r3 > rect.sv-b').length"
+    count, drawn = asked(tmp_path, page(tmp_path, TENSORS), f"[{lit}, {parts}].join()").split(",")
+    assert int(count) == 8
+    assert int(drawn) > 4
+
+
+def test_in_a_browser_a_link_to_a_tensor_opens_the_modules_around_it(tmp_path: Path) -> None:
+    names = {f"{letter}.x{at}.{part}": "[4/tp]" for letter in "ab" for at in range(12) for part in ("v", "w")}
+    seen = "document.getElementById('tensor-30').checkVisibility({contentVisibilityAuto: true})"
+    question = f"'waiting'; const before = {seen}; location.hash = 'tensor-30';"
+    question += f"setTimeout(() => {{ document.title = [before, {seen}].join() }}, 100)"
+    assert asked(tmp_path, page(tmp_path, names), question, "--virtual-time-budget=2000") == "false,true"
+
+
+def test_in_a_browser_all_that_opens_or_scrolls_is_reached_by_keyboard(tmp_path: Path, stepped: Path) -> None:
+    reached = """JSON.stringify((() => {
+      document.querySelectorAll("details").forEach(one => { one.open = true });
+      const missed = [];
+      document.querySelectorAll("summary, figure, .wide, nav a, .skip").forEach(one => {
+        one.focus();
+        if (document.activeElement !== one) missed.push(one.outerHTML);
+      });
+      return [document.querySelectorAll("summary").length, missed];
+    })())"""
+    assert asked(tmp_path, stepped, reached) == "[2,[]]"
 
 
 def test_in_a_browser_a_hostile_name_makes_no_element(tmp_path: Path) -> None:
