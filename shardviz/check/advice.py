@@ -43,6 +43,19 @@ CATALOGUE: dict[Shape, Advice] = {
         "label the local tensors by {placements}, or split the dim as a whole",
         SWIGLU,
     ),
+    "segments-under-fsdp": Advice(
+        "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that; its "
+        "label has one split_factor for the ranks and one for the segments, which torch reads as another order",
+        "{way}give each segment a Linear of its own",
+        FUSED_QKV,
+    ),
+    "unequal-segments": Advice(
+        "A fused weight whose segments differ in size (q,k,v with fewer key and value heads) was split segment by "
+        "segment, but labelled as one dim; no placements say such a split",
+        "give each segment a Linear of its own, or treat the weight as stored in rank order: full_tensor() needs its "
+        "rows put back",
+        SWIGLU,
+    ),
     "across-segments": Advice(
         "The placements say that the dim was split segment by segment, but it was split as a whole",
         "label the local tensors by {placements}, or split each segment with torch.chunk by itself",
@@ -66,6 +79,15 @@ CATALOGUE: dict[Shape, Advice] = {
         "Local shards were given to DTensor.from_local with Replicate(), which does not look at them",
         "label the local tensors by {placements}",
     ),
+    "round-robin": Advice(
+        "The dim was dealt out in turn, as by weight[rank::size], or segment by segment, where Shard means one stretch",
+        "choose the shard by torch.chunk, or label the local tensors by {placements}",
+    ),
+    "another-axis": Advice(
+        "The shard was chosen by the coordinate on another axis than the one that the placements name: the axes were "
+        "confused, or the coordinate was computed from the global rank",
+        "choose the shard by mesh.get_local_rank({axis!r}), or label the local tensors by {placements}",
+    ),
     "another-layout": Advice(
         "The tensor was split in another way than its placements say",
         "label the local tensors by {placements}, or redistribute after labelling",
@@ -82,6 +104,10 @@ CATALOGUE: dict[Shape, Advice] = {
     "rotated": Advice(
         "Shards were sent on to a neighbour, as in a ring, or the coordinate has an offset",
         "choose the shard by mesh.get_local_rank({axis!r})",
+    ),
+    "global-rank": Advice(
+        "The shard was chosen by the global rank, where the coordinate on one axis of the mesh was meant",
+        "choose the shard by mesh.get_local_rank({axis!r}), not by torch.distributed.get_rank()",
     ),
     "permuted-ranks": Advice(
         "The loader numbers the ranks in another order than the mesh, as with a DeviceMesh whose ranks are not rising",
@@ -116,9 +142,8 @@ CATALOGUE: dict[Shape, Advice] = {
         ("torchtitan#1483",),
     ),
     "blocks": Advice(
-        "Segments of the dim stand in another order, as when gate and up, or q, k and v, are concatenated in another "
-        "order than the model reads",
-        "concatenate the segments in the order that the model reads",
+        "Segments of the dim (gate and up; q, k and v; experts) were put together in another order than the model reads",
+        "put the segments together in the order that the model reads",
     ),
     "permuted-dim": Advice(
         "The dim was reordered before it was split, and no simple rule fits the order",

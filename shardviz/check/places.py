@@ -32,6 +32,9 @@ Advised = tuple[str, str, tuple[str, ...], str]
 
 MAX_LISTED = 3
 
+OF_ORDER = ("another-order", "segments", "segments-under-fsdp", "across-segments", "round-robin", "one-factor")
+"""Differences between layouts that are in the order of the elements, whatever the shards' sizes are."""
+
 
 def check_places(case: Case) -> Iterator[Finding]:
     """Yield what is wrong with where a case's own ids are.
@@ -108,9 +111,12 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
 
 def _advice(explanations: list[Explanation]) -> Advised:
     first, *others = explanations
-    also = "".join(f"; this fits as well: {other.sentence}" for other in others)
+    also = f"; also fits: {', or '.join(other.held for other in others)}" if others else ""
     advice = CATALOGUE[first.name]
-    return advice.cause, first.fix, advice.refs, f": {first.sentence}{also}"
+    fix = first.fix
+    if others and first.layout is None:
+        fix += f"; or, if {others[0].held}: {others[0].fix}"
+    return advice.cause, fix, advice.refs, f": {first.sentence}{also}"
 
 
 def _explained(case: Case) -> Finding:
@@ -129,12 +135,7 @@ def _kind(case: Case) -> Kind:
     if case.held is not None:
         if set(case.held.split_axes) != set(case.claimed.split_axes):
             return "wrong-placement"
-        if shape_of_difference(case.claimed, case.held) in (
-            "another-order",
-            "segments",
-            "across-segments",
-            "one-factor",
-        ):
+        if shape_of_difference(case.claimed, case.held) in OF_ORDER:
             return "misordered"
     if shape_differs(case):
         return "wrong-shape"

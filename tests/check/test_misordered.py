@@ -114,10 +114,76 @@ def test_shards_of_other_ranks_are_named_by_their_rule(tmp_path: Path, source: l
     assert words in found.summary
 
 
-def test_reversed_ranks_fit_a_mesh_given_backwards_as_well(tmp_path: Path) -> None:
+def test_reversed_ranks_are_those_of_a_mesh_given_backwards(tmp_path: Path) -> None:
     found = only(check_made(tmp_path, "tp=4", {"w": by_rank("[12/tp, 4]", "tp=4", [3, 2, 1, 0])}))
-    assert "this fits as well" in found.summary
-    assert "[3, 2, 1, 0]" in found.summary
+    assert found.held == "tp=i holds the shard of tp=3-i, as on a mesh given as [3, 2, 1, 0]"
+    assert "also fits" not in found.summary
+
+
+def test_halves_exchanged_on_two_ranks_are_told_with_the_fix_of_both_explanations(tmp_path: Path) -> None:
+    made = Made("[12/tp, 4]", ids={0: arange(12, 4)[6:], 1: arange(12, 4)[:6]})
+    found = only(check_made(tmp_path, "tp=2", {"w": made}))
+    assert found.summary.endswith("also fits: dim 0's halves are exchanged")
+    assert "mesh.get_local_rank('tp')" in found.fix
+    assert "put the segments together in the order" in found.fix
+
+
+def test_what_is_claimed_and_held_stands_beneath_and_not_in_the_sentence(tmp_path: Path) -> None:
+    found = only(check_made(tmp_path, MESH, {"w": Made("[16/fsdp/tp, 12]", held="[16/tp/fsdp, 12]")}))
+    assert found.held not in found.summary
+    assert found.claimed not in found.summary
+    assert len(found.summary) < 240
+
+
+def test_the_coordinate_of_another_axis_is_named(tmp_path: Path) -> None:
+    found = only(check_made(tmp_path, "fsdp=2,tp=2", {"w": Made("[16/tp, 8]", held="[16/fsdp, 8]")}))
+    assert (found.kind, found.held) == ("wrong-placement", "[16/fsdp, 8]")
+    assert "another axis" in found.summary
+    assert "mesh.get_local_rank('tp')" in found.fix
+
+
+def test_a_shard_chosen_by_the_global_rank_is_named_by_the_rule(tmp_path: Path) -> None:
+    made = by_rank("[12/tp, 4]", "tp=2,dp=3", [0, 4, 2, 3, 1, 5])
+    found = only(check_made(tmp_path, "tp=2,dp=3", {"w": made}))
+    assert found.held == "each rank holds the shard of tp = rank % 2 of its global rank"
+    assert found.fix.startswith("choose the shard by mesh.get_local_rank('tp')")
+
+
+def test_experts_dealt_out_in_turn_are_named(tmp_path: Path) -> None:
+    made = Made("[8/ep, 3]", ids={rank: arange(8, 3)[rank::4] for rank in range(4)})
+    found = only(check_made(tmp_path, "ep=4", {"w": made}))
+    assert (found.kind, found.held) == ("misordered", "[8/2/ep, 3]")
+    assert "dealt out in turn" in found.summary
+    assert "weight[rank::size]" in found.cause
+
+
+@pytest.mark.parametrize("sizes", [(16, 4, 4), (12, 8), (4, 4, 8, 2)])
+def test_segments_of_different_sizes_each_split_are_named_with_their_sizes(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    total = sum(sizes)
+    segments = np.split(arange(total, 3), np.cumsum(sizes)[:-1])
+    ids = {rank: np.concatenate([np.split(one, 2)[rank] for one in segments]) for rank in range(2)}
+    found = only(check_made(tmp_path, "tp=2", {"w": Made(f"[{total}/tp, 3]", ids=ids)}))
+    assert found.kind == "misordered"
+    assert found.held == f"dim 0 has segments of {', '.join(map(str, sizes))}, each split over tp"
+    assert "Linear of its own" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("claimed", "held"),
+    [
+        ("[(48/2/dp)/3/tp, 8]", "[(48/3/tp)/dp, 8]"),
+        ("[(48/2/dp)/3/tp, 8]", "[48/dp/tp, 8]"),
+    ],
+)
+def test_a_fused_weight_under_fsdp_is_told_what_fsdp_can_be_made_to_do(tmp_path: Path, claimed: str, held: str) -> None:
+    mesh = "dp=2,tp=2" if "3/tp)" in held else "dp=3,tp=2"
+    found = only(check_made(tmp_path, mesh, {"wqkv": Made(claimed, held=held)}))
+    assert (found.kind, found.held) == ("misordered", held)
+    assert "FSDP2 splits what each rank has of a fused weight" in found.cause
+    assert "shard_placement_fn=lambda param: Shard(1)" in found.fix
+    assert "label the local tensors" not in found.fix
 
 
 def test_one_reversed_axis_of_two_is_named(tmp_path: Path) -> None:
@@ -162,7 +228,7 @@ def test_an_even_split_that_is_not_torch_chunk_is_named(tmp_path: Path) -> None:
         (arange(16, 2).reshape(2, 4, 2, 2).swapaxes(1, 2).reshape(16, 2), "view(2, 4, 2, 1).transpose(1, 2)"),
         (arange(16, 2).reshape(2, 2, 4, 2).swapaxes(1, 2).reshape(16, 2), "view(2, 2, 4, 1).transpose(1, 2)"),
         (arange(16, 2).reshape(4, 4, 2).swapaxes(0, 1).reshape(16, 2), "view(1, 4, 4, 1).transpose(1, 2)"),
-        (np.concatenate([arange(16, 2)[8:], arange(16, 2)[:8]])[np.r_[0:8, 8:16]], "rolled by 8"),
+        (np.concatenate([arange(16, 2)[8:], arange(16, 2)[:8]]), "also fits: dim 0's halves are exchanged"),
         (arange(16, 2)[np.r_[0:4, 12:16, 8:12, 4:8]], "blocks of 4 come in the order 0 3 2 1"),
     ],
 )

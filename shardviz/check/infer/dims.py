@@ -22,14 +22,24 @@ if TYPE_CHECKING:
 MAX_LISTED = 8
 
 
-def explain_dims(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
-    """Yield the one explanation there is if every dim of the tensor is its own indices in another order."""
+def explain_dims(
+    claimed: Layout, held: Mapping[Coord, Region], *, most_blocks: int | None = None
+) -> Iterator[Explanation]:
+    """Yield the one explanation there is if every dim of the tensor is its own indices in another order.
+
+    Args:
+        claimed: What the placements say.
+        held: What each known coordinate holds.
+        most_blocks: Pass over orders that move more blocks than this.
+    """
     found = []
     for dim, size in enumerate(claimed.index_shape):
         order = _order_of_dim(claimed, held, dim, size)
         if order is None:
             return
         if not np.array_equal(order, np.arange(size)):
+            if most_blocks is not None and len(_blocks(order)[1]) > most_blocks:
+                return
             found.append(_name(order, dim))
     if not found:
         return
@@ -59,6 +69,8 @@ def _name(order: NDArray[np.int64], dim: int) -> tuple[Shape, str, str]:
     if np.array_equal(order, np.arange(size)[::-1]):
         return "reversed-dim", f"dim {dim} is flipped", CATALOGUE["reversed-dim"].fix.format(dim=dim)
     if np.array_equal(order, (np.arange(size) + order[0]) % size):
+        if 2 * order[0] == size:
+            return "blocks", f"dim {dim}'s halves are exchanged", CATALOGUE["blocks"].fix
         words = f"dim {dim} is rolled by {-order[0] % size}"
         return "rotated-dim", words, CATALOGUE["rotated-dim"].fix.format(undo=int(order[0]), dim=dim)
     digits = transposed_digits(order)

@@ -16,14 +16,15 @@ from shardviz.check.infer.ranks import explain_ranks
 from shardviz.check.infer.splits import explain_splits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardviz.check.case import Case
 
 MAX_ELEMENTS = 1 << 26
 """A tensor with more elements is not looked at element by element once no rule over whole ranges fits."""
 
 MAX_DIFFERENCES = 3
+
+FEW_SEGMENTS = 3
+"""Whole shards that are exchanged are blocks of a dim in another order too; as few as q, k and v may be just that."""
 
 
 def explain(case: Case) -> list[Explanation]:
@@ -33,20 +34,22 @@ def explain(case: Case) -> list[Explanation]:
         At least one explanation; the one called `scrambled`, with the first differences, where nothing else fits.
     """
     assert case.claimed is not None, "a plain tensor claims nothing"
-    found = list(_by_ranges(case))
+    found = _by_ranges(case)
     if not found and _num_held(case) <= MAX_ELEMENTS:
         found = list(explain_elements(case))
     return found or [_scrambled(case)]
 
 
-def _by_ranges(case: Case) -> Iterator[Explanation]:
+def _by_ranges(case: Case) -> list[Explanation]:
     assert case.claimed is not None
+    found = []
     if case.held is not None:
-        yield explain_label(case.claimed, case.held)
+        found.append(explain_label(case.claimed, case.held))
     if not case.ids:
-        yield from explain_ranks(case.claimed, case.regions)
-        yield from explain_splits(case.claimed, case.regions)
-        yield from explain_dims(case.claimed, case.regions)
+        found += explain_ranks(case.claimed, case.regions)
+        found += explain_splits(case.claimed, case.regions)
+        found += explain_dims(case.claimed, case.regions, most_blocks=FEW_SEGMENTS if found else None)
+    return found
 
 
 def _num_held(case: Case) -> int:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shardviz.layout import Layout
-    from shardviz.mesh import Coord
+    from shardviz.mesh import Coord, Mesh
     from shardviz.region import Region
 
 MAX_LISTED = 8
@@ -25,7 +25,9 @@ def explain_ranks(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Exp
     by_axis = _by_axis(claimed, sources)
     if by_axis is not None:
         yield _explain_axes(claimed, by_axis)
-    if len(claimed.mesh.ranks) == len(sources) and (by_axis is None or len(claimed.split_axes) == 1):
+        return
+    yield from _by_global_rank(claimed, sources)
+    if len(claimed.mesh.ranks) == len(sources):
         permutation = _by_rank(claimed, sources)
         if len(set(permutation)) == len(permutation):
             yield _explain_permutation(claimed, permutation)
@@ -68,7 +70,7 @@ def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
 
 
 def _explain_axes(claimed: Layout, maps: Maps) -> Explanation:
-    named = {axis: _rule(axis, claimed.mesh.axis_size(axis), seen) for axis, seen in maps.items()}
+    named = {axis: _rule(claimed.mesh, axis, seen) for axis, seen in maps.items()}
     name = next(iter(named.values()))[0]
     axis = next(axis for axis, (shape, _) in named.items() if shape == name)
     words = " and ".join(words for _, words in named.values())
@@ -76,19 +78,39 @@ def _explain_axes(claimed: Layout, maps: Maps) -> Explanation:
     return Explanation(name, f"each rank holds another rank's shard: {words}", fix, words)
 
 
-def _rule(axis: str, size: int, seen: Mapping[int, int]) -> tuple[Shape, str]:
+def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Shape, str]:
     """Name the map of one axis's positions, with the words for it."""
-    sources = set(seen.values())
+    sources, size = set(seen.values()), mesh.axis_size(axis)
     if len(sources) == 1 and len(seen) > 1:
         return "same-shard", f"every rank along {axis} holds the shard of {axis}={next(iter(sources))}"
     if all(source == size - 1 - position for position, source in seen.items()):
-        return "reversed", f"{axis}=i holds the shard of {axis}={size - 1}-i"
+        backwards = f", as on a mesh given as [{_list(sorted(mesh.ranks, reverse=True))}]" if mesh.ndim == 1 else ""
+        return "reversed", f"{axis}=i holds the shard of {axis}={size - 1}-i{backwards}"
     steps = {(source - position) % size for position, source in seen.items()}
     if len(steps) == 1:
         return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     listed = [str(seen.get(position, "?")) for position in range(min(size, MAX_LISTED))]
     more = ", ..." if size > MAX_LISTED else ""
     return "permuted-ranks", f"along {axis} the shards stand in the order [{', '.join(listed)}{more}]"
+
+
+def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
+    """Yield the rule by which one axis's position follows from the global rank, if all other positions are right."""
+    mesh = claimed.mesh
+    for column, axis in enumerate(mesh.axes):
+        size = mesh.axis_size(axis)
+        for text, rule in _of_rank(size, mesh.size // size):
+            if all(
+                (*coord[:column], rule(mesh.rank_at(coord)), *coord[column + 1 :]) == source
+                for coord, source in sources.items()
+            ):
+                words = f"each rank holds the shard of {axis} = {text} of its global rank"
+                yield Explanation("global-rank", words, CATALOGUE["global-rank"].fix.format(axis=axis), words)
+
+
+def _of_rank(size: int, others: int) -> Iterator[tuple[str, Callable[[int], int]]]:
+    yield f"rank % {size}", lambda rank: rank % size
+    yield f"rank // {others}", lambda rank: rank // others
 
 
 def _by_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> list[int]:

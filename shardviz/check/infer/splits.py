@@ -1,7 +1,9 @@
-"""Splits that are not torch.chunk: the head-tail order of context parallel, and the even split of array_split."""
+"""Splits that are not one torch.chunk: the head-tail order of context parallel, the even split of array_split, and
+segments of different sizes, each split by itself."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardviz.chain import JOIN, chunk
@@ -11,12 +13,16 @@ from shardviz.check.infer.layout import same_region
 from shardviz.region import Ranges, Region, length, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardviz.chain import Chain
     from shardviz.check.infer.explanation import Shape
     from shardviz.layout import Layout
     from shardviz.mesh import Coord
+
+    Split = Callable[[Ranges, int, int], Ranges]
+
+MAX_SEGMENTS = 16
 
 
 def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
@@ -31,9 +37,18 @@ def balanced(ranges: Ranges, parts: int, part: int) -> Ranges:
     return _cut(ranges, first, first + small + (part < longer))
 
 
+def segmented(bounds: Sequence[int]) -> Split:
+    """Return the split that gives a part of each of the segments between the bounds."""
+
+    def split(_ranges: Ranges, parts: int, part: int) -> Ranges:
+        return merged(range_ for segment in pairwise(bounds) for range_ in chunk((segment,), parts, part))
+
+    return split
+
+
 def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
-    """Yield the axes whose split of a dim is head-tail or balanced, all else being as claimed."""
-    kinds: list[tuple[Shape, str, Callable[[Ranges, int, int], Ranges]]] = [
+    """Yield the axes whose split of a dim is head-tail, balanced or by segments, all else being as claimed."""
+    kinds: list[tuple[Shape, str, Split]] = [
         ("head-tail", "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
         ("balanced", "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
     ]
@@ -47,6 +62,23 @@ def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Ex
                 size = claimed.mesh.axis_size(axis)
                 text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)
                 yield Explanation(name, text, CATALOGUE[name].fix, text)
+    yield from _unequal_segments(claimed, held)
+
+
+def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+    """Yield the segments of a dim that one axis splits: they begin where the first rank's pieces begin."""
+    for dim, chain in enumerate(claimed.chains):
+        axis = chain[0] if len(chain) == 1 else 0
+        if not isinstance(axis, str) or claimed.mesh.axis_size(axis) < 2:
+            continue
+        column = claimed.mesh.axis_index(axis)
+        first = next((region.dims[dim] for coord, region in held.items() if coord[column] == 0), ())
+        bounds = [*(start for start, _ in first), claimed.shape[dim]]
+        rising = bounds[0] == 0 and all(low < high for low, high in pairwise(bounds))
+        if 2 < len(bounds) <= MAX_SEGMENTS and rising and _fits(claimed, held, dim, axis, segmented(bounds)):
+            sizes = ", ".join(str(high - low) for low, high in pairwise(bounds))
+            text = f"dim {dim} has segments of {sizes}, each split over {axis}"
+            yield Explanation("unequal-segments", text, CATALOGUE["unequal-segments"].fix, text)
 
 
 def _fits(
@@ -54,7 +86,7 @@ def _fits(
     held: Mapping[Coord, Region],
     dim: int,
     axis: str,
-    split: Callable[[Ranges, int, int], Ranges],
+    split: Split,
 ) -> bool:
     for coord, region in held.items():
         own = claimed.region(coord)
@@ -71,7 +103,7 @@ def _follow(
     size: int,
     position: Mapping[str, int],
     axis: str,
-    split: Callable[[Ranges, int, int], Ranges],
+    split: Split,
 ) -> Ranges:
     """Follow a chain as `Layout` does, with another split for one axis."""
     segments: list[Ranges] = [((0, size),)]
