@@ -169,6 +169,22 @@ class CollectiveRecord(Record, frozen=True):
     bytes: Count = 0
 
 
+class CallRecord(Record, frozen=True):
+    """A collective that a module called once, and that is to be compared with its definition.
+
+    What this rank had before and after stands among the activations, as `module.before` and `module`.
+
+    Attributes:
+        module: The module.
+        op: What it is: `all_reduce`, `send_recv`, ...
+        ranks: The ranks of its group, in the group's order.
+    """
+
+    module: str
+    op: str
+    ranks: tuple[Count, ...]
+
+
 class StageRecord(Record, frozen=True):
     """A pipeline's stage running one micro-batch, forward or backward; a rank's records are in the order they ran."""
 
@@ -187,6 +203,8 @@ class RankRecord(Record, frozen=True):
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the training step sent between ranks, in the order in which it began.
         schedule: What this rank's stages of a pipeline ran, in order.
+        calls: Collectives that are to be compared with their definition.
+        narrowed_to: Element types to which the step rounded numbers of a wider one.
     """
 
     schema: Count
@@ -204,6 +222,8 @@ class RankRecord(Record, frozen=True):
     not_applied: tuple[tuple[str, str], ...] = ()
     collectives: tuple[CollectiveRecord, ...] = ()
     schedule: tuple[StageRecord, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
+    narrowed_to: tuple[str, ...] = ()
 
 
 class Stamp(Record, frozen=True):

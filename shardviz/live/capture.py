@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import CollectiveRecord, StageRecord, Stamp
+    from shardviz.dump.records import CallRecord, CollectiveRecord, StageRecord, Stamp
     from shardviz.live.stamp import Stamped
     from shardviz.mesh import Mesh
 
@@ -136,6 +136,8 @@ class Capture:
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
+    narrowed_to: set[torch.dtype] = field(default_factory=set)
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
     _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
@@ -229,6 +231,8 @@ class Capture:
             not_checked=tuple(dict.fromkeys(self.not_checked)),
             collectives=tuple(self.collectives),
             schedule=tuple(self.schedule),
+            calls=tuple(self.calls),
+            narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
         )
 

@@ -34,10 +34,13 @@ Key = tuple[str, tuple[int, ...], str, bool]
 
 
 class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
-    """A `CommDebugMode` that also knows ranks and bytes.
+    """A `CommDebugMode` that also knows ranks and bytes, and where numbers lost precision.
 
     Args:
         wrappers: Names of modules that stand before every other one's, such as DistributedDataParallel's `module`.
+
+    Attributes:
+        narrowed_to: Element types to which numbers of a wider one were rounded.
     """
 
     def __init__(self, wrappers: str = "") -> None:
@@ -45,13 +48,24 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         let_modules_repeat(self)
         self._wrappers = wrappers
         self._found: dict[Key, tuple[int, int]] = {}
+        self.narrowed_to: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note a collective, then let torch count and run it."""
         library, _, name = str(func).partition("::" if "::" in str(func) else ".")
         if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES):
             self._note(_plain(name), func, (*args, *(kwargs or {}).values()))
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        self._note_narrowing(func, args, returned)
+        return returned
+
+    def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
+        taken = [tensor.dtype for arg in args for tensor in _tensors(arg) if _is_real(tensor)]
+        in_place = args[:1] if "copy_" in str(func) else ()
+        for given in (*in_place, returned):
+            for tensor in _tensors(given):
+                if _is_real(tensor) and any(wide.itemsize > tensor.dtype.itemsize for wide in taken):
+                    self.narrowed_to.add(tensor.dtype)
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
@@ -89,6 +103,10 @@ def _tensors(arg: Any) -> Iterator[torch.Tensor]:
     elif isinstance(arg, list | tuple):
         for item in arg:
             yield from _tensors(item)
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
 
 
 def _axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:

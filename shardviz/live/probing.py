@@ -18,13 +18,14 @@ from shardviz.live import gather, placing
 from shardviz.live.capture import Capture, local_tensors, run_record, unwrapped
 from shardviz.live.observe import adam_states, optimizer_states
 from shardviz.live.passes import Sharding, capture_passes
+from shardviz.live.reference import reference_of
 from shardviz.live.sequence import add_sequence, sequence_dims
 from shardviz.live.stages import Stage
 from shardviz.live.step import (
     batch_axes,
+    calls,
     gradients,
     own_batch,
-    reference_step,
     results,
     sharded_step,
     unnamed_batch_axes,
@@ -53,7 +54,9 @@ def run_probe(world: World, job: ProbeJob) -> None:
     """
     # What torch advises on speed and style would stand there once a rank and a build.
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
-    probe = load_probe(job.path, job.build)
+    # What comes of the hooks that watch the step would stand there as of the probe's own line.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
@@ -71,12 +74,20 @@ def run_probe(world: World, job: ProbeJob) -> None:
     write_rank(job.folder, capture.record(), capture.dense)
 
 
-def load_probe(path: Path, build: str = "build") -> ModuleType:
-    """Import a probe's file under a name of its own; the files beside it can be imported by it.
+def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
+    """Import a probe: by its name if it has one, or its file, under a name of its own and with the files beside it.
 
     Raises:
         ProbeError: It defines no such function.
     """
+    probe = importlib.import_module(module) if module else _load_file(path)
+    for needed in (build, "parallelize"):
+        if not callable(getattr(probe, needed, None)):
+            raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
+    return probe
+
+
+def _load_file(path: Path) -> ModuleType:
     name = f"shardviz_probe_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -85,9 +96,6 @@ def load_probe(path: Path, build: str = "build") -> ModuleType:
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
-    for needed in (build, "parallelize"):
-        if not callable(getattr(module, needed, None)):
-            raise ProbeError(f"probe {path} has no {needed}()", "a probe defines build() and parallelize(model, mesh)")
     return module
 
 
@@ -130,11 +138,13 @@ class Run:
         Where only the sharded step raises, as torch does for uneven tensor parallel, that is noted and not an error.
         """
         axes = batch_axes(self.probe, self.job.mesh)
-        batch = whole_batch(self.probe, math.prod(self.job.mesh.axis_size(axis) for axis in axes))
-        unsharded = self._built().double()
-        before = [replace(local, values=local.values.clone()) for local in local_tensors(unsharded)]
-        reference = reference_step(self.probe, unsharded, batch)
-        model = self._initialized(self._parallelized(self._built().double()))
+        parts = math.prod(self.job.mesh.axis_size(axis) for axis in axes)
+        batch = whole_batch(self.probe, parts)
+        reference = reference_of(self.probe, lambda: self._built().double(), batch, parts)
+        self.capture.not_checked += [("", note) for note in reference.notes]
+        if reference.draws:
+            return
+        model = reference.mode(self._initialized(self._parallelized(self._built().double())))
         own = own_batch(batch, axes, self.device_mesh)
         step, failure = None, None
         try:
@@ -149,10 +159,10 @@ class Run:
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
             why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
             self.capture.not_checked.append(("", why))
-        self._add_step(model, step, reference, axes)
+        self._add_step(model, step, reference.step, axes)
         if self.capture.rank == 0:
-            after = [*gradients(list(local_tensors(unsharded))), *results(reference, self.job.mesh, ())]
-            for local in [*before, *after]:
+            after = [*gradients(list(local_tensors(reference.model))), *results(reference.step, self.job.mesh, ())]
+            for local in [*reference.before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
 
     def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
@@ -163,10 +173,12 @@ class Run:
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
         of_step = [*gradients(locals_), *self.stage.own([*states, *activations])]
-        for local in [*of_step, *results(step, self.job.mesh, axes)]:
+        for local in [*of_step, *results(step, self.job.mesh, axes, reference.output)]:
             self.capture.add_values(local, "step")
         self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)
+        self.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
         self.capture.schedule += step.seen.schedule
+        self.capture.calls += calls(self.probe, model, self.device_mesh)
 
     def _built(self) -> nn.Module:
         torch.manual_seed(0)

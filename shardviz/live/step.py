@@ -3,31 +3,37 @@
 A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that what is left of a
 difference is no rounding. What a probe may define:
 
-    batch()                    the whole batch: a tensor, or a tuple of what the model takes
+    batch()                    the whole batch: a tensor, or a tuple or dict of what the model takes
     BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
     loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
     optimizer(model, mesh)     what updates the weights after the step; default: Adam, of which only the state is kept
     stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
     STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
+    whole(output, mesh)        all ranks' output in the batch's own order, where no placements say what a rank's part is
+    calls(model, mesh)         modules that call one collective each, which is compared with its definition, and whose
+                               part `before` puts out what goes in: by name, the collective and the ranks of its group
     log(model, batch, loss)    what the training loop would print after the step, by name
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardviz.dump.records import CallRecord
 from shardviz.errors import ProbeError
-from shardviz.live.capture import Local, of_tensor
+from shardviz.live.capture import Local, of_tensor, unwrapped
 from shardviz.live.compat import DTensor
+from shardviz.live.meshes import plain_mesh
 from shardviz.live.observe import Observed, observed
 from shardviz.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from torch import nn
@@ -81,19 +87,26 @@ def whole_batch(probe: ModuleType, parts: int) -> Batch:
     """
     torch.manual_seed(1)
     batch = probe.batch()
-    own: list[Any] = []
-    for part in batch if isinstance(batch, tuple) else (batch,):
-        if not torch.is_tensor(part):
-            own.append(part)
-            continue
-        rows = part.shape[0] // parts * parts if part.ndim else 0
-        if part.ndim and not rows:
-            raise ProbeError(
-                f"a batch of {part.shape[0]} rows for {parts} ranks", f"let batch() return {parts} or more"
-            )
-        whole = part[:rows] if part.ndim else part
-        own.append(whole.double() if whole.is_floating_point() else whole)
-    return tuple(own)
+    return tuple(_each(part, lambda tensor: _whole(tensor, parts)) for part in _as_tuple(batch))
+
+
+def _as_tuple(batch: Any) -> Batch:
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a part of a batch with every tensor in it changed, a dict's too."""
+    if isinstance(part, Mapping):
+        return {key: _each(value, change) for key, value in part.items()}
+    return change(part) if torch.is_tensor(part) else part
+
+
+def _whole(tensor: torch.Tensor, parts: int) -> torch.Tensor:
+    if tensor.ndim:
+        if len(tensor) < parts:
+            raise ProbeError(f"a batch of {len(tensor)} rows for {parts} ranks", f"let batch() return {parts} or more")
+        tensor = tensor[: len(tensor) // parts * parts]
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -112,17 +125,12 @@ def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
     for axis in axes:
         size = mesh[axis].size()
         parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
-    return tuple(part.chunk(parts)[mine] if torch.is_tensor(part) and part.ndim else part for part in batch)
+    return part_of(batch, mine, parts)
 
 
-def reference_step(probe: ModuleType, model: nn.Module, batch: Batch) -> Step:
-    """Step the unsharded model on the whole batch."""
-    torch.manual_seed(2)
-    with observed(model) as seen:
-        loss = _loss(probe, model, batch)
-        torch.autograd.backward(loss)
-    output = seen.outputs[-1] if seen.outputs else None
-    return Step(loss.detach(), output, _logged(probe, model, batch, loss), seen)
+def part_of(batch: Batch, number: int, parts: int) -> Batch:
+    """Return the rows of a batch that one of several equal parts has."""
+    return tuple(_each(part, lambda tensor: tensor.chunk(parts)[number] if tensor.ndim else tensor) for part in batch)
 
 
 def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> Step:
@@ -133,24 +141,44 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
         if hasattr(probe, "step"):
             loss = probe.step(model, _passed(batch), mesh)
         else:
-            loss = _loss(probe, model, batch)
+            loss = loss_of(probe, model, batch)
             torch.autograd.backward(loss)
-    logged = _logged(probe, model, batch, loss)
+    logged = logged_by(probe, model, batch, loss)
     optimizer = probe.optimizer(model, mesh) if hasattr(probe, "optimizer") else None
     if optimizer is not None:
         optimizer.step()
-    return Step(loss.detach(), _output(probe, seen, mesh), logged, seen, optimizer)
+    output = _output(probe, seen, batch, mesh)
+    if output is not None and hasattr(probe, "whole"):
+        output = probe.whole(output, mesh)
+    return Step(loss.detach(), output, logged, seen, optimizer)
 
 
-def _output(probe: ModuleType, seen: Observed, mesh: DeviceMesh) -> torch.Tensor | None:
-    """Return what the model put out last, or a pipeline's last stage over all micro-batches."""
+def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
+    """Return the collectives that are to be compared with their definition."""
+    named = probe.calls(unwrapped(model), mesh) if hasattr(probe, "calls") else {}
+    return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
+
+
+def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -> torch.Tensor | None:
+    """Return what the model put out last, or over all micro-batches where it ran on one after the other."""
     axes = getattr(probe, "STAGE_AXES", ())
-    if not seen.outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
+    outputs = [output for output in seen.outputs if output.ndim]
+    if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
         return None
-    return torch.cat(seen.outputs) if axes else seen.outputs[-1]
+    rows = next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), 0)
+    in_parts = len(outputs) > 1 and len(outputs[-1]) != rows == sum(map(len, outputs))
+    return torch.cat(outputs) if axes or in_parts else outputs[-1]
 
 
-def _logged(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
+def _tensors(batch: Batch) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for part in batch:
+        _each(part, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
+    """Return what the training loop would print after the step, by name."""
     logged: Mapping[str, Any] = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
     return logged
 
@@ -160,40 +188,67 @@ def _passed(batch: Batch) -> Any:
     return batch[0] if len(batch) == 1 else batch
 
 
-def _loss(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
+def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the loss of a batch.
+
+    Raises:
+        ProbeError: The probe defines none, and the model puts out no tensor.
+    """
     if hasattr(probe, "loss"):
         loss: torch.Tensor = probe.loss(model, _passed(batch))
         return loss
-    output = model(*batch)
+    output = model(**batch[0]) if len(batch) == 1 and isinstance(batch[0], Mapping) else model(*batch)
+    if not torch.is_tensor(output):
+        raise ProbeError(
+            f"the model puts out a {type(output).__name__}, of which there is no mean square",
+            "define loss(model, batch)",
+        )
     square: torch.Tensor = output.square().mean()
     return square
 
 
-def results(step: Step, mesh: Mesh, axes: Sequence[str]) -> list[Local]:
-    """Return a sharded step's loss, output and logged values, each with where it is claimed to be.
+def results(step: Step, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | None = None) -> list[Local]:
+    """Return a step's loss, output and logged values, each with where it is claimed to be.
 
     A loss is the mean of this rank's part, so an average over the batch's axes is pending. Logged values are what
     every rank would print: equal everywhere, and of the whole batch.
+
+    Args:
+        step: What the step left.
+        mesh: The run's mesh.
+        axes: The axes over which the batch is split.
+        whole: The unsharded model's output, which tells the dim that has the batch's rows.
     """
     found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
-        found.append(_claimed("output", "output", step.output, mesh, {axis: Shard(0) for axis in axes}))
+        rows = Shard(_dim_of_rows(step.output, whole))
+        found.append(_claimed("output", "output", step.output, mesh, dict.fromkeys(axes, rows)))
     for name, value in step.logged.items():
         tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
         found.append(_claimed(name, "scalar", tensor.detach(), mesh, {}))
     return found
 
 
+def _dim_of_rows(output: torch.Tensor, whole: torch.Tensor | None) -> int:
+    """Return the first dim that is smaller than the unsharded model's: not all models put out rows first."""
+    shapes = zip(output.shape, whole.shape if whole is not None else (), strict=False)
+    return next((dim for dim, (own, all_of_it) in enumerate(shapes) if own != all_of_it), 0)
+
+
 def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
-    """Claim a plain tensor's layout on the run's mesh; a DTensor claims for itself."""
+    """Claim a tensor's layout on the run's mesh; a DTensor claims for itself, along the axes of its own mesh."""
+    local = of_tensor(name, role, tensor)
+    own = dict(zip(local.claim[0].axes, local.claim[1], strict=True)) if local.claim else {}
+    if local.claim and local.claim[0] != mesh:
+        return local
     if isinstance(tensor, DTensor):
-        return of_tensor(name, role, tensor)
+        by_axis = {axis: by_axis[axis] for axis in by_axis if axis not in plain_mesh(tensor.device_mesh).axes}
     shape = list(tensor.shape)
     for axis, placement in by_axis.items():
         if isinstance(placement, Shard):
             shape[placement.dim] *= mesh.axis_size(axis)
-    claim = mesh, tuple(by_axis.get(axis, Replicate()) for axis in mesh.axes)
-    return Local(name, role, tuple(shape), tensor, claim)
+    claim = mesh, tuple(by_axis.get(axis, own.get(axis, Replicate())) for axis in mesh.axes)
+    return replace(local, shape=tuple(shape), claim=claim, grad=None)
 
 
 def gradients(locals_: Sequence[Local]) -> list[Local]:

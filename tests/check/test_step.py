@@ -14,7 +14,16 @@ MESH = Mesh(("dp", "tp"), (2, 2))
 WANTED = np.array([1.5, -2.0, 0.25, 3.0])
 
 
-def step_dump(path, values, role="grad", placements=("Replicate()", "Replicate()"), dtype="float64", extra=()):
+def step_dump(
+    path,
+    values,
+    role="grad",
+    placements=("Replicate()", "Replicate()"),
+    dtype="float64",
+    extra=(),
+    narrowed=(),
+    shape=None,
+):
     """Write a dump whose rank r holds `values[r]` after a step, beside `WANTED` unsharded."""
     record = MeshRecord(MESH.axes, MESH.shape, MESH.ranks)
     folder = prepare_folder(path / "dump")
@@ -25,7 +34,7 @@ def step_dump(path, values, role="grad", placements=("Replicate()", "Replicate()
             Body(
                 role,
                 "step",
-                WANTED.shape,
+                shape or WANTED.shape,
                 array.shape,
                 dtype,
                 layout=0,
@@ -39,7 +48,7 @@ def step_dump(path, values, role="grad", placements=("Replicate()", "Replicate()
             for name, body in extra:
                 tensors.append(TensorRecord(name, len(bodies)))
                 bodies.append(body)
-        layout = LayoutRecord(0, placements, WANTED.shape)
+        layout = LayoutRecord(0, placements, shape or WANTED.shape)
         write_rank(
             folder,
             RankRecord(
@@ -51,6 +60,7 @@ def step_dump(path, values, role="grad", placements=("Replicate()", "Replicate()
                 layouts=(layout,),
                 bodies=tuple(bodies),
                 tensors=tuple(tensors),
+                narrowed_to=narrowed,
             ),
         )
     return model_of(read_dump(folder))
@@ -74,6 +84,22 @@ def test_low_precision_is_given_its_own_rounding_and_no_more(tmp_path):
     far = step_dump(tmp_path / "far", on_all(WANTED * 2), dtype="bfloat16")
     assert list(check_step(near, [])) == []
     assert [finding.kind for finding in check_step(far, [])] == ["wrong-scale"]
+
+
+def test_a_step_that_rounds_to_a_narrower_dtype_within_is_given_that_rounding_and_no_more(tmp_path):
+    off = WANTED * (1 + 2.0**-22)
+    inside = step_dump(tmp_path / "inside", on_all(off), narrowed=("float32",))
+    nowhere = step_dump(tmp_path / "nowhere", on_all(off))
+    far = step_dump(tmp_path / "far", on_all(WANTED * 1.001), narrowed=("float32",))
+    assert list(check_step(inside, [])) == []
+    assert [found.kind for found in check_step(nowhere, [])] == ["wrong-value"]
+    assert [found.kind for found in check_step(far, [])] == ["wrong-value"]
+
+
+def test_an_output_of_another_shape_than_the_unsharded_models_is_said_and_not_judged(tmp_path):
+    half = step_dump(tmp_path, on_all(WANTED[:2]), role="output", shape=(2,))
+    (said,) = check_step(half, [])
+    assert (said.tensor, said.why) == ("w", "its output: it is [2] over all ranks, the unsharded model has [4]")
 
 
 def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recognised(tmp_path):

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from shardviz.mesh import Mesh
 
 SAFETY = 16.0
-EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EPSILONS = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+}
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,7 @@ def compared(model: Model) -> Iterator[Compared]:
 def rounding_of(model: Model) -> Rounding:
     """Return what the step allows for rounding, from the tensors that took part in it."""
     dtypes = {shard.body.dtype for tensor in model.stage("step") for shard in tensor.shards.values()}
+    dtypes |= {dtype for record in model.dump.ranks.values() for dtype in record.narrowed_to}
     epsilon = max((EPSILONS.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     whole = list(model.stage("reference"))
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)

@@ -62,6 +62,10 @@ def _has_reference(model: Model, role: str, name: str) -> bool:
 
 
 def _check(model: Model, one: Compared) -> Iterator[Finding | NotChecked]:
+    if one.claimed is not None and not one.claimed.flat and one.claimed.shape != one.wanted.shape:
+        shapes = f"{list(one.claimed.shape)} over all ranks, the unsharded model has {list(one.wanted.shape)}"
+        yield NotChecked(one.name, f"its {one.role}: it is {shapes}")
+        return
     misshapen = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
     if misshapen:
         shape = list(one.values[misshapen[0]].shape)

@@ -1,0 +1,109 @@
+"""Correct models of kinds that no shipped probe has: nothing is found, and what is compared in another way is said."""
+
+from shardviz.check.run import check_model
+from shardviz.cli import main
+from tests.live.probing import run_probe
+
+HEAD = """
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from shardviz.live.compat import fully_shard
+BATCH_AXES = ("dp",)
+def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+def parallelize(model, mesh): fully_shard(model, mesh=mesh["dp"])
+def batch(): return torch.randn(12, 6)
+"""
+
+
+def checked(text, mesh, folder):
+    """Run a probe of which only what differs from `HEAD` is written, and check what its ranks wrote."""
+    probe = folder / "mine.py"
+    probe.write_text(HEAD + text)
+    return check_model(run_probe(str(probe), mesh, folder / "dump"))
+
+
+def test_rounding_in_a_norm_that_computes_in_float32_is_not_called_wrong(tmp_path):
+    norm = """
+class Norm(nn.Module):
+    def forward(self, x): return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True)).double()
+def build(): return nn.Sequential(nn.Linear(6, 8), Norm(), nn.Linear(8, 6))
+"""
+    report = checked(norm, "dp=3", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_a_loss_on_the_tp_mesh_is_averaged_over_the_batch_as_well(tmp_path):
+    tp = """
+def parallelize(model, mesh):
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel(use_local_output=False)})
+    fully_shard(model, mesh=mesh["dp"])
+"""
+    report = checked(tp, "dp=2,tp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_micro_batches_are_put_together_to_the_output_of_the_batch(tmp_path):
+    accumulation = """
+def step(model, rows, mesh):
+    losses = []
+    for last, part in enumerate(rows.chunk(2)):
+        model.set_requires_gradient_sync(bool(last))
+        losses.append(model(part).square().mean() / 2)
+        losses[-1].backward()
+    return sum(losses)
+"""
+    report = checked(accumulation, "dp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_a_batch_may_be_a_dict_and_an_output_too(tmp_path):
+    keywords = """
+class Model(nn.Linear):
+    def forward(self, x, y): return {"loss": (super().forward(x) - y).square().mean()}
+def build(): return Model(6, 6)
+def batch(): return {"x": torch.randn(12, 6), "y": torch.randn(12, 6)}
+def loss(model, batch): return model(**batch)["loss"]
+"""
+    report = checked(keywords, "dp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_a_model_with_dropout_is_compared_in_eval_and_that_is_said(tmp_path):
+    dropout = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 6))"
+    report = checked(dropout, "dp=2", tmp_path)
+    assert report.findings == ()
+    assert [entry.why for entry in report.not_checked] == [
+        "the step as it trains: it draws random numbers, as dropout does, and a sharded model draws others; compared in"
+        " eval()"
+    ]
+
+
+def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_said(tmp_path):
+    norm = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))"
+    report = checked(norm, "dp=3", tmp_path)
+    assert report.findings == ()
+    (entry,) = report.not_checked
+    assert entry.why.startswith("the step on the whole batch: its loss is ")
+    assert entry.why.endswith("(BatchNorm in training, or a loss that is no mean over rows); compared over the parts")
+
+
+def test_a_gradient_that_nothing_reduces_is_found_whatever_the_model_draws_and_rounds(tmp_path):
+    unreduced = """
+class Norm(nn.Module):
+    def forward(self, x): return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True)).double()
+def build(): return nn.Sequential(nn.Linear(6, 8), Norm(), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 6))
+def parallelize(model, mesh): ...
+"""
+    report = checked(unreduced, "dp=2", tmp_path)
+    assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
+
+
+def test_an_error_in_the_users_own_code_is_told_with_its_line(tmp_path, capsys):
+    probe = tmp_path / "mine.py"
+    probe.write_text(HEAD + "def parallelize(model, mesh): raise RuntimeError('my own bug')")
+    assert main(["probe", str(probe), "--mesh", "dp=2", "-o", str(tmp_path / "dump")]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("shardviz: error: rank 0 (dp=0) raised RuntimeError: my own bug, and 1 other rank the same\n")
+    assert f'File "{probe}", line 10, in parallelize' in err
