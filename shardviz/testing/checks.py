@@ -18,10 +18,16 @@ def check_item(item: pytest.Item) -> None:
         wrong = str(error)
     if spmd is None:
         pytest.fail(wrong, pytrace=False)
-    if not isinstance(item, pytest.Function) or hasattr(item, "_testcase") or _is_unittest(item):
+    if not isinstance(item, pytest.Function):
         pytest.fail(
             f"{item.name} is marked with a mesh, but only functions and methods of plain classes run on ranks\n"
-            "Hint: make the test a function; unittest.TestCase runs in pytest's own process",
+            "Hint: make the test a function",
+            pytrace=False,
+        )
+    if (kind := _unittest_class(item)) is not None:
+        pytest.fail(
+            f"{kind}.{item.name} is a method of a unittest.TestCase, which cannot run on ranks\n"
+            f"Hint: let {kind} be a plain class, with setup_method for setUp and assert for self.assertEqual",
             pytrace=False,
         )
     limit = item.config.getoption("shardviz_ranks")
@@ -29,7 +35,7 @@ def check_item(item: pytest.Item) -> None:
         pytest.skip(f"mesh {spmd.mesh} has {spmd.mesh.size} ranks, --shardviz-ranks allows {limit}")
 
 
-def _is_unittest(item: pytest.Function) -> bool:
+def _unittest_class(item: pytest.Function) -> str | None:
     import unittest
 
-    return item.cls is not None and issubclass(item.cls, unittest.TestCase)
+    return item.cls.__name__ if item.cls is not None and issubclass(item.cls, unittest.TestCase) else None

@@ -33,7 +33,7 @@ def run(item: pytest.Function, spmd: Spmd) -> None:
     values = _arguments(item)
     device_mesh = ranks.device_mesh(spmd.mesh, joined.device_type)
     plain = item.stash.get(MESH, None)
-    ranks.call(partial(item.obj, **{n: device_mesh if v is plain else v for n, v in values.items()}))
+    ranks.call(partial(item.obj, **{n: device_mesh if v is plain else v for n, v in values.items()}), item.name)
 
 
 def _join(config: pytest.Config, joined: World) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.logging import get_log_level_for_setting
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live import world
 from shardviz.testing import debugging, outcome
+from shardviz.testing.bindings import Collected, pack_bound
 from shardviz.testing.modules import source_of
 from shardviz.testing.options import launch_method, ranks_seed, ranks_timeout
 from shardviz.testing.parcel import Parcel, Style, pack_arguments, pack_instance
@@ -33,6 +35,8 @@ STORY: pytest.StashKey[Story] = pytest.StashKey()
 """How the last run of a test on ranks failed, until its report is made."""
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
 """What the fixture `mesh` gave a test."""
+COLLECTED: pytest.StashKey[Collected] = pytest.StashKey()
+"""What test modules and classes were when collection ended."""
 DEBUGGING_TIMEOUT = 24 * 3600.0
 
 
@@ -82,6 +86,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
     arguments = pack_arguments(item, item.stash.get(MESH, spmd.mesh))
     style = Style(config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity())
     marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
+    before = config.stash.get(COLLECTED, Collected())
     configured, given = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
     return Parcel(
         source=source_of(item),
@@ -91,9 +96,13 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
         values=arguments.values,
         indices=arguments.indices,
         mesh_arguments=arguments.mesh_arguments,
+        made_arguments=arguments.made_arguments,
+        module_bindings=pack_bound(item.module, before),
+        class_bindings=pack_bound(item.cls, before),
         mesh=spmd.mesh,
         seed=ranks_seed(config),
         filters=(tuple(configured), tuple(given), marked),
+        log_level=get_log_level_for_setting(config, "log_level"),
         style=style,
         folder=folder,
         terminal=terminal,

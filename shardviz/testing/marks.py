@@ -64,11 +64,13 @@ def spmd_of(item: pytest.Item) -> Spmd | None:
     """Return how a test wants to be run by the marker nearest to it; None where it has none.
 
     Raises:
-        MeshError: The marker's arguments are no mesh.
+        MeshError: The marker's arguments are no mesh, or it has two.
     """
     mark = item.get_closest_marker(MARK)
     if mark is None:
         return None
+    if sum(one.name == MARK for one in item.own_markers) > 1:
+        raise MeshError(f"{item.name} is marked with more than one mesh", "keep one: a test runs on one mesh")
     if len(mark.args) + bool(mark.kwargs) != 1:
         raise MeshError(f"the marker of {item.name} names no mesh", "write pytest.mark.mesh(fsdp=2, tp=4)")
     (given,) = mark.args or (mark.kwargs,)

@@ -74,26 +74,26 @@ def explain_assertions(source: Source, verbosity: int) -> None:
         return
     from _pytest import assertion
 
-    config = _config(source.root)
-    config.option.verbose = verbosity
-    running = SimpleNamespace(config=config, ihook=config.hook, nodeid="")
+    configured = config(source.root)
+    configured.option.verbose = verbosity
+    running = SimpleNamespace(config=configured, ihook=configured.hook, nodeid="")
     hooked = assertion.pytest_runtest_protocol(running)  # type: ignore[arg-type]
     next(hooked)
     _alive.append(hooked)  # its end would take the hooks away again
 
 
 @cache
-def _config(root: Path) -> pytest.Config:
+def config(root: Path) -> pytest.Config:
     """Return a configuration without the user's plugins and files; parsing it installs the rewriting of assertions."""
     from _pytest.config import get_config
     from _pytest.terminal import TerminalReporter
 
     args = ["-c", os.devnull, "--rootdir", str(root), "--noconftest", "-p", "no:cacheprovider", "-p", "no:shardviz"]
     with _environ({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, without=("PYTEST_ADDOPTS", "PYTEST_PLUGINS")):
-        config = get_config(args)
-        config.parse(args)
-    config.pluginmanager.register(TerminalReporter(config, sys.stdout), "terminalreporter")  # it colours diffs
-    return config
+        made = get_config(args)
+        made.parse(args)
+    made.pluginmanager.register(TerminalReporter(made, sys.stdout), "terminalreporter")  # it colours diffs
+    return made
 
 
 @contextmanager
@@ -110,4 +110,4 @@ def _environ(changed: dict[str, str], without: tuple[str, ...]) -> Iterator[None
 
 
 def _rewriter(root: Path) -> Any:
-    return _config(root).pluginmanager.rewrite_hook
+    return config(root).pluginmanager.rewrite_hook

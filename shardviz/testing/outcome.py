@@ -36,6 +36,7 @@ class Outcome:
         reason: The exception's text.
         when: `time.monotonic()`.
         error: The pickled exception; empty where it cannot pickle.
+        type_: Its pickled class; empty where that cannot pickle.
         shown: The pickled representation that pytest would print; empty where it is none of an exception.
         text: The same as text.
     """
@@ -45,15 +46,20 @@ class Outcome:
     reason: str
     when: float
     error: bytes
+    type_: bytes
     shown: bytes
     text: str
 
     def exception(self) -> BaseException | None:
-        """Return the exception that the test raised, where it can be had here."""
+        """Return the exception that the test raised, or one of its class with its text; None if neither can be had."""
         with suppress(Exception):
             error = pickle.loads(self.error)
             if isinstance(error, BaseException):
                 return error
+        with suppress(Exception):
+            kind = pickle.loads(self.type_)
+            alike: BaseException = kind.__new__(kind, self.reason)
+            return alike
         return None
 
     def representation(self) -> ExceptionChainRepr | None:
@@ -71,8 +77,9 @@ def describe(rank: int, error: BaseException, function: Callable[..., Any], styl
     elif isinstance(error, pytest.xfail.Exception):
         kind = "xfailed"
     shown = _shown(error, function, style)
-    pickled = pickle.dumps(shown) if isinstance(shown, ExceptionChainRepr) else b""
-    return Outcome(rank, kind, str(error), when, _pickled(error), pickled, str(shown)[:_MAX_TEXT])
+    told = pickle.dumps(shown) if isinstance(shown, ExceptionChainRepr) else b""
+    text = str(shown)[:_MAX_TEXT]
+    return Outcome(rank, kind, str(error), when, _pickled(error), _pickled(type(error)), told, text)
 
 
 def write(folder: Path, outcome: Outcome) -> None:
@@ -88,7 +95,7 @@ def read(folder: Path) -> list[Outcome]:
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickled(error: BaseException | type[BaseException]) -> bytes:
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)

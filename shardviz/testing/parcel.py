@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
+from shardviz.testing import own_fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,9 +53,13 @@ class Parcel:
         values: The pickled values of arguments, by name.
         indices: Parametrized arguments that cannot pickle, by their place in the list of values.
         mesh_arguments: Names of the arguments that are the device mesh.
+        made_arguments: Names of pytest's own fixtures that ranks make themselves.
+        module_bindings: What was bound in the test module since it was collected, pickled.
+        class_bindings: The same of the test's class.
         mesh: The mesh.
         seed: The seed of torch, numpy and random on every rank.
         filters: Warning filters as pytest has them: those of its configuration, of its command line, of marks.
+        log_level: `--log-level`; None where it was not given.
         style: How a failure is shown.
         folder: Where ranks write how the test ended.
         terminal: The terminal that a debugger may open; empty without `--pdb`.
@@ -67,9 +72,13 @@ class Parcel:
     values: Mapping[str, bytes]
     indices: Mapping[str, int]
     mesh_arguments: tuple[str, ...]
+    made_arguments: tuple[str, ...]
+    module_bindings: Mapping[str, bytes]
+    class_bindings: Mapping[str, bytes]
     mesh: Mesh
     seed: int
     filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    log_level: int | None
     style: Style
     folder: Path
     terminal: str = ""
@@ -82,6 +91,7 @@ class Arguments:
     values: Mapping[str, bytes]
     indices: Mapping[str, int]
     mesh_arguments: tuple[str, ...]
+    made_arguments: tuple[str, ...]
 
 
 def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
@@ -94,20 +104,24 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
     Raises:
         FixtureError: A value cannot pickle, and is no parametrized one.
     """
-    values, indices, meshes = {}, {}, []
+    values, indices, meshes, made = {}, {}, [], []
     positions: Mapping[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}
     for name in item._fixtureinfo.argnames:
         value = item.funcargs[name]
         if value is mesh:
             meshes.append(name)
             continue
+        own = own_fixtures.is_own(item, name)
+        if own and name in own_fixtures.HOMES:
+            made.append(name)
+            continue
         try:
             values[name] = pickle.dumps(value)
         except Exception as error:
             if name not in positions or name not in item.callspec.params:
-                raise _cannot_send(name, value, error) from None
+                raise (_stays(name) if own else _cannot_send(name, value, error)) from None
             indices[name] = positions[name]
-    return Arguments(values, indices, tuple(meshes))
+    return Arguments(values, indices, tuple(meshes), tuple(made))
 
 
 def pack_instance(item: pytest.Function) -> bytes:
@@ -166,6 +180,13 @@ def _parameter(parcel: Parcel, module: ModuleType, name: str) -> Any:
 
 def _names(given: Any) -> list[str]:
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+
+
+def _stays(name: str) -> FixtureError:
+    return FixtureError(
+        f"fixture {name!r} is pytest's own and stays in its process: it cannot be sent to ranks",
+        f"take {name} in a fixture of your own, and let that return what the test needs",
+    )
 
 
 def _cannot_send(name: str, value: object, error: Exception) -> FixtureError:

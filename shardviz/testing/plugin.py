@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,10 +45,16 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let the process that ranks are forked from import their test modules too."""
+    """Note what tests for ranks are, and let the process that ranks are forked from import their modules too."""
     preload = session.config.stash.get(_PRELOAD, None)
+    if preload is None and "shardviz.testing.marks" not in sys.modules:
+        return
+    from shardviz.testing import bindings, launching
+
+    items = [item for item in session.items if item.get_closest_marker("mesh")]
+    session.config.stash[launching.COLLECTED] = bindings.collected(items)
     if preload is not None:
-        preload.finish([item for item in session.items if item.get_closest_marker("mesh")])
+        preload.finish(items)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -16,10 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.testing import current, debugging, modules, outcome, parcel
+from shardviz.testing import bindings, current, debugging, modules, outcome, own_fixtures, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,13 +43,14 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
     try:
         module = modules.load(sent.source)
         modules.explain_assertions(sent.source, sent.style.verbosity)
+        bindings.bind(sent, module)
         function = _function(sent, module)
         values = parcel.unpack_arguments(sent, module)
         values.update(dict.fromkeys(sent.mesh_arguments, device_mesh(sent.mesh, world.device_type)))
         seed(sent.seed)
         debugging.give_terminal(sent.terminal, world.rank)
-        with _warnings(sent) as seen:
-            call(partial(function, **values))
+        with _warnings(sent) as seen, _made(sent) as made:
+            call(partial(function, **values, **made), sent.function)
     except SystemExit:
         raise
     except BaseException as error:
@@ -58,11 +60,14 @@ def run_test(world: World, sent: Parcel) -> list[Warned]:
     return list(dict.fromkeys(map(_warned, seen)))
 
 
-def call(function: Callable[[], Any]) -> None:
-    """Call a test, and run what it returns to its end where that is a coroutine."""
+def call(function: Callable[[], Any], name: str) -> None:
+    """Call a test, and run what it returns to its end where that is a coroutine; warn, as pytest does, of a result."""
     result = function()
     if inspect.iscoroutine(result):
-        asyncio.run(result)
+        result = asyncio.run(result)
+    if result is not None:
+        text = f"{name} returned {type(result)!r}: tests return None. Did you mean to use `assert`?"
+        warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
@@ -84,6 +89,17 @@ def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
     target = pickle.loads(sent.instance) if sent.instance else owner
     function: Callable[..., Any] = getattr(target, sent.function)
     return function
+
+
+@contextmanager
+def _made(sent: Parcel) -> Iterator[dict[str, Any]]:
+    """Make pytest's own fixtures; logging is left alone where ranks are threads, which share it."""
+    threads = torch.distributed.get_backend() == "threaded"
+    if threads and not sent.made_arguments:
+        yield {}
+        return
+    with own_fixtures.made(sent.made_arguments, modules.config(sent.source.root), sent.log_level) as made:
+        yield made
 
 
 @contextmanager

@@ -98,7 +98,9 @@ def test_each_failure_fails_its_own_test_only(failing: Run) -> None:
 def test_the_failing_ranks_own_line_and_values_come_first_the_others_in_a_line(failing: Run) -> None:
     told = failing.section("test_one_rank_fails")
     assert ">           assert found == [1, 3]\nE           AssertionError: assert [1, 2] == [1, 3]\n" in told
-    assert re.search(r"-- rank 2 \(fsdp=1, tp=0\) --+\nranks 0-1, 3: waiting in barrier over all ranks\nseed 0 on every rank\n", told)
+    assert re.search(
+        r"-- rank 2 \(fsdp=1, tp=0\) --+\nranks 0-1, 3: waiting in barrier over all ranks\nseed 0 on every rank\n", told
+    )
     assert "site-packages" not in told
     assert "shardviz/testing" not in told
 
@@ -128,7 +130,8 @@ def test_a_rank_that_exits_dies_or_hangs_is_named_in_seconds(failing: Run) -> No
     assert "rank 0 (x=0) was killed by signal 11 (SIGSEGV)" in failing.section("test_a_rank_is_killed")
     told = failing.section("test_a_rank_hangs")
     assert (
-        "ranks 0-1 did not finish in 1 s: rank 0 waiting in barrier over x; rank 1 in test_a_rank_hangs (test_it.py:" in told
+        "ranks 0-1 did not finish in 1 s: rank 0 waiting in barrier over x; rank 1 in test_a_rank_hangs (test_it.py:"
+        in told
     )
 
 
