@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardviz.errors import ProbeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 Item = TypeVar("Item")
 
@@ -36,6 +36,8 @@ class Recipe:
         kinds: The findings that it must give; empty for all but recreated bugs.
         build: The name of the function that builds the model.
         torch: The oldest torch that has what it shows, `TORCH = (2, 6)`; empty where any will do.
+        module: The name by which it is imported; empty where it is a file alone.
+        version: The version of the distribution that brings it; empty for shardviz's own and for files.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Recipe:
     kinds: tuple[str, ...] = ()
     build: str = "build"
     torch: tuple[int, ...] = ()
+    module: str = ""
+    version: str = ""
 
 
 def shipped() -> list[Recipe]:
@@ -53,24 +57,39 @@ def shipped() -> list[Recipe]:
     folder = _shipped_folder()
     files = [path for path in folder.rglob("*.py") if not path.name.startswith("_")]
     names = sorted((len(path.parts), path.relative_to(folder).with_suffix("").as_posix(), path) for path in files)
-    return [_read(name, path) for _, name, path in names]
+    return [read(name, path) for _, name, path in names]
 
 
 def find(text: str) -> Recipe:
     """Find a probe by its name, or by `path/to/file.py[:function]`.
 
+    A probe of another distribution is `distribution/name`, or `name` alone where only one has it.
+
     Raises:
-        ProbeError: There is no such probe, or the file is none.
+        ProbeError: There is no such probe, several have the name, or the file is none.
     """
     path, _, function = text.partition(":")
     if path.endswith(".py"):
-        return _read(text, Path(path).resolve(), function or "build")
+        return read(text, Path(path).resolve(), function or "build")
     names = {recipe.name: recipe for recipe in shipped()}
-    if text in names:
-        return names[text]
-    close = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else "shardviz probes lists them; a file of yours ends in .py"
-    raise ProbeError(f"there is no probe {text!r}", hint)
+    return names[text] if text in names else _find_installed(text, names)
+
+
+def _find_installed(text: str, shipped: Iterable[str]) -> Recipe:
+    from shardviz.installed import installed
+
+    others, broken = installed()
+    names = {recipe.name: recipe for recipe in others}
+    found = [name for name in (*names, *broken) if text in (name, name.partition("/")[2])]
+    if len(found) > 1:
+        raise ProbeError(f"{len(found)} distributions have a probe {text!r}", f"name one: {', '.join(found)}")
+    if not found:
+        close = difflib.get_close_matches(text, [*shipped, *names], n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "shardviz probes lists them; a file of yours ends in .py"
+        raise ProbeError(f"there is no probe {text!r}", hint)
+    if found[0] in broken:
+        raise broken[found[0]]
+    return names[found[0]]
 
 
 def check_torch(recipe: Recipe) -> None:
@@ -99,7 +118,19 @@ def _shipped_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _read(name: str, path: Path, build: str = "build") -> Recipe:
+def read(name: str, path: Path, build: str = "build", module: str = "", version: str = "") -> Recipe:
+    """Read a probe's file, without running it.
+
+    Args:
+        name: What the probe is called.
+        path: Its file.
+        build: The function in it that builds the model.
+        module: The name by which it is imported; empty for a file alone.
+        version: The version of the distribution that brings it.
+
+    Raises:
+        ProbeError: The file cannot be read, or is no probe.
+    """
     try:
         tree = ast.parse(path.read_bytes(), filename=path.name)
     except OSError as error:
@@ -116,7 +147,7 @@ def _read(name: str, path: Path, build: str = "build") -> Recipe:
     docstring = ast.get_docstring(tree) or ""
     axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
     kinds, torch = _constant(tree, "KINDS", str, path), _constant(tree, "TORCH", int, path)
-    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch)
+    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version)
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

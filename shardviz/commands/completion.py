@@ -94,6 +94,7 @@ def _actions(verb: str) -> Iterator[tuple[list[str], list[str], str]]:
 
 
 def _recipes() -> list[str]:
+    from shardviz.installed import installed
     from shardviz.recipes import shipped
 
-    return [recipe.name for recipe in shipped()]
+    return [recipe.name for recipe in (*shipped(), *installed()[0])]

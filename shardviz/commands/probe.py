@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     recipes.check_torch(recipe)
     joined = world.torchrun_world(args.backend)
     mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
-    folder = args.output or Path(f"{recipe.path.stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
+    stem = recipe.name.rpartition("/")[2] if recipe.module else recipe.path.stem
+    folder = args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
     if joined is not None:
         return _run_joined(args, recipe, mesh, folder, joined)
     if args.save_test:

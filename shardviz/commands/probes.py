@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN
+from shardviz.names import printable
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from shardviz.picture.terminal import Terminal
+    from shardviz.recipes import Recipe
+
+MIN_SUMMARY = 30
+"""Columns that a summary needs beside names and axes; with fewer it goes on at the left."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,22 +34,31 @@ def run(args: argparse.Namespace) -> int:
         return _bugs.run(args)
     from shardviz import recipes
     from shardviz.commands._dumps import terminal_for, write_answer
-    from shardviz.picture.terminal import DIM, line
+    from shardviz.installed import installed
 
-    found = recipes.shipped()
-    names = max((len(recipe.name) for recipe in found), default=0)
-    axes = max((len(", ".join(recipe.axes)) for recipe in found), default=0)
+    others, broken = installed()
     terminal = terminal_for(args.color)
-    write_answer(
-        [
-            line(
-                (recipe.name.ljust(names), "bold"),
-                "  ",
-                (", ".join(recipe.axes).ljust(axes), DIM),
-                f"  {recipe.summary}",
-            )
-            for recipe in found
-        ],
-        terminal,
-    )
+    write_answer(_lines([*recipes.shipped(), *others], terminal), terminal)
+    for error in broken.values():
+        print(f"shardviz: warning: {printable(error.message)}", file=sys.stderr)
     return EXIT_CLEAN
+
+
+def _lines(found: Sequence[Recipe], terminal: Terminal) -> list[Text]:
+    """Write a line for each recipe; on a terminal what does not fit goes on below, in the column of the summaries."""
+    from shardviz.picture.terminal import DIM, line, wrapped
+
+    names = max(len(printable(recipe.name)) for recipe in found)
+    axes = max(len(", ".join(recipe.axes)) for recipe in found)
+    indent = names + axes + 4
+    if indent + MIN_SUMMARY > terminal.width:
+        indent = 4
+    width = terminal.width if sys.stdout.isatty() else sys.maxsize
+    lines = []
+    for recipe in found:
+        by = f" ({recipe.name.partition('/')[0]} {recipe.version})" if recipe.version else ""
+        head = line(
+            (printable(recipe.name).ljust(names), "bold"), "  ", (", ".join(recipe.axes).ljust(axes), DIM), "  "
+        )
+        lines += wrapped(printable(f"{recipe.summary}{by}"), width, head, indent)
+    return lines

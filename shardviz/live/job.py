@@ -30,6 +30,7 @@ class ProbeJob:
         folder: Where the dump goes.
         command: The command line, for the record.
         values_limit: Local tensors of at most this many elements are written out value by value.
+        module: The name by which the probe is imported; empty where it is a file alone.
     """
 
     name: str
@@ -39,13 +40,14 @@ class ProbeJob:
     folder: Path
     command: tuple[str, ...]
     values_limit: int
+    module: str = ""
 
     @classmethod
     def of(
         cls, recipe: Recipe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = 256
     ) -> ProbeJob:
         """Return the job that runs a recipe on a mesh and writes to a folder."""
-        return cls(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, values_limit)
+        return cls(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, values_limit, recipe.module)
 
     @property
     def coords(self) -> list[str]:

@@ -79,9 +79,9 @@ def written(file: Path, model: Model, recipe: Recipe, mesh: Mesh) -> str:
 
 def _imports(file: Path, recipe: Recipe) -> str:
     ours = "from shardviz.testing import assert_layout, assert_ordered, spmd, stamp\n"
-    if is_shipped(recipe):
-        module, _, name = f"shardviz.probes.{recipe.name.replace('/', '.')}".rpartition(".")
-        return f"from {module} import {name} as probe\n{ours}"
+    if is_shipped(recipe) or recipe.module:
+        package, _, name = (recipe.module or f"shardviz.probes.{recipe.name.replace('/', '.')}").rpartition(".")
+        return f"from {package} import {name} as probe\n{ours}" if package else f"import {name} as probe\n{ours}"
     path = os.path.relpath(recipe.path, file.resolve().parent)
     load = f'probe = load_probe(Path(__file__).parent / "{path}", "{recipe.build}")\n'
     ours = ours.replace("assert_ordered, spmd", "assert_ordered, load_probe, spmd")
