@@ -44,8 +44,8 @@ CATALOGUE: dict[Shape, Advice] = {
         SWIGLU,
     ),
     "segments-under-fsdp": Advice(
-        "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that; its "
-        "label has one split_factor for the ranks and one for the segments, which torch reads as another order",
+        "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that: "
+        "its label has one split_factor for the ranks and one for the segments, which torch reads as another order",
         "{way}give each segment a Linear of its own",
         FUSED_QKV,
     ),
@@ -142,7 +142,7 @@ CATALOGUE: dict[Shape, Advice] = {
         ("torchtitan#1483",),
     ),
     "blocks": Advice(
-        "Segments of the dim (gate and up; q, k and v; experts) were put together in another order than the model reads",
+        "Segments of the dim (gate and up; q, k, v; experts) were put together in another order than the model reads",
         "put the segments together in the order that the model reads",
     ),
     "permuted-dim": Advice(

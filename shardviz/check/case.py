@@ -113,20 +113,21 @@ class Case:
         return names[at], model_id - firsts[at]
 
 
-def cases_of(model: Model, tensor: Tensor, name: str) -> Iterator[Case]:
+def cases_of(model: Model, tensor: Tensor, name: str, *, claims: bool = True) -> Iterator[Case]:
     """Lay a tensor out as cases, one for each mesh that its ranks are on.
 
     Args:
         model: The dump.
         tensor: The tensor, or the fold that it is in.
         name: Its name.
+        claims: Whether what the placements say is taken up; where even the global shape is wrong, it cannot be.
 
     Raises:
         DumpError: The dump does not have the ids, or they are too many to lay out.
     """
     for mesh, shards in _by_mesh(model, tensor).items():
-        claims = Counter(shard.layout for shard in shards.values())
-        yield _case(model, tensor, name, mesh, claims.most_common(1)[0][0], shards)
+        usual = Counter(shard.layout for shard in shards.values()).most_common(1)[0][0]
+        yield _case(model, tensor, name, mesh, usual if claims else None, shards)
 
 
 def _by_mesh(model: Model, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:

@@ -8,24 +8,28 @@ label is not the one that was meant.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shardviz.chain import JOIN
+from shardviz.check.advice import CATALOGUE, FUSED_QKV
 from shardviz.check.finding import Finding, Kind
-from shardviz.check.infer.labels import right_label
+from shardviz.check.infer.explain import explain
 from shardviz.check.infer.layout import same_region
 from shardviz.errors import ShardvizError
 from shardviz.notation import Pattern, parse, write
+from shardviz.placements import spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shardviz.chain import Chain
     from shardviz.check.case import Case
     from shardviz.dump.tensors import Tensor
     from shardviz.layout import Layout
 
 CAUSE = "The dim was split as a whole, across the segments that the model reads, as ColwiseParallel does a fused weight"
-REFS = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
@@ -62,19 +66,51 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
     kind = _kind(wanted, case.held)
+    cause, fix, why = _advice(case, wanted, kind)
     yield Finding(
         kind,
         "error",
         case.name,
         tuple(sorted(wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended: held {held}, intended {text}",
+        f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended{why}",
         case.claimed_text,
         held,
         text,
-        CAUSE if kind == "wrong-segment" else "The plan shards this tensor in another way than its author expects",
-        f"split it by {right_label(wanted)}, or change what is expected to {held}",
-        REFS if kind == "wrong-segment" else (),
+        cause,
+        fix,
+        FUSED_QKV if kind == "wrong-segment" else (),
     )
+
+
+def _advice(case: Case, wanted: Layout, kind: Kind) -> tuple[str, str, str]:
+    """Return cause, fix, and how the summary ends."""
+    if kind == "wrong-segment":
+        return CAUSE, _fix_for_segments(wanted), ""
+    if case.held is None:
+        first = explain(replace(case, claimed=wanted))[0]
+        return CATALOGUE[first.name].cause, first.fix, f": {first.sentence}"
+    placements = wanted.placements()
+    by = f"split it by {spell(placements)}" if placements is not None else "split it by hand"
+    fix = f"{by}, or change what is expected to {write(case.held)}"
+    left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
+    if left and not case.held.split_axes:
+        cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
+        return cause, fix, f": every rank has all of it, nothing splits it over {' or '.join(left)}"
+    return "The plan shards this tensor in another way than its author expects", fix, ""
+
+
+def _fix_for_segments(wanted: Layout) -> str:
+    """Say what can be done for a dim of segments: FSDP2 and ColwiseParallel cannot be told to split each by itself."""
+    dim, chain = next((dim, chain) for dim, chain in enumerate(wanted.chains) if _numbers(chain))
+    count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
+    fix = f"give each of the {count} segments a Linear of its own, or put the rows in rank order before they are split"
+    placements = wanted.placements()
+    if len(axes) == 1 and placements is not None:
+        return f"{fix}, or use distribute_tensor(weight, mesh, {spell(placements)}) and not ColwiseParallel"
+    chains = list(wanted.chains)
+    chains[dim] = (count, *axes[:-1], JOIN, axes[-1])
+    under_fsdp = write(replace(wanted, chains=tuple(chains)))
+    return f"{fix}; FSDP2 splits what is left to a rank as one: expect {under_fsdp}"
 
 
 def _layout(case: Case, pattern: Pattern) -> Layout:
@@ -93,7 +129,11 @@ def _pending_differs(case: Case, wanted: Layout) -> bool:
     return case.claimed is not None and set(case.claimed.partial) != set(wanted.partial)
 
 
+def _numbers(chain: Chain) -> list[int]:
+    return [link for link in chain if isinstance(link, int)]
+
+
 def _kind(wanted: Layout, held: Layout | None) -> Kind:
-    numbers = [[link for link in chain if isinstance(link, int)] for chain in wanted.chains]
-    own = [[link for link in chain if isinstance(link, int)] for chain in held.chains] if held is not None else []
+    numbers = [_numbers(chain) for chain in wanted.chains]
+    own = [_numbers(chain) for chain in held.chains] if held is not None else []
     return "wrong-segment" if any(numbers) and numbers != own else "wrong-placement"

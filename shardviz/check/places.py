@@ -111,7 +111,7 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
 
 def _advice(explanations: list[Explanation]) -> Advised:
     first, *others = explanations
-    also = f"; also fits: {', or '.join(other.held for other in others)}" if others else ""
+    also = "".join(f"; this fits as well: {other.held}" for other in others)
     advice = CATALOGUE[first.name]
     fix = first.fix
     if others and first.layout is None:

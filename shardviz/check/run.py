@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.asclaimed import is_as_claimed
 from shardviz.check.case import Case, cases_of
+from shardviz.check.collectives import check_collectives
 from shardviz.check.completeness import check_completeness
 from shardviz.check.copies import check_copies
 from shardviz.check.finding import Finding, NotChecked, Report
@@ -73,7 +74,7 @@ def check_model(model: Model) -> Report:
         *_not_checked_by_ranks(model),
     ]
     weights = of_ids + [result for result in others if isinstance(result, Finding)]
-    others += check_step(model, weights)
+    others += [*check_step(model, weights), *check_collectives(model)]
     findings = of_ids + [result for result in others if isinstance(result, Finding)]
     order = {name: index for index, name in enumerate(model.stamps)}
     findings.sort(key=lambda finding: _rank_of_finding(finding, order))
@@ -123,7 +124,7 @@ def _check_stamped(model: Model, tensor: Tensor) -> Iterator[Result]:
 def _check_name(model: Model, tensor: Tensor, name: str, intended: str) -> list[Result]:
     """Check one name, and say with every finding what was intended."""
     try:
-        found: list[Result] = [*check_global_shape(model, tensor)]
+        found: list[Result] = [*check_global_shape(model, tensor, name)]
         for case in cases_of(model, tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
     except ShardvizError as error:

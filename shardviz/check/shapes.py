@@ -7,13 +7,17 @@ level. A label that is only contradicted by what the ranks hold (Replicate, but 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.advice import CATALOGUE
+from shardviz.check.case import cases_of
 from shardviz.check.finding import Finding
 from shardviz.check.infer.explain import explain
 from shardviz.check.places import shape_differs
+from shardviz.layout import Layout
 from shardviz.notation import write
 
 if TYPE_CHECKING:
@@ -23,27 +27,49 @@ if TYPE_CHECKING:
     from shardviz.dump.tensors import Model, Tensor
 
 
-def check_global_shape(model: Model, tensor: Tensor) -> Iterator[Finding]:
-    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only."""
+def check_global_shape(model: Model, tensor: Tensor, name: str) -> Iterator[Finding]:
+    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only.
+
+    Raises:
+        DumpError: The dump does not have the ids, or they are too many to lay out.
+    """
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
-    stamp = model.stamps.get(tensor.names[0])
+    stamp = model.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
         return
     wanted = stamp.shape if stamp else shapes.most_common(1)[0][0]
     others = {shard.rank: shard.body.shape for shard in tensor.shards.values() if shard.body.shape != wanted}
     rank, shape = next(iter(others.items()))
     whose = "the unsharded model has" if stamp else "most ranks have"
-    yield Finding(
-        "wrong-shape",
-        "error",
-        tensor.names[0],
-        tuple(others),
-        f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, where "
-        f"{whose} {list(wanted)}",
-        cause="DTensor.from_local computed the shape from a local shard of another size, or the tensor was transposed "
-        "or padded before it was sharded",
-        fix=f"give from_local the shape={wanted} and its stride, or use distribute_tensor on the whole tensor",
+    claimed = tensor.shards[rank].layout
+    yield replace(
+        _with_label(model, tensor, name, claimed, wanted),
+        tensor=name,
+        ranks=tuple(others),
+        summary=f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, "
+        f"where {whose} {list(wanted)}",
+        claimed=write(claimed) if claimed is not None else "",
     )
+
+
+def _with_label(model: Model, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]) -> Finding:
+    """Return what is held of a tensor of the wanted shape, and what to give from_local for it."""
+    cause = "DTensor.from_local takes the local shape times the ranks for the global shape"
+    found = Finding("wrong-shape", "error", "", (), "", cause=cause)
+    strides = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
+    shape = f"give from_local shape={wanted} and stride={strides}"
+    placements = claimed.placements() if claimed is not None and claimed.flat is None else None
+    cases = list(cases_of(model, tensor, name, claims=False)) if name in model.stamps else []
+    if placements is None or len(cases) != 1 or len(wanted) != len(tensor.shape):
+        return replace(found, fix=f"{shape}, or use distribute_tensor on the whole tensor")
+    case = replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))
+    if case.as_claimed:
+        return replace(found, held=case.claimed_text, fix=shape)
+    fits = explain(case)[0]
+    if fits.name == "scrambled":
+        cause += "; what the ranks hold is no layout of the whole tensor, which may have been padded or transposed"
+        return replace(found, cause=cause, fix=f"{shape}, or use distribute_tensor on the whole tensor")
+    return replace(found, held=fits.held, cause=f"{CATALOGUE[fits.name].cause}; {cause}", fix=f"{shape}; {fits.fix}")
 
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Sent = TypeVar("Sent")
+Described = dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
+"""By name: why a rank's tensor must not be gathered, the ranks of its mesh, and the global shape that the rank sees."""
 
 PATIENCE = 5.0
 """Seconds that a rank whose step raised gives the others to come to the same end."""
@@ -32,8 +34,25 @@ def refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
     Args:
         tensors: This rank's DTensors by name.
     """
-    mine = {name: reason for name, tensor in tensors.items() if (reason := _reason(tensor))}
-    return {name: reason for one in reversed(of_all_ranks(mine)) for name, reason in one.items()}
+    mine = {
+        name: (_reason(tensor), plain_mesh(tensor.device_mesh).ranks, tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+    of_all = of_all_ranks(mine)
+    found = {name: reason for one in reversed(of_all) for name, (reason, _, _) in one.items() if reason}
+    return _of_other_shapes(of_all) | found
+
+
+def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
+    """Return the tensors of which two ranks of one mesh see different global shapes."""
+    first: dict[tuple[str, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+    found: dict[str, str] = {}
+    for rank, described in enumerate(of_all):
+        for name, (_, ranks, shape) in described.items():
+            at, other = first.setdefault((name, ranks), (rank, shape))
+            if other != shape:
+                found.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} {list(shape)}")
+    return found
 
 
 def of_all_ranks(mine: Sent) -> list[Sent]:

@@ -10,7 +10,7 @@ import pytest
 from shardviz.check.run import check_dump
 from shardviz.dump.records import GatherRecord, Position, RunRecord
 from shardviz.dump.write import RUN_FILE
-from tests.check.checking import check_made, kinds, only
+from tests.check.checking import arange, check_made, kinds, only
 from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made
 
@@ -55,6 +55,35 @@ def test_a_plain_tensor_is_held_against_the_intention_too(tmp_path: Path) -> Non
 def test_a_misordered_tensor_says_what_was_intended_and_is_found_once(tmp_path: Path) -> None:
     found = only(with_intent(tmp_path, Made("[8/fsdp/tp]", held="[8/tp/fsdp]"), w="[*/tp/fsdp]"))
     assert (found.kind, found.intended) == ("misordered", "[*/tp/fsdp]")
+
+
+def test_segments_that_two_axes_split_are_told_what_can_be_done_about_them(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, "[24/tp/fsdp, 8]", w="[*/3/tp/fsdp, *]"))
+    assert found.kind == "wrong-segment"
+    assert "a Linear of its own" in found.fix
+    assert "expect [(24/3/tp)/fsdp, 8]" in found.fix
+    assert "_StridedShard" not in found.fix
+
+
+def test_what_fsdp_makes_of_segments_that_are_split_already_can_be_intended(tmp_path: Path) -> None:
+    plain = Made(None, held="[(24/3/tp)/fsdp, 8]", shape=(24, 8))
+    assert kinds(with_intent(tmp_path, plain, w="[(*/3/tp)/fsdp, *]")) == []
+
+
+def test_a_tensor_that_the_plan_passes_over_is_told_so(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, "[24, 8]", w="[*/tp, *]"))
+    assert (found.kind, found.held) == ("wrong-placement", "[24, 8]")
+    assert found.summary.endswith("every rank has all of it, nothing splits it over tp")
+    assert "no entry of the plan" in found.cause
+
+
+def test_a_plain_tensor_in_no_layout_is_explained_by_what_was_intended(tmp_path: Path) -> None:
+    parts = [arange(24, 8)[:12], arange(24, 8)[12:]]
+    made = Made(None, ids={rank: parts[source] for rank, source in enumerate([0, 1, 1, 0])}, shape=(24, 8))
+    found = only(with_intent(tmp_path, made, w="[*/tp, *]"))
+    assert found.kind == "wrong-placement"
+    assert "hold the shards of ranks [0, 1, 3, 2]" in found.summary
+    assert "no layout of the notation" not in found.fix
 
 
 def test_an_intention_that_does_not_fit_is_said_to_be_unchecked(tmp_path: Path) -> None:

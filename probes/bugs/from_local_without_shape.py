@@ -1,0 +1,29 @@
+"""Uneven shards given to DTensor.from_local without their global shape: each rank computes another one.
+
+`from_local` takes the local size times the ranks for the whole: 10 rows on 4 ranks are 3, 3, 3 and 1, so three ranks
+believe in 12 rows and one in 4. Only `shape=` and `stride=` tell it. Collectives then abort or wait for each other.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+import shardviz
+
+AXES = ("tp",)
+MESH = (4,)
+KINDS = ("wrong-shape",)
+TORCH = (2, 5)
+
+
+def build() -> nn.Linear:
+    return nn.Linear(4, 10, bias=False)
+
+
+def parallelize(model: nn.Linear, mesh: DeviceMesh) -> None:
+    rows = model.weight.detach().chunk(mesh["tp"].size())[mesh.get_local_rank("tp")]
+    model.weight = nn.Parameter(DTensor.from_local(rows.clone(), mesh["tp"], [Shard(0)]))
+
+
+if __name__ == "__main__":
+    shardviz.run_probe(__file__)

@@ -1,0 +1,59 @@
+"""A global shape that is not the unsharded model's: what the ranks hold of the right one is said, with the label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from shardviz.check.run import check_dump
+from tests.check.checking import arange, check_made, only
+from tests.check.records import change_rank, read_rank
+from tests.dumps import Made
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.check.finding import Finding
+
+
+def from_local(path: Path, made: Made, *placements: str) -> Finding:
+    """Check a tensor of four ranks whose global shape is the local one times four on its split dim."""
+    check_made(path, "tp=4", {"w": made})
+    for rank in range(4):
+        record = read_rank(path / "made.shardviz", rank)
+        (body,), (layout,) = record.bodies, record.layouts
+        rows, columns = body.local_shape
+        shape = (rows * 4 if placements == ("Shard(0)",) else rows, columns)
+        layout = msgspec.structs.replace(layout, shape=shape, placements=placements)
+        body = msgspec.structs.replace(body, shape=shape)
+        change_rank(path / "made.shardviz", rank, bodies=(body,), layouts=(layout,))
+    return only(check_dump(path / "made.shardviz"))
+
+
+def test_uneven_shards_given_to_from_local_lack_their_shape_and_nothing_else(tmp_path: Path) -> None:
+    found = from_local(tmp_path, Made("[10/tp, 4]"), "Shard(0)")
+    assert (found.kind, found.claimed, found.held) == ("wrong-shape", "[12/tp, 4]", "[10/tp, 4]")
+    assert found.fix == "give from_local shape=(10, 4) and stride=(4, 1)"
+
+
+def test_shards_labelled_as_copies_are_told_their_shape_and_their_label_at_once(tmp_path: Path) -> None:
+    found = from_local(tmp_path, Made("[8/tp, 4]"), "Replicate()")
+    assert (found.kind, found.held) == ("wrong-shape", "[8/tp, 4]")
+    assert found.fix == "give from_local shape=(8, 4) and stride=(4, 1); label the local tensors by (Shard(0),)"
+
+
+def test_shards_of_another_cut_are_named_beside_their_shape(tmp_path: Path) -> None:
+    made = Made("[10/tp, 4]", ids=dict(enumerate(np.array_split(arange(10, 4), 4))))
+    found = from_local(tmp_path, made, "Shard(0)")
+    assert "differ by at most one" in found.held
+    assert "shape=(10, 4)" in found.fix
+    assert "torch.chunk" in found.fix
+
+
+def test_what_is_no_layout_of_the_right_shape_is_not_given_a_label(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).permutation(arange(10, 4).ravel()).reshape(10, 4)
+    found = from_local(tmp_path, Made("[10/tp, 4]", ids=dict(enumerate(np.array_split(content, 4)))), "Shard(0)")
+    assert (found.kind, found.held) == ("wrong-shape", "")
+    assert found.fix.endswith("or use distribute_tensor on the whole tensor")
