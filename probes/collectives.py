@@ -1,14 +1,17 @@
 """Every collective, once over the world and once along the mesh's last axis: what a rank has before, and after.
 
-Rank r begins with a row of numbers r0 r1 r2 ..., so a number says who sent it and what it was to the sender. Each
-collective's result is a module's output here, under its name: `shardviz show DUMP world.all_to_all`; `--comms` has the
-bytes. What each of them does is written out in `definition`, and every result is compared with it.
+Rank r begins with a row of numbers r0 r1 r2 ..., as many as its group has ranks, so a number says who sent it and what
+it was to the sender. In a group of n ranks, rank i of it then has
 
-    broadcast       all get the first rank's row                 all_gather      all get all rows
-    reduce          the first rank gets the sum of rows          reduce_scatter  rank i gets number i of the sum
-    all_reduce      all get the sum of rows                      all_to_all      rank i gets number i of every row
-    scatter         rank i gets number i of the first's row      send, recv      each gets the row of the rank before it
-    gather          the first rank gets all rows                 barrier         all wait until all have come
+    broadcast       the first rank's row                    all_gather      all n rows
+    reduce          the sum of the rows, if it is the first reduce_scatter  number i of the sum of the rows
+    all_reduce      the sum of the rows                     all_to_all      number i of every row
+    scatter         number i of the first rank's row        send_recv       the row of rank i - 1, as in a ring
+    gather          all n rows, if it is the first          barrier         what it had, once all have come
+
+The first rank is the root here; any may be. Each collective runs in a module of its own, and what its ranks had before
+is compared with what they have after. `shardviz view DUMP` shows the two side by side among the step's collectives,
+`shardviz show DUMP --comms` the bytes.
 """
 
 import torch
@@ -36,25 +39,48 @@ OPERATIONS = (
     "send_recv",
 )
 
+Group = distributed.ProcessGroup
 
-class Result(nn.Identity):
-    """What a rank has; a module so that its output is captured."""
+
+class Collective(nn.Module):
+    """One collective; a module so that what a rank has before and after it is captured.
+
+    Args:
+        name: Which one it is.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.before = nn.Identity()
+
+    def forward(self, row: torch.Tensor, group: Group) -> torch.Tensor:
+        return perform(self.name, self.before(row), group)
 
 
 class Bench(nn.Module):
-    """A place for what every collective gives, over the world and along the inner axis."""
+    """Every collective, over the world and along the inner axis."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
-        self.before = Result()
-        self.world = nn.ModuleDict({name: Result() for name in OPERATIONS})
-        self.inner = nn.ModuleDict({name: Result() for name in OPERATIONS})
+        self.world = nn.ModuleDict({name: Collective(name) for name in OPERATIONS})
+        self.inner = nn.ModuleDict({name: Collective(name) for name in OPERATIONS})
+
+    def forward(self, row: torch.Tensor, groups: dict[str, Group]) -> None:
+        for place, group in groups.items():
+            own = row[: distributed.get_world_size(group)]
+            for collective in self.get_submodule(place).values():
+                collective(own.clone(), group)
+            distributed.barrier(group)
 
 
 def check_mesh(mesh: Mesh) -> None:
     if mesh.size > MAX_RANKS:
-        raise ProbeError(f"rows of two-digit numbers tell {MAX_RANKS} ranks apart, the mesh has {mesh.size}")
+        raise ProbeError(
+            f"rows of two-digit numbers tell {MAX_RANKS} ranks apart, the mesh has {mesh.size}",
+            f"take at most {MAX_RANKS} ranks",
+        )
 
 
 def build() -> nn.Module:
@@ -66,6 +92,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def batch() -> torch.Tensor:
+    """Return a row of numbers for every rank there may be; all ranks have all of them, and begin with their own."""
     return 10 * torch.arange(MAX_RANKS).view(-1, 1) + torch.arange(MAX_RANKS) + 0.0
 
 
@@ -73,28 +100,27 @@ def loss(model: Bench, rows: torch.Tensor) -> torch.Tensor:
     return (model.scale * rows).mean()
 
 
+def groups_of(mesh: DeviceMesh) -> dict[str, Group]:
+    return {"world": distributed.group.WORLD, "inner": mesh.get_group("inner")}
+
+
 def step(model: Bench, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    world = list(range(distributed.get_world_size()))
-    model.before(rows[distributed.get_rank(), : len(world)])
-    for results, group, ranks in (
-        (model.world, distributed.group.WORLD, world),
-        (model.inner, mesh.get_group("inner"), distributed.get_process_group_ranks(mesh.get_group("inner"))),
-    ):
-        before, me = rows[ranks, : len(ranks)], ranks.index(distributed.get_rank())
-        for name in OPERATIONS:
-            result = results[name](perform(name, before[me].clone(), ranks, me, group))
-            assert torch.equal(result, definition(name, before, me)), (
-                f"{name} over ranks {ranks} gave {result.tolist()}"
-            )
-        distributed.barrier(group)
+    model(rows[distributed.get_rank()], groups_of(mesh))
     value = loss(model, rows)
     value.backward()
     return value
 
 
-def perform(name: str, row: torch.Tensor, ranks: list[int], me: int, group: distributed.ProcessGroup) -> torch.Tensor:
+def collective_calls(model: Bench, mesh: DeviceMesh) -> dict[str, tuple[str, list[int]]]:
+    """Say which module called which collective over which ranks: shardviz knows what each of them is to give."""
+    ranks = {place: distributed.get_process_group_ranks(group) for place, group in groups_of(mesh).items()}
+    return {f"{place}.{name}": (name, ranks[place]) for place in ranks for name in OPERATIONS}
+
+
+def perform(name: str, row: torch.Tensor, group: Group) -> torch.Tensor:
     """Call torch's collective on this rank's row; return what the rank has then."""
-    count, first = len(ranks), ranks[0]
+    ranks = distributed.get_process_group_ranks(group)
+    count, first, me = len(ranks), ranks[0], distributed.get_rank(group)
     if name == "broadcast":
         distributed.broadcast(row, src=first, group=group)
     elif name == "reduce":
@@ -130,22 +156,6 @@ def perform(name: str, row: torch.Tensor, ranks: list[int], me: int, group: dist
             sending.wait()
         row = received
     return row
-
-
-def definition(name: str, before: torch.Tensor, me: int) -> torch.Tensor:
-    """Say what rank `me` of a group must have, from what all of them had: a row each."""
-    of_the_first = me == 0
-    return {
-        "broadcast": before[0],
-        "reduce": before.sum(0) if of_the_first else before.new_empty(0),
-        "all_reduce": before.sum(0),
-        "scatter": before[0, me : me + 1],
-        "gather": before if of_the_first else before.new_empty(0),
-        "all_gather": before,
-        "reduce_scatter": before.sum(0)[me : me + 1],
-        "all_to_all": before[:, me],
-        "send_recv": before[me - 1],
-    }[name]
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def show(
     from shardviz.picture.page import page_lines, rank_lines
     from shardviz.picture.subject import of_tensor
     from shardviz.picture.terminal import line
+    from shardviz.picture.values import value_lines
 
     model = read_model(folder)
     terminal = terminal_for(colour, output)
@@ -129,7 +130,9 @@ def show(
     for name, tensor in find_tensors(model, pattern):
         subject = of_tensor(model, tensor, name)
         ranks = rank_lines(subject, terminal, all_ranks=all_ranks)
+        numbers = value_lines(tensor, terminal, all_ranks=all_ranks)
         lines += [*([line(""), line("")] if lines else []), *page_lines(subject, terminal), line(""), *ranks]
+        lines += [line(""), *numbers] if numbers else []
     write_answer(lines, terminal, output)
 
 

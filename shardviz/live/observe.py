@@ -28,7 +28,7 @@ class Observed:
 
     Attributes:
         comms: The collectives.
-        outputs: What the model itself put out, run by run.
+        outputs: What the model itself put out, run by run; of a pipeline, what its last stage on this rank did.
         activations: What each of its modules put out first, by name.
         schedule: What a pipeline's stages ran, in order.
     """
@@ -49,10 +49,12 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
     """
     inner = unwrapped(model)
     seen = Observed(Comms(wrappers="" if inner is model else "module."))
-    modules = list(inner.named_modules())
+    modules = list(inner.named_modules())[1:]
+    last = stages[max(stages)] if stages else inner
     with ExitStack() as stack:
-        for name, module in modules if len(modules) <= MAX_MODULES else modules[:1]:
-            stack.callback(module.register_forward_hook(_keep_output(seen, clean_name(name))).remove)
+        stack.callback(last.register_forward_hook(_keep_output(seen)).remove)
+        for name, module in modules if len(modules) < MAX_MODULES else ():
+            stack.callback(module.register_forward_hook(_keep_activation(seen, clean_name(name))).remove)
         for number, module in (stages or {}).items():
             for handle in _follow(seen, number, module):
                 stack.callback(handle.remove)
@@ -60,18 +62,26 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
         yield seen
 
 
-def _keep_output(seen: Observed, name: str) -> Any:
+def _keep_output(seen: Observed) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if not torch.is_tensor(output) or output.is_meta:
-            return
-        if not name:
+        if _has_values(output):
             seen.outputs.append(output.detach())
-        elif name not in seen.activations:
+
+    return keep
+
+
+def _keep_activation(seen: Observed, name: str) -> Any:
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        if _has_values(output) and name not in seen.activations:
             local = of_tensor(name, "activation", output)
             # Copied as a plain tensor: the clone of a DTensor with a pending sum is the sum.
             seen.activations[name] = replace(local, values=local.values.clone(), grad=None)
 
     return keep
+
+
+def _has_values(output: Any) -> bool:
+    return torch.is_tensor(output) and not output.is_meta  # on meta torch only asks for shapes
 
 
 def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:

@@ -10,9 +10,10 @@ difference is no rounding. What a probe may define:
     optimizer(model, mesh)     what updates the weights after the step; default: Adam, of which only the state is kept
     stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
     STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
-    whole(output, mesh)        all ranks' output in the batch's own order, where no placements say what a rank's part is
-    calls(model, mesh)         modules that call one collective each, which is compared with its definition, and whose
-                               part `before` puts out what goes in: by name, the collective and the ranks of its group
+    whole_output(part, mesh)   the output of all ranks in the batch's order, where no placements say which part this is
+    collective_calls(model, mesh)
+                               modules that call one collective each, to be compared with its definition: by name, the
+                               collective and the ranks of its group; their part `before` puts out what goes in
     log(model, batch, loss)    what the training loop would print after the step, by name
 """
 
@@ -148,14 +149,14 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
     if optimizer is not None:
         optimizer.step()
     output = _output(probe, seen, batch, mesh)
-    if output is not None and hasattr(probe, "whole"):
-        output = probe.whole(output, mesh)
+    if output is not None and hasattr(probe, "whole_output"):
+        output = probe.whole_output(output, mesh)
     return Step(loss.detach(), output, logged, seen, optimizer)
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
     """Return the collectives that are to be compared with their definition."""
-    named = probe.calls(unwrapped(model), mesh) if hasattr(probe, "calls") else {}
+    named = probe.collective_calls(unwrapped(model), mesh) if hasattr(probe, "collective_calls") else {}
     return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
 
 

@@ -61,7 +61,7 @@ def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]
 
 def step_results(model: Model) -> frozenset[str]:
     """Return the names of what a step put out or logged: no tensors of the model."""
-    steps = (tensor for tensor in model.stage("step") if tensor.role in ("output", "scalar"))
+    steps = (tensor for tensor in model.stage("step") if tensor.role in ("output", "scalar", "activation"))
     return frozenset(name for tensor in steps for name in tensor.names)
 
 
