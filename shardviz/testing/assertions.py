@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.finding import NotChecked
+    from shardviz.check.finding import Finding, NotChecked
     from shardviz.dump.records import Role
     from shardviz.testing.subjects import Subject
 
@@ -87,7 +87,7 @@ def assert_layout(
 
     seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
     wanted = {"*": layouts} if isinstance(layouts, str) else dict(layouts)
-    raise_for(seen, rules.check_rules(seen, wanted))
+    raise_for(*_with_held(seen, rules.check_rules(seen, wanted), subject, mesh))
 
 
 def assert_replicated(
@@ -186,6 +186,26 @@ def _gather_values(subject: Any, mesh: DeviceMesh | None, of: Collection[Role] =
             seen.add_values(local, "initial")
 
     return gather(add, known)
+
+
+def _with_held(
+    seen: Model, findings: list[Finding], subject: Any, mesh: DeviceMesh | None
+) -> tuple[Model, list[Finding]]:
+    """Return findings with what ranks hold, and the ids to draw it by, where the subject was stamped and has them."""
+    from shardviz.testing import held
+
+    ids = seen if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
+    told = held.with_held(ids, findings) if ids is not None else findings
+    return (ids if ids is not None and any(finding.held for finding in told) else seen), told
+
+
+def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Model | None:
+    """Return the ids that ranks hold of a module; None where it was not stamped."""
+    from torch import nn
+
+    from shardviz.live.stamp import stamps_of
+
+    return _gather_ids(subject, mesh) if isinstance(subject, nn.Module) and stamps_of(subject) else None
 
 
 def _refuse(not_checked: Iterable[NotChecked]) -> None:

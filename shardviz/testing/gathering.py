@@ -54,7 +54,7 @@ class Gathered(Dump):
         return array
 
 
-def gather(add: Callable[[Capture], None], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Model:
+def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Model:
     """Let every rank capture, and return what all of them hold. Every rank of the job calls this.
 
     Args:

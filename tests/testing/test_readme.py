@@ -26,10 +26,11 @@ def test_it_fails_readably_when_one_placement_is_changed(tmp_path):
     assert '>       assert_layout(model, {"weight": "[*, */fsdp]", "bias": "[*/fsdp]"})\n' in told
     lines = [line.removeprefix("E").strip() for line in told.splitlines() if line.startswith("E")]
     first = "shardviz.testing.ShardAssertionError: weight: 4 of 4 ranks claim float32[8/fsdp, 16], not the intended "
-    assert lines[:4] == [
+    assert lines[:5] == [
         f"{first}[*, */fsdp]",
         "ranks     0-3",
         "claimed   float32[8/fsdp, 16]",
+        "held      float32[8/fsdp, 16]",
         "intended  [*, */fsdp]",
     ]
     assert lines[-1] == "fix       place it by (Shard(1),), or expect [8/fsdp, 16]"
