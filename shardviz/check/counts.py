@@ -86,11 +86,12 @@ def _copies(case: Case) -> int:
     if case.claimed is not None:
         axes = (*case.claimed.replicate_axes, *(axis for axis, _ in case.claimed.partial))
         return math.prod(case.mesh.axis_size(axis) for axis in axes)
-    still = [axis for index, axis in enumerate(case.mesh.axes) if not _varies(case, index)]
+    still = [axis for index, axis in enumerate(case.mesh.axes) if not varies(case, index)]
     return 1 if len(still) == case.mesh.ndim else math.prod(case.mesh.axis_size(axis) for axis in still)
 
 
-def _varies(case: Case, axis: int) -> bool:
+def varies(case: Case, axis: int) -> bool:
+    """Whether two coordinates that differ on one axis of the mesh only hold something else."""
     seen: dict[Coord, Hashable] = {}
     for coord in case.shards:
         own = case.regions[coord] if coord in case.regions else case.ids[coord].tobytes()

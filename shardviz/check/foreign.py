@@ -3,7 +3,7 @@
 Zeros are padding or memory that nothing was written to, what is no id is not a number or was computed, and an id of
 another tensor says whose it is. Where whole shards are other tensors', another one on each rank, the name itself means
 different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a plain tensor may end in padding
-as long as every id of it is held.
+as long as every id of it is held, and is `missing` some where not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
         CountError: The ids are too many to be counted.
     """
     foreign = {coord: ids for coord, ids in case.ids.items() if np.any(ids <= 0)}
-    if not foreign or _is_padding(case, foreign):
+    if not foreign or _may_be_padding(case, foreign):
         return
     owners = {coord: _owner(case, ids) for coord, ids in foreign.items()}
     names = {name for name in owners.values() if name}
@@ -46,10 +46,9 @@ def check_foreign(case: Case) -> Iterator[Finding]:
         yield _foreign(case, foreign)
 
 
-def _is_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
-    if case.claimed is not None or any(np.any(ids < 0) for ids in foreign.values()):
-        return False
-    return count_ids(case).least > 0
+def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
+    """Whether all there is are zeros in a plain tensor; what they stand in for is missing, which says more."""
+    return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
 
 
 def _owner(case: Case, ids: NDArray[np.int64]) -> str:

@@ -18,6 +18,7 @@ from shardviz.check.finding import Finding, Kind
 from shardviz.check.infer.explain import explain
 from shardviz.check.infer.labels import shape_of_difference
 from shardviz.check.infer.layout import same_region
+from shardviz.check.plain import advise_plain, held_in_words
 from shardviz.region import indices
 
 if TYPE_CHECKING:
@@ -25,12 +26,8 @@ if TYPE_CHECKING:
 
     from shardviz.check.case import Case
     from shardviz.check.infer.explanation import Explanation
+    from shardviz.check.plain import Advised
     from shardviz.mesh import Coord
-
-Advised = tuple[str, str, tuple[str, ...], str]
-"""Cause, fix, references, and the sentence that ends a summary."""
-
-MAX_LISTED = 3
 
 OF_ORDER = ("another-order", "segments", "segments-under-fsdp", "across-segments", "round-robin", "one-factor")
 """Differences between layouts that are in the order of the elements, whatever the shards' sizes are."""
@@ -61,7 +58,7 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
         explanations = explain(case)
         held, (cause, fix, refs, also) = explanations[0].held, _advice(explanations)
     else:
-        held, (cause, fix, refs, also) = _held_in_words(case), _advice_for_plain(case, counts)
+        held, (cause, fix, refs, also) = held_in_words(case), advise_plain(case, counts)
     base = Finding("missing", "error", case.name, (), "", case.claimed_text, held, cause=cause, fix=fix, refs=refs)
     copies = "once" if counts.copies == 1 else f"{counts.copies} times"
     if counts.num_missing:
@@ -75,24 +72,6 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
         often = f"held up to {counts.most} times instead of {copies}"
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements are {often}, the first at {where}"
         yield replace(base, kind="duplicated", ranks=ranks, summary=text + also)
-
-
-def _held_in_words(case: Case) -> str:
-    regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
-    if len({region for _, region in regions}) == 1 < len(regions):
-        return f"every rank {regions[0][1]}"
-    return ", ".join(f"rank {rank} {region}" for rank, region in regions[:MAX_LISTED])
-
-
-def _advice_for_plain(case: Case, counts: Counts) -> Advised:
-    if len(set(case.regions.values())) == 1 and counts.num_duplicated:
-        advice = CATALOGUE["same-shard"]
-        axis = case.mesh.axes[-1]
-        return advice.cause, advice.fix.format(axis=axis), advice.refs, ": all ranks hold the same part"
-    if counts.num_missing:
-        cause = "What was left over when the size was divided by the ranks was dropped, or a part was never loaded"
-        return cause, "cut with torch.chunk, which gives the rest to the last ranks", (), ""
-    return "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()", (), ""
 
 
 def _holders(case: Case, element: int) -> tuple[int, ...]:

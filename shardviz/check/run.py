@@ -77,12 +77,13 @@ def check_model(model: Model) -> Report:
     others += [*check_step(model, weights), *check_collectives(model)]
     findings = of_ids + [result for result in others if isinstance(result, Finding)]
     order = {name: index for index, name in enumerate(model.stamps)}
-    findings.sort(key=lambda finding: _rank_of_finding(finding, order))
+    findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
+    unchecked = {result for result in placed + others if isinstance(result, NotChecked)}
     return Report(
         num_ranks=model.dump.run.num_ranks,
         num_tensors=len({name for tensor in model.tensors if tensor.role in WEIGHTS for name in tensor.names}),
         findings=tuple(findings),
-        not_checked=tuple(dict.fromkeys(result for result in placed + others if isinstance(result, NotChecked))),
+        not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
     )
 
 
@@ -100,10 +101,9 @@ def _not_checked_by_ranks(model: Model) -> Iterator[NotChecked]:
         yield NotChecked(name, why + ranks)
 
 
-def _rank_of_finding(finding: Finding, order: dict[str, int]) -> tuple[object, ...]:
-    """Sort errors first, then as the model has its tensors."""
-    position = order.get(finding.tensor, len(order))
-    return finding.severity != "error", position, natural_key(finding.tensor), finding.kind
+def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
+    """Sort what is of the whole run first, then as the model has its tensors, then by name."""
+    return bool(name), order.get(name, len(order)), natural_key(name)
 
 
 def _check_stamped(model: Model, tensor: Tensor) -> Iterator[Result]:

@@ -46,6 +46,48 @@ def test_a_hand_made_split_that_loses_the_rest_is_missing(tmp_path: Path) -> Non
     assert "4 of 20 elements are on no rank, the first at [8, 0]" in found.summary
 
 
+@pytest.mark.parametrize(
+    ("mesh", "axis", "rows"),
+    [("tp=4,dp=2", "tp", 3), ("dp=2,tp=3", "tp", 4), ("tp=3,dp=4", "dp", 3)],
+)
+def test_every_rank_the_first_part_names_the_axis_that_would_make_as_many_parts(
+    tmp_path: Path, mesh: str, axis: str, rows: int
+) -> None:
+    made = Made(None, ids=dict.fromkeys(range(12), arange(12, 4)[:rows]), shape=(12, 4))
+    found = check_made(tmp_path, mesh, {"w": made}).findings[0]
+    assert f"all ranks along {axis} hold the same part" in found.summary
+    assert found.fix == f"choose the shard by mesh.get_local_rank('{axis}')"
+
+
+def test_axes_of_one_size_may_both_have_been_meant(tmp_path: Path) -> None:
+    made = Made(None, ids=dict.fromkeys(range(4), arange(8, 4)[:4]), shape=(8, 4))
+    found = check_made(tmp_path, "tp=2,dp=2", {"w": made}).findings[0]
+    assert "along tp or dp" in found.summary
+    assert "get_local_rank('tp')" in found.fix
+    assert "get_local_rank('dp')" in found.fix
+
+
+def test_parts_chosen_by_one_axis_of_two_name_the_other(tmp_path: Path) -> None:
+    ids = {rank: arange(8, 4)[2 * (rank % 2) : 2 * (rank % 2) + 2] for rank in range(4)}
+    found = only(check_made(tmp_path, "tp=2,dp=2", {"w": Made(None, ids=ids, shape=(8, 4))}))
+    assert (found.kind, found.fix) == ("missing", "choose the shard by mesh.get_local_rank('tp')")
+
+
+def test_overlapping_parts_say_how_long_and_how_far_apart_they_are(tmp_path: Path) -> None:
+    ids = {rank: arange(13, 4)[3 * rank : 3 * rank + 4] for rank in range(4)}
+    found = only(check_made(tmp_path, "tp=4", {"w": Made(None, ids=ids, shape=(13, 4))}))
+    assert found.kind == "duplicated"
+    assert found.summary.endswith("parts of 4 along dim 0 begin 3 apart")
+
+
+def test_padding_where_a_part_belongs_is_missing_that_part(tmp_path: Path) -> None:
+    ids = {rank: arange(16, 2)[4 * rank : 4 * rank + 4] for rank in range(4)}
+    ids[3] = np.zeros((4, 2), np.int64)
+    found = only(check_made(tmp_path, "tp=4", {"w": Made(None, ids=ids, shape=(13, 2))}))
+    assert found.kind == "missing"
+    assert "2 of 26 elements are on no rank, the first at [12, 0]; 8 zeros stand in for them" in found.summary
+
+
 def test_a_shard_that_was_never_written_is_foreign(tmp_path: Path) -> None:
     made = Made("[8/tp, 2]", ids={1: np.zeros((2, 2), np.int64)})
     found = only(check_made(tmp_path, "tp=4", {"w": made}))

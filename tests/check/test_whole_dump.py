@@ -192,3 +192,22 @@ def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:
     change_rank(tmp_path / "made.shardviz", 0, not_checked=(("w", "ids collapsed in bfloat16"),))
     report = check_dump(tmp_path / "made.shardviz")
     assert report.not_checked[0].why == "ids collapsed in bfloat16 (on 1 of 2 ranks)"
+
+
+def test_what_is_not_checked_comes_in_the_models_order_whichever_rank_says_it_first(tmp_path: Path) -> None:
+    names = [f"layers.{index}.w" for index in range(12)]
+    check_made(tmp_path, MESH, dict.fromkeys(names, "[4, 4]"))
+    for rank in range(4):
+        said = [(name, "too narrow") for name in names] + [("", "the step")]
+        change_rank(
+            tmp_path / "made.shardviz", rank, not_checked=tuple(said[::-1] if rank % 2 else said[5:] + said[:5])
+        )
+    not_checked = check_dump(tmp_path / "made.shardviz").not_checked
+    assert [one.tensor for one in not_checked] == ["", *names]
+
+
+def test_the_order_of_ranks_stands_before_what_comes_of_it(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=2", {"w": Made("[4/tp, 4]", ids={0: arange(4, 4)[2:], 1: arange(4, 4)[:2]})})
+    for rank in range(2):
+        change_rank(tmp_path / "made.shardviz", rank, positions=(Position(0, (rank,), (1 - rank,)),))
+    assert kinds(check_dump(tmp_path / "made.shardviz")) == ["rank-order", "misordered"]
