@@ -162,11 +162,10 @@ def add_model(
     seen.add_ties(model, stage.prefix)
     seen.add_meshes(model)
     locals_ = stage.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
-    if stamps is not None:
-        return add_ids(seen, locals_, stamps, stage)
     for local in locals_:
-        seen.add_values(local, "initial")
-    return 0
+        if stamps is None or local.name not in seen.stamps:
+            seen.add_values(local, "initial")
+    return add_ids(seen, locals_, stamps, stage) if stamps is not None else 0
 
 
 def _refuse_without_group(name: str) -> None:

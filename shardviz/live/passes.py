@@ -97,8 +97,20 @@ def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, stage: St
         elif bits and local.name not in rounded:
             seen.add_ids(local, stage.shifted(describe.ids_of(local.values, stamped.last)))
     seen.not_applied += stage.renamed(stamped.not_applied)
-    seen.not_checked += [*stage.renamed(stamped.not_stamped), *rounded.items()]
+    seen.not_checked += [*_without_place(locals_, stamped, stage), *rounded.items()]
     return len(rounded)
+
+
+def _without_place(locals_: Sequence[Local], stamped: Stamped, stage: Stage) -> list[tuple[str, str]]:
+    """Return the tensors without ids, and why, but for those that are there whole: such have one place only."""
+    whole = {
+        local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, stage)
+    }
+    return [(name, why) for name, why in stage.renamed(stamped.not_stamped) if name not in whole]
+
+
+def _unsharded(local: Local, stamped: Stamped, stage: Stage) -> tuple[int, ...] | None:
+    return stamped.shapes.get(local.name.removeprefix(stage.prefix))
 
 
 def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, stage: Stage) -> None:
@@ -108,7 +120,8 @@ def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, sta
     known: dict[str, Local] = {}
     for place in range(places):
         model, stamped = sharding.stamped(Digits(base, place))
-        for local in stage.own(local_tensors(unwrapped(model), sharding.mesh)):
+        locals_ = stage.own(local_tensors(unwrapped(model), sharding.mesh))
+        for local in locals_:
             if exact_bits(local.values.dtype):
                 digits = describe.ids_of(local.values, base)
                 ids[local.name] = _with_digits(ids.get(local.name, np.zeros_like(digits)), digits, base**place)
@@ -116,7 +129,7 @@ def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, sta
     for name, local in known.items():
         seen.add_ids(local, stage.shifted(ids[name]))
     seen.not_applied += stage.renamed(stamped.not_applied)
-    seen.not_checked += stage.renamed(stamped.not_stamped)
+    seen.not_checked += _without_place(locals_, stamped, stage)
     seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, a digit a pass"))
 
 

@@ -7,7 +7,7 @@ are written a digit a pass, to be put together again by `shardviz.live.capture`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.compat import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
@@ -45,6 +45,7 @@ class Stamped:
         stamps: Every stamped tensor, in model order.
         not_applied: Tensors that did not read back as written: `(name, reason)`.
         not_stamped: Tensors that cannot hold ids: `(name, reason)`.
+        shapes: Their shapes, unsharded, by name.
         not_exact: Tensors that were left alone because whole ids would be rounded: `(name, reason)`.
     """
 
@@ -52,6 +53,7 @@ class Stamped:
     not_applied: tuple[tuple[str, str], ...] = ()
     not_stamped: tuple[tuple[str, str], ...] = ()
     not_exact: tuple[tuple[str, str], ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -84,16 +86,18 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     """
     last = Stamped(plan(model)).last
     stamps, not_applied, not_stamped, not_exact = [], [], [], []
+    shapes = {}
     for one, tensor in _numbered(model):
         if not exact_bits(tensor.dtype):
             not_stamped.append((one.name, f"{tensor.dtype} cannot hold ids"))
+            shapes[one.name] = one.shape
             continue
         stamps.append(one)
         if digits is None and last >= 2 ** exact_bits(tensor.dtype):
             not_exact.append((one.name, inexact(last, tensor.dtype)))
         elif not one.tied_to and (wrong := _fill(tensor, one.first, digits)):
             not_applied.append((one.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written"))
-    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), tuple(not_exact))
+    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), tuple(not_exact), shapes)
     if digits is None:
         _stamped[model] = done
     return done

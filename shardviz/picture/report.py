@@ -98,19 +98,28 @@ def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
     """Return every name that is listed, with its line."""
     verdicts = _verdicts(report) if report else {}
     usual: Verdict = "good" if report else "unknown"
-    return [(name, _row(tensor, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
+    return [
+        (name, _row(tensor, verdicts.get(name, usual), _own_dtype(model, tensor, name)))
+        for name, tensor in _listed(model, verdicts)
+    ]
+
+
+def _own_dtype(model: Model, tensor: Tensor, name: str) -> str:
+    """Return the model's own element type: it may have been stamped in a wider one."""
+    own = model.find("initial", tensor.role, name)
+    return own.dtype if own else tensor.dtype
 
 
 def _listed(model: Model, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
-    """Return each name once: all that were stamped, and of the others those of which there is something to tell.
+    """Return each name once: all that a model is made of, and of a step's those of which there is something to tell.
 
-    Where nothing was stamped, every name as it was captured first.
+    What was stamped is listed as it was then; where neither ids nor values were captured, every name as it was first.
     """
     seen: set[str] = set()
-    is_stamped = bool(model.stage("stamped"))
-    for tensor in model.tensors:
+    weights = [*model.stage("stamped"), *model.stage("initial")]
+    for tensor in [*weights, *model.tensors]:
         for name in tensor.names:
-            if name not in seen and (tensor.stage == "stamped" or not is_stamped or name in told):
+            if name not in seen and (tensor.stage in ("stamped", "initial") or not weights or name in told):
                 seen.add(name)
                 yield name, tensor
 
@@ -123,20 +132,26 @@ def _verdicts(report: Report) -> dict[str, Verdict]:
     return found
 
 
-def _row(tensor: Tensor, verdict: Verdict) -> Row:
-    return Row(verdict, layout_text(tensor), _local_text(tensor))
+def _row(tensor: Tensor, verdict: Verdict, dtype: str) -> Row:
+    return Row(verdict, layout_text(tensor, dtype), _local_text(tensor))
 
 
-def layout_text(tensor: Tensor) -> str:
-    """Write what a tensor's placements claim; the shape alone where it has none."""
+def layout_text(tensor: Tensor, dtype: str = "") -> str:
+    """Write what a tensor's placements claim; the shape alone where it has none.
+
+    Args:
+        tensor: What is captured of it.
+        dtype: The model's own element type, where that is another than the one captured.
+    """
+    dtype = dtype or tensor.dtype
     role = "" if tensor.role == "param" else f" {tensor.role}"
     claims = list({id(shard.layout): shard.layout for shard in tensor.shards.values()}.values())
     texts = {notation.write(claim) if claim else "" for claim in claims}
     if len(texts) > 1:
         return f"{len(texts)} different claims{role}"
     if claims[0] is None:
-        return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}] plain{role}"
-    return notation.write(claims[0], tensor.dtype) + role
+        return f"{dtype}[{', '.join(map(str, tensor.shape))}] plain{role}"
+    return notation.write(claims[0], dtype) + role
 
 
 def _local_text(tensor: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from shardviz.check.run import check_model
 from shardviz.cli import main
+from shardviz.picture.report import listed_rows
 from tests.live.probing import run_probe
 
 HEAD = """
@@ -18,6 +19,7 @@ def batch(): return torch.randn(12, 6)
 
 def checked(text, mesh, folder):
     """Run a probe of which only what differs from `HEAD` is written, and check what its ranks wrote."""
+    folder.mkdir(exist_ok=True)
     probe = folder / "mine.py"
     probe.write_text(HEAD + text)
     return check_model(run_probe(str(probe), mesh, folder / "dump"))
@@ -97,6 +99,44 @@ def parallelize(model, mesh): ...
 """
     report = checked(unreduced, "dp=2", tmp_path)
     assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
+
+
+MASKED = """
+class Model(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+        self.register_buffer("freqs", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("mask", torch.arange(9) % 2 == 0)
+def build(): return Model()
+"""
+
+
+def test_a_buffer_that_no_id_fits_in_is_compared_where_ranks_have_all_of_it(tmp_path):
+    report = checked(MASKED, "dp=2", tmp_path / "whole")
+    assert (report.findings, report.not_checked) == ((), ())
+    other = MASKED + "def parallelize(model, mesh): model.mask.fill_(bool(mesh.get_rank()))"
+    report = checked(other, "dp=2", tmp_path / "other")
+    assert [(finding.kind, finding.tensor) for finding in report.findings if finding.kind != "unreduced-gradient"] == [
+        ("unreplicated", "mask")
+    ]
+
+
+def test_a_buffer_that_no_id_fits_in_and_that_is_cut_is_said_to_be_unchecked(tmp_path):
+    cut = MASKED + "def parallelize(model, mesh): model.mask = model.mask.chunk(2)[mesh.get_rank()]"
+    report = checked(cut, "dp=2", tmp_path)
+    assert ("mask", "torch.bool cannot hold ids") in [(entry.tensor, entry.why) for entry in report.not_checked]
+
+
+def test_a_model_stamped_in_a_wider_dtype_is_listed_in_its_own_with_what_was_not_stamped(tmp_path):
+    probe = tmp_path / "mine.py"
+    probe.write_text(HEAD + MASKED.replace("Model()", "Model().bfloat16()"))
+    rows = dict(listed_rows(run_probe(str(probe), "dp=2", tmp_path / "dump"), None))
+    assert {name: row.layout for name, row in rows.items()} == {
+        "weight": "bfloat16[6/dp, 6]",
+        "bias": "bfloat16[6/dp]",
+        "freqs": "complex64[3] plain buffer",
+        "mask": "bool[9] plain buffer",
+    }
 
 
 def test_an_error_in_the_users_own_code_is_told_with_its_line(tmp_path, capsys):
