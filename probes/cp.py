@@ -1,21 +1,24 @@
-"""Context parallel: the sequence is split over cp, and every rank's queries meet the keys and values of all.
+"""Context parallel: each rank has some of the tokens of a sequence, and its queries meet the keys and values of all.
 
-Weights are whole on every rank, as in data parallel; what is split is the tokens. Attention is the one layer where they
-meet, so keys and values are gathered (or passed round in a ring). A causal mask makes late tokens cost more than early
-ones: with contiguous stretches the last rank would do most of the work. So the sequence is cut in 2 * cp chunks, and
-rank r takes chunk r from the head and chunk 2 * cp - 1 - r from the tail: all have the same number of pairs. Whatever
-goes with the tokens, positions, labels, masks, must be cut in the same order; nothing raises where it is not.
+Over cp the tokens are split, and with them every activation. The weights are equal copies on all ranks, and their
+gradients are summed over cp, as in data parallel. Attention is the one layer where tokens meet: keys and values are
+gathered before it (or passed on in a ring), and in backward their gradients are reduced and scattered.
 
-torch's own `context_parallel` needs a GPU's attention kernels; this is the same order and gather by hand.
+Under a causal mask a late token sees more keys than an early one, so that of stretches cut in order the last rank's
+would be most of the work. Hence the sequence is cut in 2 * cp chunks, and rank r has chunk r from the head and chunk
+2 * cp - 1 - r from the tail: every such pair is equal work. Whatever goes with the tokens, positions, labels, masks,
+must be in that order too; nothing raises where it is not. `shardviz show DUMP tokens` draws it.
+
+torch's own `context_parallel` does this within a GPU's attention kernels; written out as here it runs anywhere.
 """
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
 import shardviz
+from shardviz.live.compat import DTensor, Partial, Shard
 from shardviz.mesh import Mesh
 from shardviz.probes._refusals import refuse_uneven
 
@@ -26,27 +29,59 @@ TOKENS, FEATURES = 48, 12
 
 expect = {"*.weight": "[*, *] =cp"}
 
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Attend(nn.Module):
+    """Let each query see the keys at its own position and before: causal attention, one head, the whole sequence."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        return attend(query, key, value, positions, positions)
+
+
+class AttendAcross(nn.Module):
+    """The same where each rank has some of the tokens: keys, values and their positions come from all ranks.
+
+    Args:
+        mesh: The ranks that share the sequence.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        keys, values, key_at = (of_all(part, self.mesh) for part in (key, value, positions))
+        return attend(query, keys, values, positions, key_at)
+
 
 class Attention(nn.Module):
-    """Causal attention of one head."""
+    """What makes queries, keys and values of tokens, token by token, and the layer where they meet."""
 
     def __init__(self) -> None:
         super().__init__()
         self.query = nn.Linear(FEATURES, FEATURES, bias=False)
         self.key = nn.Linear(FEATURES, FEATURES, bias=False)
         self.value = nn.Linear(FEATURES, FEATURES, bias=False)
-        self.positions = nn.Identity()
+        self.attend = Attend()
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(len(tokens))
-        return attend(self.query(tokens), self.key(tokens), self.value(tokens), positions, positions)
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.attend(self.query(tokens), self.key(tokens), self.value(tokens), positions)
 
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_at: torch.Tensor, key_at: torch.Tensor
 ) -> torch.Tensor:
-    """Let each query see the keys at its own position and before."""
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=key_at <= query_at.unsqueeze(1))
+
+
+def of_all(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Gather the ranks' parts, one after the other; in backward their gradients are summed, and each gets its own."""
+    return DTensor.from_local(part, mesh, (Shard(0),)).full_tensor(grad_placements=(Partial(),))
 
 
 def check_mesh(mesh: Mesh) -> None:
@@ -57,41 +92,42 @@ def build() -> nn.Module:
     return Attention()
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave the weights whole; the sequence is split in the step."""
+def parallelize(model: Attention, mesh: DeviceMesh) -> None:
+    """Leave the weights whole, and let attention look at all ranks' tokens; the sequence is split in the step."""
+    model.attend = AttendAcross(mesh["cp"])
 
 
-def batch() -> torch.Tensor:
-    return torch.randn(TOKENS, FEATURES)
+def batch() -> Batch:
+    return torch.randn(TOKENS, FEATURES), torch.arange(TOKENS)
 
 
-def head_and_tail(rank: int, ranks: int) -> torch.Tensor:
-    """Return the positions of a rank's tokens: one chunk from the head, one from the tail."""
+def head_and_tail(mesh: DeviceMesh) -> torch.Tensor:
+    """Return the positions that this rank has: one chunk from the head, one from the tail."""
+    rank, ranks = mesh.get_local_rank("cp"), mesh["cp"].size()
     chunks = torch.arange(TOKENS).chunk(2 * ranks)
     return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
 
 
 def sequence(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    mine = head_and_tail(mesh.get_local_rank("cp"), mesh["cp"].size())
-    return {"tokens": mine, "positions": mine}
+    """Say at which positions of the sequence this rank has what: shardviz checks that all go together."""
+    return {"tokens": head_and_tail(mesh), "positions": head_and_tail(mesh)}
 
 
-def step(model: Attention, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    rank, ranks, group = mesh.get_local_rank("cp"), mesh["cp"].size(), mesh.get_group("cp")
-    mine = model.positions(head_and_tail(rank, ranks))
-    everyones = torch.cat([head_and_tail(other, ranks) for other in range(ranks)])
-    own = tokens[mine]
-    key = torch.cat(all_gather(model.key(own), group=group))
-    value = torch.cat(all_gather(model.value(own), group=group))
-    part = attend(model.query(own), key, value, mine, everyones).square().mean()
-    part.backward()
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        distributed.all_reduce(parameter.grad, group=group)
-        parameter.grad.div_(ranks)
-    total = part.detach().clone()
-    distributed.all_reduce(total, group=group)
-    return total / ranks
+def step(model: Attention, batch: Batch, mesh: DeviceMesh) -> torch.Tensor:
+    tokens, positions = (part[head_and_tail(mesh)] for part in batch)
+    loss = model(tokens, positions).square().mean()  # of this rank's tokens: the mean over ranks is that over all
+    loss.backward()
+    whole = loss.detach().clone()
+    for number in (whole, *(parameter.grad for parameter in model.parameters())):
+        distributed.all_reduce(number, group=mesh.get_group("cp"))
+        number.div_(mesh["cp"].size())
+    return whole
+
+
+def whole_output(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Put the tokens back in order, to be compared: no placements say which of them a rank has."""
+    parts, order = of_all(part, mesh["cp"]), of_all(head_and_tail(mesh), mesh["cp"])
+    return parts[order.argsort()]
 
 
 if __name__ == "__main__":

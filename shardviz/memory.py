@@ -1,7 +1,8 @@
 """What a run's tensors take on every rank, by role and name, and what the schemes of data parallel would take.
 
 A probe is stepped in float64 for the sake of comparison; its gradients, optimizer state and activations are counted in
-the element type that the model itself has.
+the element type that the model itself has. Of a pipeline the activations of one micro-batch are captured; they are
+counted as often as a rank has micro-batches under way at once.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records import Role, StageRecord
     from shardviz.dump.tensors import Model, Tensor
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
@@ -49,9 +51,25 @@ def uses(model: Model) -> list[Use]:
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
     leaves = _leaves(name for tensor in step if tensor.role == "activation" for name in tensor.names)
     found = [use for tensor in before for use in _of_tensor(tensor, widths, common)]
+    at_once = {rank: under_way(record.schedule) for rank, record in model.dump.ranks.items()}
     for tensor in step:
-        found += [u for u in _of_tensor(tensor, widths, common) if tensor.role != "activation" or u.name in leaves]
+        for use in _of_tensor(tensor, widths, common):
+            if tensor.role != "activation":
+                found.append(use)
+            elif use.name in leaves:
+                found.append(replace(use, bytes={rank: round(n * at_once[rank]) for rank, n in use.bytes.items()}))
     return [use for use in found if use.role in ROLES and not _is_tied(model, use)]
+
+
+def under_way(schedule: Sequence[StageRecord]) -> float:
+    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 where no pipeline ran.
+
+    Args:
+        schedule: What a rank's stages ran, in order; of several stages, the mean of them at the worst moment.
+    """
+    waiting = accumulate((-1 if one.backward else 1 for one in schedule), initial=0)
+    stages = len({one.stage for one in schedule})
+    return max(waiting) / stages if stages else 1.0
 
 
 def itemsize(dtype: str) -> int:

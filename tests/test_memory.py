@@ -1,7 +1,7 @@
 """The memory table and the comms table, from dumps made by hand."""
 
 from shardviz.dump.read import read_dump
-from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, TensorRecord
+from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.tensors import model_of
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.memory import schemes, total, uses
@@ -37,6 +37,16 @@ def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
     }
     assert total(found, 0) == 384
     assert total(found, 0, "grad") == 64
+
+
+def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_waits(tmp_path):
+    runs = [StageRecord(0, 0), StageRecord(0, 1), StageRecord(0, 0, backward=True), StageRecord(0, 2)]
+    found = uses(_model(tmp_path / "dump", schedule=tuple(runs)))
+    assert {use.bytes[0] for use in found if use.role == "activation"} == {2 * 96}
+    assert any(
+        "activations of 2 micro-batches" in line.plain
+        for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
+    )
 
 
 def test_tied_parameters_are_counted_once(tmp_path):

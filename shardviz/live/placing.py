@@ -40,7 +40,7 @@ def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh
         rank: This rank.
 
     Returns:
-        The activations; those that no placement fits everywhere stay as they are.
+        The activations; those that no placement fits everywhere claim nothing but the whole's shape.
     """
     fitting = {
         name: list(_fitting(local, wholes[name].values, mesh, rank))
@@ -64,7 +64,8 @@ def _claimed(
     for placements in fitting:
         if all(placements in of_rank.get(local.name, ()) for of_rank in of_all):
             return replace(local, shape=wholes[local.name].shape, claim=(mesh, placements))
-    return local
+    whole = wholes.get(local.name)
+    return replace(local, shape=whole.shape) if whole is not None and local.claim is None else local
 
 
 def _fitting(local: Local, whole: torch.Tensor, mesh: Mesh, rank: int) -> Iterator[Placements]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.memory import ROLES, schemes, total, uses
+from shardviz.memory import ROLES, schemes, total, under_way, uses
 from shardviz.names import printable
 from shardviz.picture.terminal import DIM, line
 
@@ -33,6 +33,7 @@ def memory_lines(model: Model, *, all_ranks: bool = False) -> list[Text]:
         return [line("the dump has no tensors that take memory")]
     return [
         *_by_rank(model, found, roles, all_ranks=all_ranks),
+        *_under_way(model),
         line(""),
         *_by_tensor(found, all_names=all_ranks),
         line(""),
@@ -55,6 +56,15 @@ def _by_rank(model: Model, found: Sequence[Use], roles: Sequence[str], *, all_ra
         most = max(total(found, rank) for rank in ranks)
         lines.insert(-1, line((f"and {len(ranks) - len(shown):,} ranks more, of all the most {most:,}", DIM)))
     return lines
+
+
+def _under_way(model: Model) -> list[Text]:
+    """Say how often a pipeline's activations are counted."""
+    counts = {under_way(record.schedule) for record in model.dump.ranks.values() if record.schedule}
+    if counts <= {1.0}:
+        return []
+    most = f"{min(counts):g} to {max(counts):g}" if len(counts) > 1 else f"{max(counts):g}"
+    return [line((f"activations of {most} micro-batches, as many as wait on a rank for their backward at once", DIM))]
 
 
 def _by_tensor(found: Sequence[Use], *, all_names: bool) -> list[Text]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardviz.dump.tensors import Shard, Tensor
     from shardviz.picture.terminal import Terminal
 
-MOST_NUMBERS = 128
+MOST_NUMBERS = 64
 """Of tensors with more numbers on a rank none are shown."""
 
 MOST_BLOCKS = 16
