@@ -11,7 +11,7 @@ import torch
 from shardviz.dump.records import StageRecord
 from shardviz.live.capture import Local, of_tensor, unwrapped
 from shardviz.live.comms import Comms
-from shardviz.live.compat import clean_name, flat_params
+from shardviz.live.compat import DTensor, clean_name, flat_params, quiet_redistribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,26 +99,38 @@ def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
     yield stage.register_full_backward_pre_hook(lambda *_: note(backward=True))
 
 
-def adam_states(params: Sequence[Local]) -> list[Local]:
+def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
     """Return the state that Adam keeps of every parameter with a gradient, a rank for what it holds.
 
     Adam goes element by element, so shards are stepped alone; through DTensors a first step takes a hundred times as
-    long.
+    long. Every rank calls this: a gradient that is placed otherwise than its parameter is first brought there.
 
     Args:
-        params: The model's parameters as captured, after backward.
+        model: The model, after backward.
+        params: Its parameters as captured.
     """
+    moved = dict(_moved_gradients(model))
     found: list[Local] = []
     for local in params:
-        if local.role == "param" and local.grad is not None and local.grad.shape == local.values.shape:
+        grad = moved.get(local.name, local.grad)
+        if local.role == "param" and grad is not None and grad.shape == local.values.shape:
             shard = local.values.detach().clone().requires_grad_()
-            shard.grad = local.grad.detach().clone()
+            shard.grad = grad.detach().clone()
             optimizer = torch.optim.Adam([shard], foreach=False)
             optimizer.step()
             for kind, state in optimizer.state[shard].items():
                 if torch.is_tensor(state) and state.ndim:
                     found.append(replace(local, name=f"{local.name}.{kind}", role="optim", values=state, grad=None))
     return found
+
+
+def _moved_gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield gradients that are placed otherwise than their parameters, as an optimizer redistributes them."""
+    for name, param in unwrapped(model).named_parameters():
+        grad = param.grad
+        if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
+            with quiet_redistribution():
+                yield clean_name(name), grad.redistribute(placements=param.placements).to_local()
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params: Sequence[Local]) -> list[Local]:

@@ -169,7 +169,7 @@ class Run:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
         locals_ = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
         own = step.optimizer
-        states = adam_states(locals_) if own is None else optimizer_states(own, unwrapped(model), locals_)
+        states = adam_states(model, locals_) if own is None else optimizer_states(own, unwrapped(model), locals_)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
         of_step = [*gradients(locals_), *self.stage.own([*states, *activations])]
