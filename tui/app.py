@@ -5,36 +5,47 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import App, SystemCommand
-from textual.binding import ActiveBinding, Binding, BindingType
+from textual.containers import Horizontal
 from textual.reactive import var
 from textual.screen import ModalScreen, Screen
+from textual.widgets import ContentSwitcher
 
 from shardviz.dump.read import read_run
 from shardviz.errors import EXIT_USAGE
 
 from .colours import THEMES
-from .loading import load, written
-from .messages import DocumentRead, OtherRead, Progressed, ReadFailed
+from .keys import keys
+from .loading import load, load_difference, written
+from .messages import Compared, DocumentRead, OtherRead, Progressed, ReadFailed
 from .saving import save_screen
-from .screens.compare import CompareView
-from .screens.explore import ExploreView
-from .screens.findings import FindingsView
-from .screens.mesh import MeshView
-from .screens.rank import RankView
+from .screens.main import MainScreen
+from .screens.view import View
 from .selection import Selection, carried_over, first_selection, of_finding
+from .views import KEYS, VIEWS
+from .widgets.key_bar import KeyBar
+from .widgets.title import Title
+from .widgets.view_tabs import ViewTabs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import ActiveBinding, BindingType
+
+    from shardviz.check.compare import Difference
 
     from .document import Document
 
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a folder that may still be written."""
+
+MAKE_AHEAD = 0.25
+"""Seconds after which the next view is made that nobody has asked for yet, so that a key finds it ready."""
 
 
 class ShardvizApp(App[None]):
@@ -47,53 +58,40 @@ class ShardvizApp(App[None]):
 
     TITLE = "shardviz"
     CSS_PATH = Path(__file__).with_name("shardviz.tcss")
-    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
-        "explore": ExploreView,
-        "mesh": MeshView,
-        "rank": RankView,
-        "findings": FindingsView,
-        "compare": CompareView,
-    }
-    DEFAULT_MODE = "explore"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "1", "switch_mode('explore')", "Tensors", show=False, id="app.explore", tooltip="The tensors and their maps"
+        *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
+        *keys(
+            "app",
+            [
+                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
+                ("n", "next_finding(1)", "Next", "Go to the next finding's place"),
+            ],
+            show=True,
         ),
-        Binding("2", "switch_mode('mesh')", "Mesh", show=False, id="app.mesh", tooltip="All ranks at their places"),
-        Binding(
-            "3", "switch_mode('rank')", "Rank", show=False, id="app.rank", tooltip="Everything that one rank holds"
+        *keys(
+            "app",
+            [
+                ("N", "next_finding(-1)", "Previous", "Go one finding back"),
+                ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
+                ("S", "save('txt')", "Save text", "Save the screen as text"),
+            ],
         ),
-        Binding(
-            "4",
-            "switch_mode('findings')",
-            "Findings",
-            show=False,
-            id="app.findings",
-            tooltip="Everything that is wrong",
+        *keys(
+            "app",
+            [
+                ("f1,question_mark", "help", "Help", "Help for what is focused"),
+                ("q", "quit", "Quit", "Leave; the terminal is as it was"),
+            ],
+            show=True,
         ),
-        Binding(
-            "5",
-            "switch_mode('compare')",
-            "Compare",
-            show=False,
-            id="app.compare",
-            tooltip="The other dump beside this one",
-        ),
-        Binding("c", "copy_fix", "Copy fix", id="app.copy_fix", tooltip="Copy the fix of the finding below"),
-        Binding("n", "next_finding(1)", "Next", id="app.next", tooltip="Go to the next finding's place"),
-        Binding("N", "next_finding(-1)", "Last finding", show=False, id="app.previous", tooltip="Go one finding back"),
-        Binding(
-            "s", "save('svg')", "Save", show=False, id="app.save_svg", tooltip="Save the screen as a picture (SVG)"
-        ),
-        Binding("S", "save('txt')", "Save text", show=False, id="app.save_text", tooltip="Save the screen as text"),
-        Binding(
-            "f1,question_mark", "help", "Help", key_display="F1", id="app.help", tooltip="Help for what is focused"
-        ),
-        Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave; the terminal is as it was"),
     ]
 
     document: var[Document | None] = var(None)
     other_document: var[Document | None] = var(None)
+    difference: var[Difference | None] = var(None)
+    view_name: var[str] = var("")
     selection: var[Selection] = var(Selection())
     note: var[str] = var("")
 
@@ -110,15 +108,56 @@ class ShardvizApp(App[None]):
     @property
     def view_names(self) -> list[str]:
         """The views that there are, in the order of their keys."""
-        return [name for name in self.MODES if name != "compare" or self.other is not None]
+        return [name for name in VIEWS if name != "compare" or self.other is not None]
 
-    def on_mount(self) -> None:
+    def get_default_screen(self) -> MainScreen:
+        """Put the views on a screen that lights what has the focus."""
+        self._main = MainScreen(id="_default")
+        return self._main
+
+    def compose(self) -> ComposeResult:
+        """Put the views between the title and the keys; the first is made now, the others soon after."""
+        with Horizontal(id="top"):
+            yield Title(id="title")
+            yield ViewTabs(self.view_names, id="tabs")
+        first = self.view_names[0]
+        with ContentSwitcher(id="views", initial=first):
+            yield VIEWS[first]()
+        yield KeyBar(id="keys")
+
+    async def on_mount(self) -> None:
         """Start reading, and look again and again whether more was written."""
         self._read()
         if self.other is not None:
             reading = partial(load, self.other, self.post_message, OtherRead)
             self.run_worker(reading, thread=True, group="load other")
         self.set_interval(LOOK_AGAIN, self._look_again)
+        self.set_timer(MAKE_AHEAD, self._make_ahead)
+        await self.action_show_view(self.view_names[0])
+
+    async def _make_ahead(self) -> None:
+        """Make one view that nobody has asked for yet."""
+        missing = [name for name in self.view_names if not self._main.query(f"#{name}")]
+        if missing and self._main.is_running:
+            await self._view(missing[0])
+            self.set_timer(MAKE_AHEAD, self._make_ahead)
+
+    async def _view(self, name: str) -> View:
+        """Return a view, made if it was not yet."""
+        views = self._main.query_one(ContentSwitcher)
+        if not views.query(f"#{name}"):
+            await views.add_content(VIEWS[name]())
+        return views.query_one(f"#{name}", View)
+
+    async def action_show_view(self, name: str) -> None:
+        """Show a view in place of the one before."""
+        view = await self._view(name)
+        with self.batch_update():
+            for other in self._main.query(View):
+                if other.display:
+                    other.leave()
+            self._main.query_one(ContentSwitcher).current = self.view_name = name
+            view.enter()
 
     def _read(self) -> None:
         self._written = written(self.path)
@@ -165,9 +204,9 @@ class ShardvizApp(App[None]):
         """Offer only what works now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
-        if action == "switch_mode" and parameters not in [(name,) for name in self.view_names]:
+        if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
             return False
-        return not (action in ("switch_mode", "help") and isinstance(self.screen, ModalScreen))
+        return not (action in ("show_view", "help") and isinstance(self.screen, ModalScreen))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Offer in the palette what has a key and works now, and the themes."""
@@ -194,8 +233,38 @@ class ShardvizApp(App[None]):
         self.notify(str(path), title="Saved", markup=False)
 
     def watch_document(self) -> None:
-        """Offer the keys that a report makes useful."""
+        """Say what was read, and offer the keys that a report makes useful."""
+        self._entitle()
         self.refresh_bindings()
+        self._compare()
+
+    def watch_note(self) -> None:
+        """Say how far the reading is."""
+        self._entitle()
+
+    def watch_other_document(self) -> None:
+        """Compare, once both are there."""
+        self._compare()
+
+    def watch_view_name(self) -> None:
+        """Mark the view that is shown."""
+        for tabs in self._main.query(ViewTabs):
+            tabs.show(self.view_name)
+
+    def _entitle(self) -> None:
+        for title in self._main.query(Title):
+            title.show(self.document, self.note)
+
+    def _compare(self) -> None:
+        """Compare both dumps away from the event loop, once both were checked."""
+        here, there = self.document, self.other_document
+        if here is not None and there is not None and here.report is not None and there.report is not None:
+            comparing = partial(load_difference, here, there, self.post_message)
+            self.run_worker(comparing, thread=True, exclusive=True, group="compare")
+
+    @on(Compared)
+    def _compared(self, message: Compared) -> None:
+        self.difference = message.difference
 
     def action_copy_fix(self) -> None:
         """Copy the finding's fix."""

@@ -1,18 +1,21 @@
-"""Two dumps laid beside each other: which tensors both have, and whether their ranks claim and hold the same."""
+"""Two dumps laid beside each other: which tensors both have, and what `shardviz diff` says of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.names import printable
+
 if TYPE_CHECKING:
-    from shardviz.dump.tensors import Tensor
+    from shardviz.check.compare import Change, Difference
 
-    from .document import Document
+    from .document import Document, Entry
 
-Relation = Literal["same", "different", "only here", "only there"]
+Relation = Literal["different", "only here", "only there", "same", "not compared"]
 
-SIGNS: dict[Relation, str] = {"same": "=", "different": "≠", "only here": "<", "only there": ">"}
+SIGNS: dict[Relation, str] = {"different": "≠", "only here": "<", "only there": ">", "same": "=", "not compared": "?"}
+"""One sign a relation, in the order in which they are listed."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +37,38 @@ class Pair:
     what: str = ""
 
 
-def pairs(here: Document, there: Document) -> list[Pair]:
+def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]:
     """Pair the tensors of two dumps by name and role, in the first one's order; those that differ come first."""
-    others = {(entry.tensor.name, entry.tensor.role): index for index, entry in enumerate(there.entries)}
+    from shardviz.check.compare import KEPT
+
+    compared = {role for _, role in KEPT}
+    changes: dict[str, list[Change]] = {}
+    for change in difference.changes:
+        changes.setdefault(change.tensor, []).append(change)
+    others = {_key(entry): index for index, entry in enumerate(there.entries)}
     found = []
     for index, entry in enumerate(here.entries):
-        other = others.pop((entry.tensor.name, entry.tensor.role), None)
+        other = others.pop(_key(entry), None)
         if other is None:
             found.append(Pair(entry.title, index, None, "only here"))
         else:
-            what = difference(entry.tensor, there.entries[other].tensor)
-            found.append(Pair(entry.title, index, other, "different" if what else "same", what))
+            changed = [change for name in entry.tensor.names for change in changes.get(name, ())]
+            alike: Relation = "different" if changed else "same"
+            relation = alike if entry.tensor.role in compared else "not compared"
+            found.append(Pair(entry.title, index, other, relation, _words(changed)))
     found += [Pair(there.entries[index].title, None, index, "only there") for index in others.values()]
-    return sorted(found, key=lambda pair: pair.relation == "same")
+    return sorted(found, key=lambda pair: list(SIGNS).index(pair.relation))
 
 
-def difference(here: Tensor, there: Tensor) -> str:
-    """Say what differs between two tensors; empty where every rank claims and holds the same."""
-    if here.shape != there.shape:
-        return f"shape {list(here.shape)} and {list(there.shape)}"
-    if here.dtype != there.dtype:
-        return f"{here.dtype} and {there.dtype}"
-    if here.shards.keys() != there.shards.keys():
-        return f"on {len(here.shards):,} and {len(there.shards):,} ranks"
-    both = [(shard, there.shards[rank]) for rank, shard in here.shards.items()]
-    if any(one.layout != other.layout for one, other in both):
-        return "claimed"
-    held = sum((one.body.held, one.body.runs) != (other.body.held, other.body.runs) for one, other in both)
-    if held:
-        return f"held by {held:,} of {len(both):,} ranks"
-    values = sum(one.digests != other.digests for one, other in both)
-    return f"values on {values:,} of {len(both):,} ranks" if values else ""
+def _key(entry: Entry) -> tuple[str, str]:
+    return entry.tensor.name, entry.tensor.role
+
+
+def _words(changed: list[Change]) -> str:
+    """Say the first thing that changed, and what others did."""
+    if not changed:
+        return ""
+    first = changed[0]
+    others = dict.fromkeys(change.aspect for change in changed if change.aspect != first.aspect)
+    also = f", and {', '.join(others)}" if others else ""
+    return f"{first.aspect} {printable(first.before)} → {printable(first.after)}{also}"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from shardviz.names import Fold, fold, printable
 from shardviz.notation import write
 
+from .step import Step, step_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -132,6 +134,11 @@ class Document:
     def by_finding(self) -> dict[int, int]:
         """The entry that each finding is about; findings of the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
+
+    @cached_property
+    def step(self) -> Step:
+        """What the dump says of a training step."""
+        return step_of(self.model)
 
     def sides(self, entry: int) -> Sides:
         """Return both sides of an entry's tensor, made once.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
+from shardviz.picture.holders import mask_of
 
+from .step_text import group_of
 from .widgets.mesh_grid import Lights
 
 if TYPE_CHECKING:
     from .document import Document
     from .selection import Selection
+    from .step import Collective
 
 
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
@@ -29,3 +32,9 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     cell = sides.at(selection.plane.at)
     claimed = cell.claimed if sides.has_claimed else cell.held
     return Lights(claimed, cell.held if sides.has_held else claimed, missing, group)
+
+
+def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
+    """Light the ranks that take part in a collective, with the group of one of them."""
+    dump, mask = document.model.dump, mask_of(collective.ranks)
+    return Lights(mask, mask, frozenset(dump.missing_ranks), group_of(collective, dump.mesh, rank))

@@ -13,7 +13,7 @@ from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
 from .document import Document
-from .messages import DocumentRead, Progressed, ReadFailed
+from .messages import Compared, DocumentRead, Progressed, ReadFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +36,17 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     document = Document(path, model_of(dump))
     post(read(document))
     document = checked(document)
+    _ = document.step  # worked out here, so that no key has to wait for it
     gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
     post(read(document))
+
+
+def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:
+    """Compare two dumps that were checked, and post what is different."""
+    from shardviz.check.compare import compare
+
+    if here.report is not None and there.report is not None:
+        post(Compared(compare(here.model, there.model, (here.report, there.report))))
 
 
 def written(path: Path) -> tuple[int, int]:

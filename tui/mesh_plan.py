@@ -42,12 +42,12 @@ class MeshPlan:
         """Columns that a rank takes: a sign, its number, a space on either side."""
         return len(str(max(self.mesh.ranks))) + 3
 
-    @property
+    @cached_property
     def num_columns(self) -> int:
         """Ranks to the right."""
         return math.prod(self.mesh.shape[axis] for axis in self.across)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Ranks downwards."""
         return math.prod(self.mesh.shape[axis] for axis in self.down)
@@ -57,7 +57,7 @@ class MeshPlan:
         rows, cols = self.mesh.shape[-2:] if self.mesh.ndim > 1 else (1, self.mesh.shape[-1])
         return (rows if len(self.down) > 1 else self.num_rows), (cols if len(self.across) > 1 else self.num_columns)
 
-    @property
+    @cached_property
     def size(self) -> tuple[int, int]:
         """Lines and columns of the whole grid."""
         rows, cols = self._per_group

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
+    from shardviz.check.compare import Difference
+    from shardviz.dump.records import StageRecord
     from shardviz.picture.paint import Side
 
     from .document import Document
@@ -37,6 +39,13 @@ class OtherRead(Message):
     """The dump to compare with was read, or checked."""
 
     document: Document
+
+
+@dataclass
+class Compared(Message):
+    """Both dumps were compared."""
+
+    difference: Difference
 
 
 @dataclass
@@ -93,7 +102,15 @@ class RankChosen(Message):
 
 
 @dataclass
-class FindingChosen(Message):
-    """A finding was chosen."""
+class PassChosen(Message):
+    """A pass of a pipeline's schedule was chosen.
 
-    finding: int
+    Attributes:
+        rank: The rank that ran it.
+        record: What ran.
+        begin: When it began, in forward passes of one stage.
+    """
+
+    rank: int
+    record: StageRecord
+    begin: int

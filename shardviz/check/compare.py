@@ -74,9 +74,9 @@ class Difference:
         return {"schema": 1, **asdict(self)}
 
 
-def compare(before: Model, after: Model) -> Difference:
-    """Compare two dumps."""
-    one, other = check_model(before), check_model(after)
+def compare(before: Model, after: Model, reports: tuple[Report, Report] | None = None) -> Difference:
+    """Compare two dumps; their reports may be there already."""
+    one, other = reports or (check_model(before), check_model(after))
     results = [result for stage, role in KEPT for result in _stage_changes(before, after, stage, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     return Difference(

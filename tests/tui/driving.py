@@ -60,6 +60,8 @@ def walk_on(
         async with app.run_test(size=size) as pilot:
             await app.workers.wait_for_complete()
             await pilot.pause()
+            await app.workers.wait_for_complete()  # two dumps are compared when both were read
+            await pilot.pause()
             for name, keys in walks.items():
                 await pilot.press(*keys)
                 await pilot.pause()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardviz.check.compare import compare
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
@@ -53,11 +54,12 @@ def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
 
 def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
     here = document(tmp_path / "a.shardviz", "tp=2", {"same": "[4]", "held": "[4/tp]", "shape": "[4]", "here": "[2]"})
-    there = {"same": "[4]", "held": Made("[4/tp]", "[4]"), "shape": "[6]", "there": "[2]"}
-    found = pairs(here, document(tmp_path / "b.shardviz", "tp=2", there))
+    changed = {"same": "[4]", "held": Made("[4/tp]", "[4]"), "shape": "[6]", "there": "[2]"}
+    there = document(tmp_path / "b.shardviz", "tp=2", changed)
+    found = pairs(here, there, compare(here.model, there.model))
     assert [(pair.title, pair.relation, pair.what) for pair in found] == [
-        ("held", "different", "held by 2 of 2 ranks"),
-        ("shape", "different", "shape [4] and [6]"),
+        ("held", "different", "held [4/tp] on (tp=2) → [4] on (tp=2)"),
+        ("shape", "different", "shape [4] → [6], and claimed"),
         ("here", "only here", ""),
         ("there", "only there", ""),
         ("same", "same", ""),

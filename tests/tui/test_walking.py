@@ -146,7 +146,7 @@ def test_the_screen_is_saved_beside_what_was_saved_before(
 
 
 def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
-    shown = walk(bug, "5", "tab", "+", "+", other=folder / bug)
+    shown = walk(bug, "6", "tab", "+", "+", other=folder / bug)
     assert shown.text.count("143 144") == 2
 
 
@@ -192,11 +192,11 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
         async with app.run_test(size=(170, 40)) as pilot:
             await app.workers.wait_for_complete()
             await pilot.pause()
-            await pilot.click("#side-held")
+            await pilot.click("#sides", offset=(11, 0))
             await pilot.click("#map", offset=(12, 4))
             await pilot.click("#small-mesh", offset=(13, 2))
-            await pilot.click("#view-mesh")
+            await pilot.click("#tabs", offset=(13, 0))
             await pilot.pause()
-            return app.selection.side, app.selection.plane.at, app.selection.rank, app.current_mode
+            return app.selection.side, app.selection.plane.at, app.selection.rank, app.view_name
 
     assert asyncio.run(run()) == ("held", (3, 2), 5, "mesh")

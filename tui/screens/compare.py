@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Static
 
@@ -17,6 +16,7 @@ from shardviz.names import printable
 from ..colours import GREY, VERMILLION, ink
 from ..comparing import SIGNS, Pair, pairs
 from ..filters import after
+from ..keys import keys
 from ..messages import PlaceChosen, Zoomed
 from ..selection import of_entry
 from ..widgets.box import Box
@@ -27,7 +27,9 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.binding import BindingType
 
+    from shardviz.check.compare import Difference
     from shardviz.picture.holders import Plane
     from shardviz.picture.sides import Sides
 
@@ -36,24 +38,30 @@ if TYPE_CHECKING:
 
 MOST_NAME = 48
 
+LEGEND = "Tensors of both: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
+
 
 class CompareView(View):
     """The view."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("v", "next_side", "Claimed/held", id="compare.side", tooltip="Claimed, held, or where they differ"),
-    ]
-    AUTO_FOCUS = "#pairs"
+    NAME = "compare"
+    TITLE = "Compare"
+    TOOLTIP = "The other dump beside this one"
+    FOCUS = "#pairs"
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "compare", [("v", "next_side", "Claimed/held", "Claimed, held, or where they differ")], show=True
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self._pairs: list[Pair] = []
-        self._of: tuple[Document, Document] | None = None
+        self._of: Difference | None = None
 
-    def compose_view(self) -> ComposeResult:
+    def compose(self) -> ComposeResult:
         """Make the view."""
         with Box(id="pairs-box") as box:
-            box.entitle("Tensors of both: ≠ different, < only in the first, > only in the second, = the same")
+            box.entitle("comparing …")
             yield PairLines(id="pairs")
         with Horizontal(id="both"):
             for name in ("here", "there"):
@@ -61,13 +69,22 @@ class CompareView(View):
                     yield Static("", id=f"{name}-layout", classes="legend", markup=False)
                     yield TensorMap(id=name)
 
+    def on_mount(self) -> None:
+        """Follow the second dump and the comparison too."""
+        super().on_mount()
+        self.watch(self.app, "difference", self._compared, init=False)
+
+    def _compared(self) -> None:
+        self.show(self.app.document, self.app.selection)
+
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the pair of the chosen tensor."""
-        other = self.app.other_document
-        if document is None or other is None:
+        other, difference = self.app.other_document, self.app.difference
+        if document is None or other is None or difference is None:
             return
-        if self._of is None or self._of[0] is not document or self._of[1] is not other:
-            self._of, self._pairs = (document, other), pairs(document, other)
+        if self._of is not difference:
+            self._of, self._pairs = difference, pairs(document, other, difference)
+            self.query_one("#pairs-box", Box).entitle(LEGEND, _findings_text(difference))
         cursor = self._cursor(selection)
         self.query_one(Lines).show(len(self._pairs), self._line, cursor)
         if self._pairs:
@@ -102,7 +119,7 @@ class CompareView(View):
     def _line(self, index: int) -> Text:
         pair = self._pairs[index]
         name = pair.title if len(pair.title) <= MOST_NAME else pair.title[: MOST_NAME - 1] + "…"
-        style = ink(GREY if pair.relation == "same" else VERMILLION, bold=True)
+        style = ink(GREY if pair.relation in ("same", "not compared") else VERMILLION, bold=True)
         what = pair.what or pair.relation
         return Text.assemble((f" {SIGNS[pair.relation]} ", style), f"{name:<32}  ", (what, "dim"), no_wrap=True)
 
@@ -128,6 +145,13 @@ class CompareView(View):
     def action_next_side(self) -> None:
         """Go from claimed to held to difference, in both."""
         self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
+
+
+def _findings_text(difference: Difference) -> str:
+    """Say how the findings differ."""
+    counts = [(len(difference.lost), "only in the first"), (len(difference.gained), "only in the second")]
+    said = [f"{count:,} finding{'' if count == 1 else 's'} {where}" for count, where in counts if count]
+    return " · ".join(said) or "the findings are the same"
 
 
 def _is_inside(plane: Plane, sides: Sides) -> bool:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 
 from ..filters import Filters, after, axes_of, roles_of
+from ..keys import keys
 from ..messages import TensorChosen, TensorOpened
 from ..selection import of_entry
 from ..widgets.box import Box, ScrollBox
@@ -22,6 +22,7 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.binding import BindingType
     from textual.widgets import Input
 
     from ..document import Document
@@ -31,26 +32,37 @@ if TYPE_CHECKING:
 class ExploreView(View):
     """The view."""
 
+    NAME = "explore"
+    TITLE = "Tensors"
+    TOOLTIP = "The tensors and their maps"
+    FOCUS = "#tree"
+
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("v", "next_side", "Claimed/held", id="explore.side", tooltip="Claimed, held, or where they differ"),
-        Binding("slash", "search", "Search", key_display="/", id="explore.search", tooltip="Find tensors by name"),
-        Binding(
-            "f", "only_findings", "Wrong only", id="explore.findings", tooltip="Only tensors with findings, or all"
+        *keys(
+            "explore",
+            [
+                ("v", "next_side", "Claimed/held", "Claimed, held, or where they differ"),
+                ("slash", "search", "Search", "Find tensors by name"),
+                ("f", "only_findings", "Wrong only", "Only tensors with findings, or all"),
+            ],
+            show=True,
         ),
-        Binding("r", "next_role", "Role", show=False, id="explore.role", tooltip="Only tensors of the next role"),
-        Binding(
-            "a", "next_axis", "Axis", show=False, id="explore.axis", tooltip="Only tensors over the next mesh axis"
+        *keys(
+            "explore",
+            [
+                ("r", "next_role", "Role", "Only tensors of the next role"),
+                ("a", "next_axis", "Axis", "Only tensors over the next mesh axis"),
+                ("escape", "to_tree", "To the tensors", "Back to the tensors"),
+            ],
         ),
-        Binding("escape", "to_tree", "To the tensors", show=False, id="explore.tree", tooltip="Back to the tensors"),
     ]
-    AUTO_FOCUS = "#tree"
 
     def __init__(self) -> None:
         super().__init__()
         self._filters = Filters()
         self._listed: tuple[Document | None, Filters] | None = None
 
-    def compose_view(self) -> ComposeResult:
+    def compose(self) -> ComposeResult:
         """Make the view."""
         with Horizontal():
             with Box(id="tree-box"):
@@ -76,7 +88,7 @@ class ExploreView(View):
         self._listed = (document, self._filters)
         entries = document.entries if document else ()
         shown = [index for index, entry in enumerate(entries) if self._filters.passes(entry)]
-        self.query_one(TensorTree).show(entries, shown)
+        self.query_one(TensorTree).fill(entries, shown)
         title = "Tensors" if len(shown) == len(entries) else f"Tensors: {len(shown)} of {len(entries)}"
         self.query_one("#tree-box", Box).entitle(title, str(self._filters))
         if shown and self.app.selection.entry not in shown and document is not None:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 class FindingsView(View):
     """The view."""
 
+    NAME = "findings"
+    TITLE = "Findings"
+    TOOLTIP = "Everything that is wrong"
+    FOCUS = "#finding-lines"
+
     HELP = """\
 ## The findings
 
@@ -37,11 +42,11 @@ A line for each disagreement, errors first; findings that say the same of identi
 - **c** copies the fix.
 """
 
-    def compose_view(self) -> ComposeResult:
+    def compose(self) -> ComposeResult:
         """Make the view."""
         with Box() as box:
             box.entitle("Findings")
-            yield FindingLines(id="findings")
+            yield FindingLines(id="finding-lines")
         with ScrollBox(id="full"):
             yield FindingCard(id="full-card")
 
@@ -58,10 +63,10 @@ A line for each disagreement, errors first; findings that say the same of identi
         self.app.selection = replace(self.app.selection, finding=message.index)
 
     @on(Lines.Chosen)
-    def _chosen(self, message: Lines.Chosen) -> None:
+    async def _chosen(self, message: Lines.Chosen) -> None:
         if self.app.document is not None:
             self.app.selection = of_finding(self.app.document, self.app.selection, message.index)
-            self.app.switch_mode("explore")
+            await self.app.action_show_view("explore")
 
 
 class FindingLines(Lines):

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
+from ..keys import keys
 from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen
 from ..widgets.box import Box, ScrollBox
@@ -23,6 +23,7 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.binding import BindingType
 
     from ..document import Document
     from ..selection import Selection
@@ -31,21 +32,29 @@ if TYPE_CHECKING:
 class MeshView(View):
     """The view."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("a", "next_axis", "Groups", id="mesh.axis", tooltip="Underline the group along the next axis"),
-        Binding("enter", "open_rank", "Open rank", id="mesh.open", tooltip="Everything that this rank holds"),
-    ]
-    AUTO_FOCUS = "#mesh"
+    NAME = "mesh"
+    TITLE = "Mesh"
+    TOOLTIP = "All ranks at their places"
+    FOCUS = "#mesh-grid"
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "mesh",
+        [
+            ("a", "next_axis", "Groups", "Underline the group along the next axis"),
+            ("enter", "open_rank", "Open rank", "Everything that this rank holds"),
+        ],
+        show=True,
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self._axis = -1
 
-    def compose_view(self) -> ComposeResult:
+    def compose(self) -> ComposeResult:
         """Make the view."""
         with Horizontal():
             with Box(id="mesh-box"):
-                yield MeshGrid(id="mesh")
+                yield MeshGrid(id="mesh-grid")
                 yield Static(LEGEND, classes="legend", markup=False)
             with Vertical(id="mesh-side"):
                 with ScrollBox(classes="boxed short", can_focus=False):
@@ -93,6 +102,6 @@ class MeshView(View):
             self._axis = (self._axis + 2) % (self.app.document.model.dump.mesh.ndim + 1) - 1
             self.show(self.app.document, self.app.selection)
 
-    def action_open_rank(self) -> None:
+    async def action_open_rank(self) -> None:
         """Show all that the rank holds."""
-        self.app.switch_mode("rank")
+        await self.app.action_show_view("rank")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
@@ -16,6 +15,7 @@ from shardviz.names import printable
 
 from ..colours import verdict_style
 from ..document import GLYPHS
+from ..keys import keys
 from ..memory import bytes_text, entries_of_rank, ids_in_memory, num_bytes, part_text, values_in_memory
 from ..selection import of_entry
 from ..widgets.box import Box
@@ -26,6 +26,7 @@ from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.binding import BindingType
 
     from ..document import Document
     from ..memory import Memory
@@ -35,32 +36,26 @@ if TYPE_CHECKING:
 class RankView(View):
     """The view."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "less_than_sign,left_square_bracket",
-            "step(-1)",
-            "Rank before",
-            key_display="[",
-            id="rank.before",
-            tooltip="The rank before this one",
-        ),
-        Binding(
-            "right_square_bracket",
-            "step(1)",
-            "Next rank",
-            key_display="]",
-            id="rank.next",
-            tooltip="The rank after this one",
-        ),
-        Binding("v", "values", "Ids/values", id="rank.values", tooltip="The ids, or the model's own values"),
-    ]
-    AUTO_FOCUS = "#held"
+    NAME = "rank"
+    TITLE = "Rank"
+    TOOLTIP = "Everything that one rank holds"
+    FOCUS = "#held"
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "rank",
+        [
+            ("left_square_bracket,less_than_sign", "step(-1)", "Rank before", "The rank before this one"),
+            ("right_square_bracket", "step(1)", "Next rank", "The rank after this one"),
+            ("v", "values", "Ids/values", "The ids, or the model's own values"),
+        ],
+        show=True,
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self._values = False
 
-    def compose_view(self) -> ComposeResult:
+    def compose(self) -> ComposeResult:
         """Make the view."""
         with Horizontal():
             with Vertical(id="rank-left"):
@@ -102,8 +97,8 @@ class RankView(View):
                 self.app.selection = of_entry(document, selection, held[message.index])
 
     @on(Lines.Chosen)
-    def _chosen(self) -> None:
-        self.app.switch_mode("explore")
+    async def _chosen(self) -> None:
+        await self.app.action_show_view("explore")
 
     def action_step(self, step: int) -> None:
         """Go to another rank."""

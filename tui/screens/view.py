@@ -1,74 +1,60 @@
-"""What all views share: the title above, the keys below, and the app's document and selection coming down."""
+"""What all views share: the app's document and selection come down to them, and each keeps its own focus."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from textual.containers import Horizontal
-from textual.screen import Screen
-from textual.widgets import Footer
-
-from ..widgets.title import Title
-from ..widgets.view_tabs import ViewTabs
+from textual.containers import Vertical
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
+    from textual.widget import Widget
 
     from ..app import ShardvizApp
     from ..document import Document
     from ..selection import Selection
 
 
-class View(Screen[None]):
-    """A view of the dump. Subclasses give `compose_view` and `show`."""
+class View(Vertical):
+    """A view of the dump. Subclasses compose it and give `show`.
+
+    `NAME` is its id, `TITLE` what it is called, `TOOLTIP` what it shows, `FOCUS` selects what has the focus at first.
+    """
 
     app: ShardvizApp
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    NAME: ClassVar[str]
+    TITLE: ClassVar[str]
+    TOOLTIP: ClassVar[str]
+    FOCUS: ClassVar[str]
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(id=self.NAME)
         self._shown: tuple[Document | None, Selection] | None = None
-
-    def compose(self) -> ComposeResult:
-        """Put the view between the title and the keys."""
-        with Horizontal(id="top"):
-            yield Title(id="title")
-            yield ViewTabs(self.app.view_names, id="tabs")
-        yield from self.compose_view()
-        yield Footer(show_command_palette=False)
-
-    def compose_view(self) -> ComposeResult:
-        """Make the widgets of the view."""
-        raise NotImplementedError
+        self._focused: Widget | None = None
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show a document and what is chosen in it."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """Follow the app."""
-        self.watch(self.app, "document", self._changed, init=False)
-        self.watch(self.app, "selection", self._changed, init=False)
-        self.watch(self.app, "other_document", self._other_changed, init=False)
-        self.watch(self.app, "note", self._changed, init=False)
+        """Follow the app, and show what it has already: a view may be made before it is looked at."""
+        self.watch(self.app, "document", self.follow, init=False)
+        self.watch(self.app, "selection", self.follow, init=False)
+        self.follow()
 
-    def on_screen_resume(self) -> None:
-        """Catch up with what changed while another view was shown."""
-        self._changed()
-
-    def _other_changed(self) -> None:
-        """Show the other dump, if this view does."""
-        self._shown = None
-        self._changed()
-
-    def _changed(self) -> None:
+    def follow(self) -> None:
         """Show the app's state; a view that is not on screen waits until it is."""
-        if not self.is_current and self._shown is not None:
-            return
-        self.query_one(Title).show(self.app.document, self.app.note)
-        self.query_one(ViewTabs).show(self.app.current_mode)
         state = (self.app.document, self.app.selection)
-        if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
+        is_new = self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]
+        if is_new and (self.display or self._shown is None):
             self._shown = state
             self.show(*state)
+
+    def enter(self) -> None:
+        """Come on screen: catch up with what changed meanwhile, and take the focus to where it was here."""
+        self.follow()
+        self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
+
+    def leave(self) -> None:
+        """Go off screen."""
+        focused = self.screen.focused
+        self._focused = focused if focused is not None and self in focused.ancestors else None

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.text import Text
 from textual.containers import Vertical, VerticalScroll
-
-if TYPE_CHECKING:
-    from textual.widget import Widget
+from textual.widget import Widget
 
 Titles = tuple[Text, Text]
 
 
-class Box(Vertical):
+class Entitled(Widget):
+    """What boxes share: a border that is lit where the focus is within, and titles in it."""
+
+    DEFAULT_CLASSES = "boxed"
+    _titles: Titles | None = None
+
+    def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
+        """Write a title above and one below, if they are others: a border paints all that is in it again."""
+        titles = (_text(title), _text(subtitle))
+        if titles != self._titles:
+            self._titles = titles
+            self.border_title, self.border_subtitle = titles
+
+    def light(self, *, on: bool) -> None:
+        """Style the border alone: `:focus-within` would style all that is in it again."""
+        self.set_class(on, "lit", update=False)
+        self.app.stylesheet.update_nodes([self])
+
+
+class Box(Entitled, Vertical):
     """A box whose parts stand below each other."""
 
-    DEFAULT_CLASSES = "boxed"
-    _titles: Titles | None = None
 
-    def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
-        """Write a title above and one below."""
-        self._titles = _entitled(self, self._titles, (_text(title), _text(subtitle)))
-
-
-class ScrollBox(VerticalScroll):
+class ScrollBox(Entitled, VerticalScroll):
     """A box that scrolls."""
-
-    DEFAULT_CLASSES = "boxed"
-    _titles: Titles | None = None
-
-    def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
-        """Write a title above and one below."""
-        self._titles = _entitled(self, self._titles, (_text(title), _text(subtitle)))
-
-
-def _entitled(box: Widget, before: Titles | None, titles: Titles) -> Titles:
-    """Write titles into a border, which paints all that is in it again, if they are others."""
-    if titles != before:
-        box.border_title, box.border_subtitle = titles
-    return titles
 
 
 def _text(title: str | Text) -> Text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.style import Style
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -25,6 +25,7 @@ class Grid(ScrollView, can_focus=True):
         super().__init__(id=id)
         self._base: Style | None = None
         self._behind = ""
+        self._laid_out = Size(0, 0)
 
     @property
     def base(self) -> Style:
@@ -44,6 +45,15 @@ class Grid(ScrollView, can_focus=True):
         """Look styles up again after the theme or the focus changed."""
         self._base, self._behind = None, ""
         super().notify_style_update()
+
+    def on_resize(self) -> None:
+        """Fit what is shown into its room; Textual says so each time that the grid comes on screen."""
+        if self.size != self._laid_out:
+            self._laid_out = self.size
+            self.fit()
+
+    def fit(self) -> None:
+        """Fit what is shown into its new room, where that changes anything."""
 
     def bring_into_view(self, box: Region) -> None:
         """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case."""

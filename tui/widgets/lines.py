@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
 
+from ..keys import keys
 from .grid import BOLD, Grid
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
     from textual import events
+    from textual.binding import BindingType
 
 
 class Lines(Grid):
@@ -39,15 +40,18 @@ class Lines(Grid):
     class Chosen(Highlighted):
         """A line was chosen."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", "Up", show=False, id="lines.up", tooltip="To the line above"),
-        Binding("down", "move(1)", "Down", show=False, id="lines.down", tooltip="To the line below"),
-        Binding("pageup", "page(-1)", "Page up", show=False, id="lines.page_up", tooltip="A page up"),
-        Binding("pagedown", "page(1)", "Page down", show=False, id="lines.page_down", tooltip="A page down"),
-        Binding("home", "move(-1000000000)", "First", show=False, id="lines.home", tooltip="To the first line"),
-        Binding("end", "move(1000000000)", "Last", show=False, id="lines.end", tooltip="To the last line"),
-        Binding("enter", "choose", "Open", show=False, id="lines.choose", tooltip="Open this line"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "lines",
+        [
+            ("up", "move(-1)", "Up", "To the line above"),
+            ("down", "move(1)", "Down", "To the line below"),
+            ("pageup", "page(-1)", "Page up", "A page up"),
+            ("pagedown", "page(1)", "Page down", "A page down"),
+            ("home", "end(0)", "First", "To the first line"),
+            ("end", "end(-1)", "Last", "To the last line"),
+            ("enter", "choose", "Open", "Open this line"),
+        ],
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -92,6 +96,11 @@ class Lines(Grid):
             self._scroll_to_cursor()
             self.refresh()
             self.post_message(self.Highlighted(self, self.cursor))
+
+    def action_end(self, index: int) -> None:
+        """Move the cursor to the first or the last line."""
+        if self.count:
+            self.action_move(index % self.count - self.cursor)
 
     def action_page(self, step: int) -> None:
         """Move the cursor by a screenful."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
+from ..keys import keys
 from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen, SideChosen
 from ..screens.goto import GotoScreen
@@ -24,6 +24,7 @@ from .tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.binding import BindingType
 
     from shardviz.picture.sides import Sides
 
@@ -37,28 +38,21 @@ class MapPanel(Box):
 
     app: ShardvizApp
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("g", "goto", "Go to", id="panel.goto", tooltip="Go to an index, or to an id"),
-        Binding("y", "copy_block", "Copy range", id="panel.copy", tooltip="Copy the block under the cursor as a slice"),
-        Binding(
-            "x", "next_dims", "Dims", id="panel.dims", tooltip="Draw the next two dims of a tensor with more than two"
+        *keys(
+            "panel",
+            [
+                ("g", "goto", "Go to", "Go to an index, or to an id"),
+                ("y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
+                ("x", "next_dims", "Dims", "Draw the next two dims of a tensor with more than two"),
+            ],
+            show=True,
         ),
-        Binding(
-            "left_square_bracket",
-            "step(-1)",
-            "Slice before",
-            show=False,
-            key_display="[",
-            id="panel.before",
-            tooltip="The slice before, of the dims that are not drawn",
-        ),
-        Binding(
-            "right_square_bracket",
-            "step(1)",
-            "Next slice",
-            show=False,
-            key_display="]",
-            id="panel.next",
-            tooltip="The next slice of the dims that are not drawn",
+        *keys(
+            "panel",
+            [
+                ("left_square_bracket", "step(-1)", "Slice before", "The slice before, of the dims that are not drawn"),
+                ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims that are not drawn"),
+            ],
         ),
     ]
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 
 from ..colours import VERMILLION, ink, rank_style
+from ..keys import arrows
 from ..mesh_plan import MeshPlan
 from ..messages import RankChosen
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
     from textual import events
+    from textual.binding import BindingType
     from textual.strip import Strip
 
     from shardviz.mesh import Mesh
@@ -64,12 +66,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
 - **enter** shows everything that the rank holds.
 """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1, 0)", "Up", show=False, id="mesh.up", tooltip="To the rank above"),
-        Binding("down", "move(1, 0)", "Down", show=False, id="mesh.down", tooltip="To the rank below"),
-        Binding("left", "move(0, -1)", "Left", show=False, id="mesh.left", tooltip="To the rank on the left"),
-        Binding("right", "move(0, 1)", "Right", show=False, id="mesh.right", tooltip="To the rank on the right"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = arrows("grid", "move", "To the next rank {}")
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -88,10 +85,21 @@ Every rank at its place: the last axis runs to the right, the one before it down
             titles += map(self.plan.row_title, range(self.plan.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.across)
             self.virtual_size = Size(self._gutter + columns, self._heads + lines)
-        elif (rank, lights) == (self.rank, self.lights):
+        elif lights == self.lights:
+            if rank != self.rank:
+                self._move_to(rank)
             return
         self.rank, self.lights = rank, lights
         self.refresh()
+        self._scroll_to_cursor()
+
+    def _move_to(self, rank: int | None) -> None:
+        """Move the cursor, and paint anew only the lines that it leaves and comes to."""
+        for place in (self.rank, rank):
+            self.rank = rank
+            if self.plan is not None and place is not None and place in self.plan.mesh:
+                line = self.plan.place(*self.plan.row_and_col(place))[0] + self._heads - self.scroll_offset.y
+                self.refresh(Region(0, line, self.size.width, 1))
         self._scroll_to_cursor()
 
     def render_line(self, y: int) -> Strip:
@@ -109,31 +117,27 @@ Every rank at its place: the last axis runs to the right, the one before it down
         return self.strip_of(segments)
 
     def _row(self, plan: MeshPlan, row: int, left: int) -> list[Segment]:
-        segments, column = [], left
-        while column < left + self.size.width - self._gutter and column < plan.size[1]:
-            col = plan.col_at(column)
-            if col is None:
-                segments.append(Segment(" ", self.base))
-                column += 1
-                continue
-            begin = plan.place(row, col)[1]
-            rank = plan.rank_at(row, col)
-            text = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - begin :]
-            segments.append(Segment(text, self._style(rank)))
-            column += len(text)
-        return segments
+        """Write the ranks of a row, neighbours that look alike together."""
+        segments: list[Segment] = []
+        text, before, column = "", self.base, left
+        while column < min(left + self.size.width - self._gutter, plan.size[1]):
+            col, cell, style = plan.col_at(column), " ", self.base
+            if col is not None:
+                rank = plan.rank_at(row, col)
+                cell = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - plan.place(row, col)[1] :]
+                style = self._style(rank)
+            if style is not before:
+                segments.append(Segment(text, before))
+                text, before = "", style
+            text += cell
+            column += len(cell)
+        return [*segments, Segment(text, before)]
 
     def _style(self, rank: int) -> Style:
         sign = self.lights.sign(rank)
-        background = self.behind
-        style = self.base + DIM
-        if sign == "●":
-            style = rank_style(rank, background) + Style(bold=True)
-        elif sign in "○✗?":
-            style = self.base + ink(VERMILLION, bold=True)
-        if rank in self.lights.group:
-            style += Style(underline=True, dim=False)
-        return style + Style(reverse=True, dim=False) if rank == self.rank else style
+        return _style(
+            sign, rank if sign == "●" else -1, self.base, self.behind, rank in self.lights.group, rank == self.rank
+        )
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
@@ -173,3 +177,16 @@ Every rank at its place: the last axis runs to the right, the one before it down
         row, col = self.plan.row_at(event.y - self._heads + top), self.plan.col_at(event.x - self._gutter + left)
         if row is not None and col is not None:
             self.post_message(RankChosen(self.plan.rank_at(row, col)))
+
+
+@lru_cache(maxsize=4096)
+def _style(sign: str, rank: int, base: Style, behind: str, is_grouped: bool, is_chosen: bool) -> Style:
+    """Return the style of a rank's cell: equal ones are the same object, so that cells can be joined."""
+    style = base + DIM
+    if sign == "●":
+        style = rank_style(rank, behind) + Style(bold=True)
+    elif sign != " ":
+        style = base + ink(VERMILLION, bold=True)
+    if is_grouped:
+        style += Style(underline=True, dim=False)
+    return style + Style(reverse=True, dim=False) if is_chosen else style

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-from textual.containers import Horizontal
-from textual.widgets import Label, Static
+from rich.segment import Segment
 
 from shardviz.picture.paint import Side
 
 from ..messages import SideChosen
-
-if TYPE_CHECKING:
-    from textual import events
-    from textual.app import ComposeResult
+from .grid import DIM
+from .word_line import CHOSEN, Word, WordLine
 
 SIDES: tuple[Side, ...] = get_args(Side)
 TOOLTIPS: dict[Side, str] = {
@@ -28,37 +25,29 @@ LEGENDS: dict[Side, str] = {
 }
 
 
-class SideBar(Horizontal):
+class SideBar(WordLine):
     """The line."""
 
-    _side: Side | None = None
-
-    def compose(self) -> ComposeResult:
-        """Make a label a side."""
-        for side in SIDES:
-            yield SideLabel(side)
-        yield Static("", id="legend", markup=False)
+    _side: Side = "claimed"
 
     def show(self, side: Side) -> None:
         """Mark the side that is drawn, and say how to read it."""
-        if side == self._side:
-            return
-        self._side = side
-        self.query_one("#legend", Static).update(LEGENDS[side], layout=False)
-        for label in self.query(SideLabel):
-            label.set_class(label.side == side, "chosen")
-            label.update(f"[{label.side}]" if label.side == side else f" {label.side} ", layout=False)
+        if side != self._side:
+            self._side = side
+            self.refresh()
 
+    def action_show_side(self, side: Side) -> None:
+        """Ask for a side."""
+        self.post_message(SideChosen(side))
 
-class SideLabel(Label):
-    """One side's name."""
-
-    def __init__(self, side: Side) -> None:
-        super().__init__(f" {side} ", markup=False, id=f"side-{side}")
-        self.side = side
-        self.tooltip = TOOLTIPS[side]
-
-    def on_click(self, event: events.Click) -> None:
-        """Ask for this side."""
-        event.stop()
-        self.post_message(SideChosen(self.side))
+    def words(self) -> list[Word]:
+        """Return a word a side, and the legend."""
+        sides = [
+            Word(
+                (Segment(f"[{side}]", CHOSEN) if side == self._side else Segment(f" {side} ", DIM),),
+                f"show_side('{side}')",
+                TOOLTIPS[side],
+            )
+            for side in SIDES
+        ]
+        return [*sides, Word((Segment(f"  {LEGENDS[self._side]}", DIM),))]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 
 from shardviz.picture.paint import Frame, Painted, paint
 
 from ..colours import block_style
+from ..keys import arrows, keys
 from ..messages import PlaceChosen, Zoomed
 from ..zoom import Zoom
 from .grid import BOLD, DIM, Grid
@@ -20,6 +20,7 @@ from .map_edges import column_names, row_name
 
 if TYPE_CHECKING:
     from textual import events
+    from textual.binding import BindingType
     from textual.strip import Strip
 
     from shardviz.picture.holders import Plane
@@ -60,34 +61,26 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
 """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1, 0)", "Up", show=False, id="map.up", tooltip="Move the cursor a cell up"),
-        Binding("down", "move(1, 0)", "Down", show=False, id="map.down", tooltip="Move the cursor a cell down"),
-        Binding("left", "move(0, -1)", "Left", show=False, id="map.left", tooltip="Move the cursor a cell left"),
-        Binding("right", "move(0, 1)", "Right", show=False, id="map.right", tooltip="Move the cursor a cell right"),
-        Binding("pageup", "page(-1)", "Page up", show=False, id="map.page_up", tooltip="A screenful up"),
-        Binding("pagedown", "page(1)", "Page down", show=False, id="map.page_down", tooltip="A screenful down"),
-        Binding("home", "end(0)", "First", show=False, id="map.home", tooltip="To the first element"),
-        Binding("end", "end(-1)", "Last", show=False, id="map.end", tooltip="To the last element"),
-        Binding("shift+up", "jump(-1, 0)", "Block up", show=False, id="map.block_up", tooltip="To the block above"),
-        Binding(
-            "shift+down", "jump(1, 0)", "Block down", show=False, id="map.block_down", tooltip="To the block below"
+        *arrows("map", "move", "Move the cursor a cell {}"),
+        *arrows("map", "jump", "Move the cursor a block {}", modifier="shift+"),
+        *keys(
+            "map",
+            [
+                ("plus,equals_sign", "zoom(1)", "Zoom", "Show fewer indices, larger"),
+                ("minus", "zoom(-1)", "Out", "Show more indices, smaller"),
+            ],
+            show=True,
         ),
-        Binding(
-            "shift+left", "jump(0, -1)", "Block left", show=False, id="map.block_left", tooltip="To the block left"
+        *keys(
+            "map",
+            [
+                ("0", "fit", "All", "Show the whole tensor"),
+                ("pageup", "page(-1)", "Page up", "A screenful up"),
+                ("pagedown", "page(1)", "Page down", "A screenful down"),
+                ("home", "end(0)", "First", "To the first element"),
+                ("end", "end(-1)", "Last", "To the last element"),
+            ],
         ),
-        Binding(
-            "shift+right", "jump(0, 1)", "Block right", show=False, id="map.block_right", tooltip="To the next block"
-        ),
-        Binding(
-            "plus,equals_sign",
-            "zoom(1)",
-            "Zoom",
-            key_display="+",
-            id="map.zoom_in",
-            tooltip="Show fewer indices, larger",
-        ),
-        Binding("minus", "zoom(-1)", "Out", key_display="-", id="map.zoom_out", tooltip="Show more indices, smaller"),
-        Binding("0", "fit", "All", show=False, id="map.fit", tooltip="Show the whole tensor"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -142,7 +135,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         self._view = None
         self.refresh()
 
-    def on_resize(self) -> None:
+    def fit(self) -> None:
         """Fit the map into its new room."""
         self._layout_map()
         self._scroll_to_cursor()

@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.widgets import Tree
 
 from ..colours import verdict_style
 from ..document import GLYPHS, Entry, Verdict, worst
+from ..keys import keys
 from ..messages import TensorChosen, TensorOpened
+from .lines import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from textual.widgets.tree import TreeNode
+    from textual import events
+    from textual.binding import BindingType
+
+Path = tuple[str, ...]
 
 _PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
 MOST_CHARACTERS = 60
+MOST_OPEN = 64
+"""With more tensors than this only modules with errors are open at first."""
 
 
-class TensorTree(Tree[int]):
-    """The tree; a leaf's data is the entry's index."""
+@dataclass
+class Module:
+    """What is in a module, in model order: modules by name, and entries by their index, with nothing in them."""
+
+    parts: dict[str | int, Module] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the tree.
+
+    Attributes:
+        path: The names from the root down.
+        verdict: The worst of what is in it.
+        entry: The tensor's entry; None for a module.
+        layout: What a tensor claims.
+    """
+
+    path: Path
+    verdict: Verdict
+    entry: int | None = None
+    layout: str = ""
+
+
+class TensorTree(Lines):
+    """The tree."""
 
     HELP = """\
 ## The tensors
@@ -32,65 +63,127 @@ Every tensor of the model under its module, with the layout that its placements 
 split over the mesh axis tp and each part again over fsdp. Identical layers stand together: `layers.[0-31]`.
 
 - `✗` wrong numbers, `!` a warning, `?` not checked, `✓` in order; a module shows the worst of what is in it.
-- **enter** goes to the map of a tensor, **/** searches, **f** shows only those with findings.
+- **enter** goes to the map of a tensor, and opens or closes a module, as **right** and **left** do.
+- **/** searches, **f** shows only those with findings.
 """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__("model", id=id)
-        self.show_root = False
-        self.guide_depth = 2
-        self._leaves: dict[int, TreeNode[int]] = {}
-        self._awaited: int | None = None
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "tree",
+        [
+            ("right", "open(True)", "Open module", "Show what is in the module"),
+            ("left", "open(False)", "Close module", "Show the module alone, or go to the one around it"),
+        ],
+    )
 
-    def show(self, entries: Sequence[Entry], shown: Iterable[int]) -> None:
-        """Show some of the entries, given by their indices."""
-        self.clear()
-        self._leaves = {}
-        found = list(shown)
-        verdicts = _rolled_up([(_path(entries[index]), entries[index].verdict) for index in found])
-        nodes: dict[tuple[str, ...], TreeNode[int]] = {(): self.root}
-        for index in found:
-            path = _path(entries[index])
-            for depth in range(1, len(path)):
-                module = path[:depth]
-                if module not in nodes:
-                    label = _line(verdicts[module], path[depth - 1])
-                    nodes[module] = nodes[module[:-1]].add(
-                        label, expand=len(found) <= 64 or verdicts[module] == "error"
-                    )
-            label = _line(entries[index].verdict, path[-1], entries[index].layout)
-            self._leaves[index] = nodes[path[:-1]].add_leaf(label, data=index)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: list[Row] = []
+        self._visible: list[Row] = []
+        self._opened: dict[Path, bool] = {}
+        self._open_all = True
+        self._is_nested = False
+
+    def fill(self, entries: Sequence[Entry], shown: Iterable[int]) -> None:
+        """List some of the entries, given by their indices; modules stay open or closed as they were."""
+        indices = list(shown)
+        self._open_all = len(indices) <= MOST_OPEN
+        self._rows = list(_rows(entries, indices))
+        self._is_nested = len(self._rows) > len(indices)
+        self._list(self._visible[self.cursor] if self.cursor < len(self._visible) else None)
 
     def choose(self, entry: int) -> None:
-        """Put the cursor on an entry, if it is shown."""
-        node = self._leaves.get(entry)
-        if node is None or (node is self.cursor_node and self._awaited is None):
+        """Put the cursor on an entry, if it is listed, and open what it is in."""
+        row = next((row for row in self._rows if row.entry == entry), None)
+        if row is None or (self.cursor < len(self._visible) and self._visible[self.cursor] is row):
             return
-        self._awaited = entry
-        parent = node.parent
-        while parent is not None:
-            parent.expand()
-            parent = parent.parent
-        self.call_after_refresh(self.move_cursor, node)
+        self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
+        self._list(row)
 
-    @on(Tree.NodeHighlighted)
-    def _highlighted(self, event: Tree.NodeHighlighted[int]) -> None:
-        """Say what was chosen; where the tree itself put the cursor while it was filled, nobody chose."""
-        event.stop()
-        if self._awaited is not None:
-            if event.node.data == self._awaited:
-                self._awaited = None
-        elif event.node.data is not None:
-            self.post_message(TensorChosen(event.node.data))
+    def _is_open(self, row: Row) -> bool:
+        return self._opened.get(row.path, self._open_all or row.verdict == "error")
 
-    @on(Tree.NodeSelected)
-    def _selected(self, event: Tree.NodeSelected[int]) -> None:
-        event.stop()
-        if event.node.data is not None:
-            self.post_message(TensorOpened(event.node.data))
+    def _list(self, current: Row | None) -> None:
+        """List what is in open modules, with the cursor on a row, or on the module around it."""
+        self._visible, closed = [], None
+        for row in self._rows:
+            if closed is None or row.path[: len(closed)] != closed:
+                self._visible.append(row)
+                closed = row.path if row.entry is None and not self._is_open(row) else None
+        paths = [(row.path, row.entry) for row in self._visible]
+        cursor = paths.index((current.path, current.entry)) if current and (current.path, current.entry) in paths else 0
+        self.show(len(self._visible), self._text, cursor)
+
+    def _text(self, index: int) -> Text:
+        row = self._visible[index]
+        mark = "  " * self._is_nested if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
+        name = row.path[-1]
+        short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
+        line = Text("  " * (len(row.path) - 1) + mark, no_wrap=True)
+        line.append(GLYPHS[row.verdict], verdict_style(row.verdict)).append(f" {short}")
+        return line.append(f"  {row.layout}", "dim") if row.layout else line
+
+    @on(Lines.Highlighted)
+    def _highlighted(self, message: Lines.Highlighted) -> None:
+        message.stop()
+        entry = self._visible[message.index].entry
+        if entry is not None:
+            self.post_message(TensorChosen(entry))
+
+    @on(Lines.Chosen)
+    def _chosen(self, message: Lines.Chosen) -> None:
+        message.stop()
+        row = self._visible[message.index]
+        if row.entry is not None:
+            self.post_message(TensorOpened(row.entry))
+        else:
+            self._open(row, on=not self._is_open(row))
+
+    def action_open(self, on: bool) -> None:
+        """Open or close the module under the cursor; on a tensor, go to its module."""
+        if not self._visible:
+            return
+        row = self._visible[self.cursor]
+        if row.entry is None and on != self._is_open(row):
+            self._open(row, on=on)
+        elif not on:
+            around = [index for index, other in enumerate(self._visible) if other.path == row.path[:-1]]
+            self.action_move((around or [self.cursor])[0] - self.cursor)
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor under the mouse; open or close a module, and a tensor's map with a second click."""
+        super().on_click(event)
+        if event.chain == 1 and event.y + self.scroll_offset.y < self.count:
+            row = self._visible[self.cursor]
+            if row.entry is None:
+                self._open(row, on=not self._is_open(row))
+
+    def _open(self, row: Row, *, on: bool) -> None:
+        self._opened[row.path] = on
+        self._list(row)
 
 
-def _path(entry: Entry) -> tuple[str, ...]:
+def _rows(entries: Sequence[Entry], indices: Iterable[int]) -> Iterator[Row]:
+    """Yield the lines of a tree, each module before what is in it."""
+    root = Module()
+    for index in indices:
+        module = root
+        parts: list[str | int] = [*_path(entries[index])[:-1], index]
+        for part in parts:
+            module = module.parts.setdefault(part, Module())
+    yield from _within(root, (), entries)
+
+
+def _within(module: Module, path: Path, entries: Sequence[Entry]) -> Iterator[Row]:
+    for key, part in module.parts.items():
+        if isinstance(key, int):
+            yield Row((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].layout)
+        else:
+            inside = list(_within(part, (*path, key), entries))
+            yield Row((*path, key), worst([row.verdict for row in inside]))
+            yield from inside
+
+
+def _path(entry: Entry) -> Path:
     """Cut a title into modules at its dots; numbers and folds of numbers stay with the module before them."""
     parts: list[str] = []
     for part in _PARTS.findall(entry.title):
@@ -99,17 +192,3 @@ def _path(entry: Entry) -> tuple[str, ...]:
         else:
             parts.append(part)
     return tuple(parts) or ("(no name)",)
-
-
-def _line(verdict: Verdict, name: str, layout: str = "") -> Text:
-    short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
-    line = Text.assemble((GLYPHS[verdict], verdict_style(verdict)), " ", short, no_wrap=True)
-    return line.append(f"  {layout}", "dim") if layout else line
-
-
-def _rolled_up(leaves: Iterable[tuple[tuple[str, ...], Verdict]]) -> dict[tuple[str, ...], Verdict]:
-    found: dict[tuple[str, ...], Verdict] = {}
-    for path, verdict in leaves:
-        for depth in range(1, len(path)):
-            found[path[:depth]] = worst([verdict, found.get(path[:depth], "clean")])
-    return found

@@ -31,10 +31,11 @@ class Title(Static):
 
 def title_text(document: Document | None, note: str = "") -> Text:
     """Write the line."""
-    text = Text.assemble(("shardviz", "bold"), no_wrap=True, overflow="ellipsis")
+    name = printable(document.path.name.removesuffix(".shardviz")) if document is not None else "shardviz"
+    text = Text.assemble((name, "bold"), no_wrap=True, overflow="ellipsis")
     if document is not None:
         run = document.model.dump.run
-        text.append(f"  {printable(document.path.name)}  ").append_text(_verdict(document))
+        text.append("  ").append_text(_verdict(document))
         if missing := len(document.model.dump.missing_ranks):
             text.append(f" · {_count(missing, 'rank')} missing", verdict_style("warning"))
         if note:

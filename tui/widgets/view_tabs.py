@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich.segment import Segment
 
-from textual.containers import Horizontal
-from textual.widgets import Label
-
-if TYPE_CHECKING:
-    from textual import events
-    from textual.app import ComposeResult
-
-VIEWS = {"explore": "Tensors", "mesh": "Mesh", "rank": "Rank", "findings": "Findings", "compare": "Compare"}
-"""What the views are called, in the order of their keys 1, 2, ..."""
+from ..views import KEYS, VIEWS
+from .grid import DIM
+from .word_line import CHOSEN, Word, WordLine
 
 
-class ViewTabs(Horizontal):
+class ViewTabs(WordLine):
     """The names."""
 
-    def __init__(self, modes: list[str], *, id: str | None = None) -> None:
+    def __init__(self, names: list[str], *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._modes = modes
-
-    def compose(self) -> ComposeResult:
-        """Make a name a view."""
-        for mode in self._modes:
-            yield ViewTab(mode)
+        self._names = names
+        self._current = names[0]
 
     def show(self, current: str) -> None:
         """Mark the view that is shown."""
-        for tab in self.query(ViewTab):
-            tab.set_class(tab.mode == current, "chosen")
+        self._current = current
+        self.refresh()
 
-
-class ViewTab(Label):
-    """One view's name."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__(f" {list(VIEWS).index(mode) + 1} {VIEWS[mode]} ", markup=False, id=f"view-{mode}")
-        self.mode = mode
-
-    def on_click(self, event: events.Click) -> None:
-        """Go there."""
-        event.stop()
-        self.app.switch_mode(self.mode)
+    def words(self) -> list[Word]:
+        """Return a word a view."""
+        return [
+            Word(
+                (Segment(f" {KEYS[name]} {VIEWS[name].TITLE} ", CHOSEN if name == self._current else DIM),),
+                f"app.show_view('{name}')",
+                VIEWS[name].TOOLTIP,
+            )
+            for name in self._names
+        ]

@@ -1,0 +1,51 @@
+"""Keys from short tables, so that every one has a name, an id that stays, and a tooltip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.binding import Binding, BindingType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Row = tuple[str, str, str, str]
+"""The key, or several with commas between; the action; its name; what it does, as a tooltip."""
+
+DISPLAYS = {
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "slash": "/",
+    "plus": "+",
+    "minus": "-",
+    "f1": "F1",
+}
+"""How keys are shown, where Textual's own way is longer."""
+
+
+def keys(place: str, rows: Iterable[Row], *, show: bool = False) -> list[BindingType]:
+    """Return bindings whose ids are `place.name`; `show` is whether the bar below has them."""
+    return [
+        Binding(
+            key,
+            action,
+            name,
+            show=show,
+            key_display=DISPLAYS.get(key.partition(",")[0]),
+            id=f"{place}.{name.lower().replace(' ', '_')}",
+            tooltip=tooltip,
+        )
+        for key, action, name, tooltip in rows
+    ]
+
+
+ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+def arrows(place: str, action: str, tooltip: str, modifier: str = "") -> list[BindingType]:
+    """Return the four arrows for an action that takes steps down and to the right; `{}` in the tooltip is the way."""
+    rows = [
+        (f"{modifier}{way}", f"{action}({down}, {right})", f"{action} {way}".capitalize(), tooltip.format(way))
+        for way, (down, right) in ARROWS.items()
+    ]
+    return keys(place, rows)

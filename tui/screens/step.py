@@ -1,0 +1,200 @@
+"""The step: its collectives by module and axis, the ranks that took part, before and after, a pipeline's schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.containers import Horizontal
+from textual.widgets import Static
+
+from ..filters import after
+from ..keys import keys
+from ..lights import takes_part
+from ..memory import bytes_text
+from ..messages import PassChosen, RankChosen
+from ..step import Collective, Moment, Step, axes_text, moments
+from ..step_text import (
+    axes_width,
+    collective_line,
+    collective_text,
+    head_text,
+    moment_line,
+    pass_text,
+    pipeline_text,
+    why_empty,
+)
+from ..widgets.box import Box
+from ..widgets.lines import Lines
+from ..widgets.mesh_grid import MeshGrid
+from ..widgets.schedule_grid import ScheduleGrid
+from .view import View
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ..document import Document
+    from ..selection import Selection
+
+
+class StepView(View):
+    """The view."""
+
+    NAME = "step"
+    TITLE = "Step"
+    TOOLTIP = "What the ranks sent each other in a training step"
+    FOCUS = "#collectives"
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "step",
+        [
+            ("a", "next_axis", "Axis", "Only collectives along the next mesh axis, or all"),
+            ("o", "order", "Order", "In the order in which they began, or most bytes received first"),
+        ],
+        show=True,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._axes: tuple[str, ...] = ()
+        self._by_bytes = False
+        self._listed: list[Collective] = []
+        self._moments: list[Moment] = []
+
+    def compose(self) -> ComposeResult:
+        """Make the view."""
+        with Box(id="comms-box"):
+            yield Static("", id="comms-head", classes="legend", markup=False)
+            yield CollectiveLines(id="collectives")
+        with Box(id="schedule-box"):
+            yield ScheduleGrid(id="schedule")
+            yield Static("", id="pass", classes="legend", markup=False)
+        with Horizontal(id="comm"):
+            with Box(id="comm-box"):
+                yield Static("", id="comm-card", markup=False)
+                yield MomentLines(id="moments")
+            with Box(id="part-box") as box:
+                box.entitle("Who takes part")
+                yield MeshGrid(id="part")
+        yield Static("", id="step-note", markup=False)
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the step, and of the chosen collective what it does and who takes part."""
+        if document is None:
+            return
+        step = document.step
+        why, note = why_empty(step), self.query_one("#step-note", Static)
+        note.update(why)
+        note.display = bool(why)
+        for part in ("#comms-box", "#comm"):
+            self.query_one(part).display = bool(step.collectives)
+        self.query_one("#schedule-box").display = step.pipeline is not None or bool(step.undrawn)
+        self._show_schedule(step)
+        self._list(step)
+        self._show_collective(document, selection)
+
+    def _list(self, step: Step) -> None:
+        """List the collectives that pass the filter, in the order that was asked for."""
+        self._listed = [one for one in step.collectives if not self._axes or one.record.axes == self._axes]
+        if self._by_bytes:
+            self._listed.sort(key=lambda one: -one.received)
+        width = axes_width(step)
+        self.query_one("#comms-head", Static).update(head_text(width))
+        self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
+        title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
+        order = ", most bytes received first" if self._by_bytes else ""
+        totals = " · ".join(f"{axes_text(axes)} {bytes_text(count)}" for axes, count in step.received)
+        self.query_one("#comms-box", Box).entitle(title + order, f"a rank receives at most: {totals}")
+
+    def _show_collective(self, document: Document, selection: Selection) -> None:
+        if not self._listed:
+            return
+        chosen = self._listed[self.query_one(CollectiveLines).cursor]
+        rank = chosen.ranks[0] if selection.rank is None else selection.rank
+        title, text = collective_text(chosen, document.model.dump.mesh, rank)
+        self.query_one("#comm-box", Box).entitle(title)
+        self.query_one("#comm-card", Static).update(text)
+        self.query_one(MeshGrid).show(document.model.dump.mesh, rank, takes_part(document, chosen, rank))
+        self._moments = moments(document.model, chosen)
+        lines = self.query_one(MomentLines)
+        lines.display = bool(self._moments)
+        cursor = next((index for index, moment in enumerate(self._moments) if moment.rank == rank), 0)
+        lines.show(len(self._moments), lambda index: moment_line(self._moments[index]), cursor)
+
+    def _show_schedule(self, step: Step) -> None:
+        grid = self.query_one(ScheduleGrid)
+        grid.show(step.pipeline)
+        self.query_one("#schedule-box", Box).entitle(pipeline_text(step))
+        if step.pipeline is not None and grid.chosen is not None:
+            self.query_one("#pass", Static).update(pass_text(grid.rank, *grid.chosen))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Filter and sort where there is something to."""
+        document = self.app.document
+        return action not in ("next_axis", "order") or bool(document and document.step.collectives)
+
+    def _again(self) -> None:
+        if self.app.document is not None:
+            self.show(self.app.document, self.app.selection)
+
+    @on(Lines.Highlighted, "#collectives")
+    def _collective_chosen(self) -> None:
+        if self.app.document is not None:
+            self._show_collective(self.app.document, self.app.selection)
+
+    @on(Lines.Highlighted, "#moments")
+    def _moment_chosen(self, message: Lines.Highlighted) -> None:
+        self.app.selection = replace(self.app.selection, rank=self._moments[message.index].rank)
+
+    @on(RankChosen)
+    def _rank_chosen(self, message: RankChosen) -> None:
+        self.app.selection = replace(self.app.selection, rank=message.rank)
+
+    @on(PassChosen)
+    def _pass_chosen(self, message: PassChosen) -> None:
+        self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
+        self.app.selection = replace(self.app.selection, rank=message.rank)
+
+    def action_next_axis(self) -> None:
+        """List only what ran along the next axis, or all again."""
+        if self.app.document is not None:
+            found = dict.fromkeys(one.record.axes for one in self.app.document.step.collectives)
+            choices = [" ".join(axes) for axes in ((), *found)]
+            chosen = after(choices, " ".join(self._axes))
+            self._axes = tuple(chosen.split())
+            self._again()
+
+    def action_order(self) -> None:
+        """List by time or by bytes."""
+        self._by_bytes = not self._by_bytes
+        self._again()
+
+
+class CollectiveLines(Lines):
+    """The list of collectives."""
+
+    HELP = """\
+## The step
+
+What the ranks sent each other in one training step, in the order in which it began. Identical layers are one line.
+
+- `→` ran in the forward pass, `←` in the backward pass.
+- *bytes* is the whole tensor that was gathered, reduced or sent; *received* is what a rank takes in of it, counted as
+  rings.
+- The mesh below lights the ranks that take part, `●`; the group of the chosen rank is underlined.
+- **a** keeps the collectives along one axis, **o** puts the most bytes first, **tab** goes on to the parts below.
+
+An axis along which a rank receives 0 B was never used: if gradients should be summed over it, they were not.
+"""
+
+
+class MomentLines(Lines):
+    """The list of what ranks have before and after."""
+
+    HELP = """\
+## Before and after
+
+What every rank had when it called the collective, and what it had then; the ranks of a group stand together.
+**arrows** go from rank to rank, and light its group on the mesh.
+"""
