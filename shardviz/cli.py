@@ -9,8 +9,9 @@ import argparse
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from shardviz.commands._parser import Parser, meant
 from shardviz.errors import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
 
 if TYPE_CHECKING:
@@ -37,13 +38,6 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are shardviz's own."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ShardvizError(message, f"{self.prog} --help")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -53,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, as `shardviz.errors` has them.
     """
+    _open_streams()
     try:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
@@ -64,9 +59,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read stdout has enough: `| head`. Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return EXIT_CLEAN
+    except OSError as error:
+        named = f": {error.filename}" if error.filename else ""
+        _say(f"error: {error.strerror or error}{named}")
+        _forget_stdout()
+        return EXIT_USAGE
     return code
+
+
+def _open_streams() -> None:
+    """Give a process that was started without stdout or stderr, `>&-`, somewhere to write."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _forget_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str, *more: str) -> None:
@@ -84,24 +95,26 @@ def _run(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     verb, *rest = argv
     if verb in ("-h", "--help", "help"):
-        print(_top_parser().format_help(), end="")
+        if rest and rest[0] not in VERBS:
+            raise ShardvizError(*_unknown(rest[0]))
+        print((parser_for(rest[0]) if rest else _top_parser()).format_help(), end="")
         return EXIT_CLEAN
-    if verb == "--version":
+    if verb in ("-V", "--version"):
         print(_versions())
         return EXIT_CLEAN
     if verb not in VERBS:
-        raise ShardvizError(f"there is no command {verb!r}", _meant(verb))
+        raise ShardvizError(*_unknown(verb))
     module = import_module(f"shardviz.commands.{verb}")
-    code: int = module.run(parser_for(verb).parse_args(rest))
+    code: int = module.run(parser_for(verb).read(rest))
     return code
 
 
-def parser_for(verb: str) -> argparse.ArgumentParser:
+def parser_for(verb: str) -> Parser:
     """Return the parser of one verb; its module is imported for it."""
     from shardviz.commands._examples import EXAMPLES_OF
 
     module = import_module(f"shardviz.commands.{verb}")
-    parser = _Parser(prog=f"shardviz {verb}", description=module.__doc__, allow_abbrev=False)
+    parser = Parser(prog=f"shardviz {verb}", description=module.__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n  ".join(("examples:", *EXAMPLES_OF.get(verb, ())))
     module.add_arguments(parser)
@@ -112,26 +125,27 @@ def parser_for(verb: str) -> argparse.ArgumentParser:
 def _top_parser() -> argparse.ArgumentParser:
     width = max(map(len, VERBS))
     verbs = "".join(f"  {verb:<{width}}  {text}\n" for verb, text in VERBS.items())
-    parser = _Parser(
+    parser = Parser(
         prog="shardviz",
         usage="shardviz COMMAND ...",
         description="See where every element of a sharded PyTorch model really is.",
         epilog=f"commands:\n{verbs}\nshardviz COMMAND --help says more.\n\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="print the versions of shardviz and torch")
+    parser.add_argument("-V", "--version", action="store_true", help="print the versions of shardviz and torch")
     return parser
 
 
-def _meant(verb: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(verb, VERBS, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"commands: {', '.join(VERBS)}"
+def _unknown(word: str) -> tuple[str, str]:
+    """Return what is wrong with a word where a command should be, and a hint."""
+    if word.startswith("-"):
+        return f"shardviz has no option {word}", meant(word, ("--help", "--version")) or "options follow the command"
+    return f"there is no command {word!r}", meant(word, VERBS) or f"commands: {', '.join(VERBS)}"
 
 
 def _versions() -> str:
     from importlib.metadata import PackageNotFoundError, version
+    from platform import python_version
 
     found = []
     for package in ("shardviz", "torch"):
@@ -139,4 +153,4 @@ def _versions() -> str:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"{package} not installed")
-    return "\n".join(found)
+    return ", ".join([*found, f"Python {python_version()}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from shardviz.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MESH = parse_mesh("fsdp=2,tp=4")
@@ -67,12 +69,30 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 
 def test_the_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("shardviz ")
-    assert second.startswith("torch ")
+    assert re.fullmatch(r"shardviz [0-9.]+\S*, torch [0-9.]+\S*, Python [0-9.]+\S*\n", capsys.readouterr().out)
+
+
+def test_help_of_a_verb_is_what_the_verb_says_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "mesh"]) == 0
+    asked = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["mesh", "--help"])
+    assert asked == capsys.readouterr().out
 
 
 ERRORS = {
+    "--colour": "shardviz has no option --colour\nHint: options follow the command",
+    "--verzion": "shardviz has no option --verzion\nHint: did you mean --version?",
+    "help chek": "there is no command 'chek'\nHint: did you mean check?",
+    "show d.shardviz --memroy": "shardviz show has no option --memroy\nHint: did you mean --memory?",
+    "check --fromat=json d.shardviz": "shardviz check has no option --fromat\nHint: did you mean --format?",
+    "mesh --zzz": "shardviz mesh has no option --zzz\nHint: shardviz mesh --help",
+    "check d.shardviz e.shardviz f": (
+        "shardviz check takes no further argument 'e.shardviz'\nHint: shardviz check --help"
+    ),
+    "probe tp_fsdp --mesh fsdb=2,tp=4": (
+        "probe tp_fsdp has the axes fsdp, tp, the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
+    ),
     "chek x": "there is no command 'chek'\nHint: did you mean check?",
     "xyzzy": f"there is no command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
     "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
@@ -126,6 +146,8 @@ def test_a_mistake_gets_one_line_and_a_hint(
 def test_formats_that_are_not_built_are_not_offered(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(healthy), "--format", "pdf"]) == 2
     assert "argument --format: invalid choice: 'pdf'" in capsys.readouterr().err
+    assert main(["probe", "tp", "--launch", "frok"]) == 2
+    assert capsys.readouterr().err.endswith("Hint: did you mean fork?\n")
 
 
 def test_a_file_name_with_control_characters_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +160,18 @@ def test_a_reader_that_has_enough_ends_it_quietly(healthy: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "mesh (dim0=64, dim1=64)  4,096 ranks\n0\n"
     assert done.stderr == ""
+
+
+def test_a_full_disk_is_one_line(healthy: Path) -> None:
+    command = f"{sys.executable} -m shardviz show {healthy} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "shardviz: error: No space left on device\n")
+
+
+def test_without_a_stdout_nothing_is_said_and_the_exit_code_stands(swapped: Path) -> None:
+    command = f"{sys.executable} -m shardviz check {swapped} >&- 2>&-; echo $?"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 def test_an_interrupt_is_one_line(healthy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,9 +209,30 @@ def test_a_terminal_gets_colour_unless_it_says_no(
     assert ("\x1b[" in _on_a_terminal(["check", str(swapped)], {"TERM": "xterm-256color", **environment})) == coloured
 
 
-def _on_a_terminal(args: list[str], environment: dict[str, str]) -> str:
+def test_work_that_takes_long_says_how_far_it_is_on_a_terminal_only(
+    healthy: Path,
+) -> None:
+    slow = "import time; from shardviz.commands import _progress; _progress.PATIENCE = 0.0; _progress.INTERVAL = 0.01;"
+    slow += "from shardviz.check import run; check = run.check_model;"
+    slow += "run.check_model = lambda model: (time.sleep(0.3), check(model))[1];"
+    code = f"{slow} import sys; from shardviz.cli import main; main(sys.argv[1:])"
+    shown = _on_a_terminal(["check", str(healthy)], {"TERM": "dumb"}, ["-c", code])
+    assert "\r\x1b[Kchecking 2 tensors on 8 ranks, 0 s" in shown
+    assert shown.index("\r\x1b[K  tensor") > shown.rindex("checking 2 tensors")
+    done = subprocess.run([sys.executable, "-c", code, "check", str(healthy)], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
+def test_probes_go_on_below_where_the_terminal_is_narrow() -> None:
+    for columns in ("60", "100"):
+        shown = _on_a_terminal(["probes"], {"TERM": "dumb", "COLUMNS": columns})
+        assert max(map(len, shown.splitlines())) <= int(columns)
+        assert len(shown.splitlines()) > len(shardviz("probes").stdout.splitlines())
+
+
+def _on_a_terminal(args: list[str], environment: dict[str, str], run: Sequence[str] = ("-m", "shardviz")) -> str:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "shardviz", *args]
+    command = [sys.executable, *run, *args]
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, **environment}):
         os.close(theirs)
         shown = b""
@@ -198,6 +253,11 @@ def test_a_stream_that_cannot_say_box_drawing_gets_ascii(swapped: Path) -> None:
     done = shardviz("show", swapped, "w", PYTHONIOENCODING="ascii")
     assert done.stdout.isascii()
     assert "| != 4" in done.stdout.replace("      ", " ")
+
+
+def test_view_of_two_into_a_pipe_prints_what_diff_prints(healthy: Path, swapped: Path) -> None:
+    assert shardviz("view", healthy, swapped).stdout == shardviz("diff", healthy, swapped).stdout != ""
+    assert shardviz("view", healthy, "nowhere").returncode == 2
 
 
 def test_view_into_a_pipe_prints_what_show_prints(healthy: Path) -> None:

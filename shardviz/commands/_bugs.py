@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,16 +46,13 @@ def run(args: argparse.Namespace) -> int:
         0 where every bug is rightly named and nothing else is found, 1 otherwise.
     """
     from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.commands._progress import progress
 
     terminal = terminal_for(args.color)
     wanted = [recipe for recipe in recipes.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
-    scores = []
-    for count, recipe in enumerate(wanted, 1):
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{count} of {len(wanted)}: {recipe.name}", end="", file=sys.stderr, flush=True)
-        scores.append(_score(recipe))
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
+    scores: list[Score] = []
+    with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
+        scores += map(_score, wanted)
     write_answer(_table(scores, terminal), terminal)
     return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
 

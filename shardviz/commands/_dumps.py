@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import sys
-import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shardviz.commands._progress import Count, progress
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from rich.text import Text
 
+    from shardviz.check.finding import Report
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.picture.terminal import Terminal
-
-PATIENCE = 1.0
-"""Seconds before progress is shown."""
 
 
 def read_model(path: Path) -> Model:
@@ -31,24 +29,22 @@ def read_model(path: Path) -> Model:
     Raises:
         DumpError: The folder is no dump.
     """
-    dump = read_dump(path, strict=False, on_progress=_progress())
+    count = Count("read {done} of {of} ranks")
+    with progress(lambda: str(count)):
+        dump = read_dump(path, strict=False, on_progress=count)
     for message in dump.damaged.values():
         print(f"shardviz: warning: {printable(message)}", file=sys.stderr)
     return model_of(dump)
 
 
-def _progress() -> Callable[[int, int], None] | None:
-    """Return what shows how many ranks are read, on a terminal and not before it takes long."""
-    if not sys.stderr.isatty():
-        return None
-    begin = time.monotonic()
+def checked(model: Model) -> Report:
+    """Check all that a dump has."""
+    from shardviz.check.run import check_model
 
-    def show(count: int, total: int) -> None:
-        if time.monotonic() - begin > PATIENCE:
-            end = "\r" if count < total else "\r\x1b[K"
-            print(f"read {count:,} of {total:,} ranks", end=end, file=sys.stderr, flush=True)
-
-    return show
+    names = sum(len(tensor.names) for tensor in model.tensors)
+    told = f"checking {names:,} tensors on {len(model.dump.ranks):,} ranks"
+    with progress(lambda: told):
+        return check_model(model)
 
 
 def find_tensors(model: Model, pattern: str) -> list[tuple[str, Tensor]]:

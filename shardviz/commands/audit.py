@@ -33,21 +33,20 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where torch and the oracle agree in every case, 1 where they do not.
     """
+    from shardviz.commands._progress import Count, progress
     from shardviz.live.audit.sweep import audit
 
     if not 1 <= args.max_size <= MAX_SIZE:
         raise ShardvizError(f"--max-size is {args.max_size}, expected 1 to {MAX_SIZE}")
     num_axes = args.mesh.count(",") + 1
     mesh = parse_mesh(args.mesh, AXES[-num_axes:] if num_axes <= len(AXES) else ())
-    found = audit(mesh, args.max_size, on_progress=_progress if sys.stderr.isatty() else None)
+    count = Count("tried {done} of {of} cases on " + f"{mesh.size} ranks")
+    with progress(lambda: str(count) if count.of else f"trying the first cases on {mesh.size} ranks"):
+        found = audit(mesh, args.max_size, on_progress=count)
     if args.output:
         _write_repros(found, args.output)
     print(json.dumps(_as_json(found), indent=1) if args.format == "json" else _as_text(found))
     return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
-
-
-def _progress(done: int, of: int) -> None:
-    print(f"\r{done:,} of {of:,} cases", end="" if done < of else "\n", file=sys.stderr)
 
 
 def _write_repros(found: Audit, folder: Path) -> None:

@@ -39,11 +39,10 @@ def report(folder: Path, style: str, colour: str = "auto") -> int:
     Raises:
         DumpError: The folder is no dump.
     """
-    from shardviz.check.run import check_model
-    from shardviz.commands._dumps import read_model
+    from shardviz.commands._dumps import checked, read_model
 
     model = read_model(folder)
-    found = check_model(model)
+    found = checked(model)
     _print(model, found, style, colour)
     return EXIT_FINDINGS if found.findings else EXIT_CLEAN
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 BASH = """\
 _shardviz() {
     local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=
-    case "${COMP_WORDS[1]} $before" in
+    if (( COMP_CWORD == 1 )); then
+        words="@VERBS@ help --help --version"
+    else
+        case "${COMP_WORDS[1]} $before" in
+            "help help") words="@VERBS@" ;;
 @CHOICES@
-    esac
-    if [[ -z $words ]]; then
-        if (( COMP_CWORD == 1 )); then
-            words="@VERBS@ --help --version"
-        else
-            case "${COMP_WORDS[1]}" in
+            *)
+                case "${COMP_WORDS[1]} ${current:0:1}" in
 @OPTIONS@
-            esac
-        fi
+                esac ;;
+        esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
 }
@@ -53,11 +53,13 @@ def _bash() -> str:
     for verb in VERBS:
         found = list(_actions(verb))
         words = [name for names, _, _ in found for name in names if name.startswith("--")]
-        places = [choice for names, values, _ in found if not names for choice in values]
-        options.append(f'                {verb}) words="{" ".join([*places, *words])}" ;;')
+        places = [choice for names, values, _ in found if not names for choice in values or ()]
+        options.append(f'                    "{verb} -") words="{" ".join(words)}" ;;')
+        options += [f'                    "{verb} "*) words="{" ".join(places)}" ;;'] if places else []
         for names, values, _ in found:
-            patterns = "|".join(f'"{verb} {name}"' for name in names)
-            choices += [f'        {patterns}) words="{" ".join(values)}" ;;'] if patterns and values else []
+            if names and values is not None:
+                patterns = "|".join(f'"{verb} {name}"' for name in names)
+                choices.append(f'            {patterns}) words="{" ".join(values)}" ;;')
     script = BASH.replace("@CHOICES@", "\n".join(choices)).replace("@OPTIONS@", "\n".join(options))
     return script.replace("@VERBS@", " ".join(VERBS))
 
@@ -72,7 +74,8 @@ def _fish() -> str:
         start = f"complete -c shardviz -n '__fish_seen_subcommand_from {verb}'"
         for names, values, text in _actions(verb):
             flags = "".join(f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}" for name in names)
-            given = f" -f{' -r' if names else ''} -a {_quoted(' '.join(values))}" if values else ""
+            given = " -r" if names and values is not None else ""
+            given += f" -f -a {_quoted(' '.join(values))}" if values else ""
             lines += [f"{start}{flags}{given} -d {_quoted(text)}"] if flags or given else []
     return "\n".join(lines) + "\n"
 
@@ -82,12 +85,15 @@ def _quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _actions(verb: str) -> Iterator[tuple[list[str], list[str], str]]:
-    """Yield a verb's arguments: their options, the values that they take, and what they are."""
+def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
+    """Yield a verb's arguments: their options, the values that they may have, and what they are.
+
+    Where an argument may have any value, that is an empty list; where it has none, None.
+    """
     from shardviz.cli import parser_for
 
     for action in parser_for(verb)._actions:
-        values = [str(choice) for choice in action.choices or ()]
+        values = [str(choice) for choice in action.choices or ()] if action.nargs != 0 else None
         if verb == "probe" and action.dest == "probe":
             values = _recipes()
         yield list(action.option_strings), values, (action.help or "").split(";")[0]

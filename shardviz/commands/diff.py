@@ -25,14 +25,23 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where nothing is, 1 where something is.
     """
+    return EXIT_FINDINGS if differs(args.before, args.after, args.format, args.color) else EXIT_CLEAN
+
+
+def differs(before: Path, after: Path, style: str, colour: str) -> bool:
+    """Print what is different between two dumps, and return whether anything is.
+
+    Raises:
+        DumpError: One of them is no dump.
+    """
     from shardviz.check.compare import compare
     from shardviz.commands._dumps import read_model, terminal_for, write_answer
     from shardviz.picture.difference import difference_lines
 
-    difference = compare(read_model(args.before), read_model(args.after))
-    if args.format == "json":
+    difference = compare(read_model(before), read_model(after))
+    if style == "json":
         print(json.dumps(difference.to_json(), indent=1))
     else:
-        terminal = terminal_for(args.color)
+        terminal = terminal_for(colour)
         write_answer(difference_lines(difference, terminal), terminal)
-    return EXIT_FINDINGS if difference else EXIT_CLEAN
+    return bool(difference)

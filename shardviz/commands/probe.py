@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import recipes
-from shardviz.dump.write import SUFFIX, check_folder, prepare_folder, replacing_folder
+from shardviz.commands._progress import progress
+from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError
-from shardviz.live.job import TASK, ProbeJob
+from shardviz.live.job import TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.mesh import Mesh, parse_mesh
 from shardviz.testing.saving import check_file, save_test
 
@@ -34,8 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
     parser.add_argument("--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started")
     parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="how long the ranks may take")
-    parser.add_argument("--values", type=int, default=256, metavar="N", help="write out shards of at most N values")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="how long the ranks may take")
+    parser.add_argument(
+        "--values", type=int, default=VALUES_LIMIT, metavar="N", help="write out shards of at most N values"
+    )
     parser.add_argument(
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
@@ -62,11 +65,16 @@ def run(args: argparse.Namespace) -> int:
         check_file(args.save_test, force=args.force)
     check_folder(folder, force=args.force)
     world.prepare(args.launch, also=("shardviz.live.probing",))
-    with replacing_folder(folder, force=args.force) as unfinished:
+    with replacing_folder(folder, force=args.force) as unfinished, progress(lambda: _told(unfinished, mesh.size)):
         _job(args, recipe, mesh, unfinished).launch(
             args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
         )
     return _report(args, recipe, mesh, folder)
+
+
+def _told(folder: Path, num_ranks: int) -> str:
+    written = sum(RANK_FILE.fullmatch(path.name) is not None for path in folder.iterdir())
+    return f"{written:,} of {num_ranks:,} ranks have run the probe"
 
 
 def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> Mesh:
@@ -84,7 +92,8 @@ def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> 
     mesh = parse_mesh(text or ",".join(map(str, default)), recipe.axes)
     if recipe.axes and set(mesh.axes) != set(recipe.axes):
         wanted, given = ", ".join(recipe.axes), ", ".join(mesh.axes)
-        example = ",".join(f"{axis}=2" for axis in recipe.axes)
+        asked = dict(zip(recipe.axes, mesh.shape, strict=False)) | dict(zip(mesh.axes, mesh.shape, strict=True))
+        example = ",".join(f"{axis}={asked.get(axis, 2)}" for axis in recipe.axes)
         raise MeshError(f"probe {recipe.name} has the axes {wanted}, the mesh has {given}", f"--mesh {example}")
     if num_ranks is not None and mesh.size != num_ranks:
         sizes = " * ".join(f"{axis}({size})" for axis, size in zip(mesh.axes, mesh.shape, strict=True))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardviz.recipes import Recipe
 
 MIN_SUMMARY = 30
-"""Columns that a summary needs beside names and axes; with fewer it goes on at the left."""
+"""Columns that a summary needs beside names and axes; with fewer it stands below them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,14 +51,14 @@ def _lines(found: Sequence[Recipe], terminal: Terminal) -> list[Text]:
     names = max(len(printable(recipe.name)) for recipe in found)
     axes = max(len(", ".join(recipe.axes)) for recipe in found)
     indent = names + axes + 4
-    if indent + MIN_SUMMARY > terminal.width:
-        indent = 4
     width = terminal.width if sys.stdout.isatty() else sys.maxsize
+    is_narrow = indent + MIN_SUMMARY > width
     lines = []
     for recipe in found:
         by = f" ({recipe.name.partition('/')[0]} {recipe.version})" if recipe.version else ""
         head = line(
             (printable(recipe.name).ljust(names), "bold"), "  ", (", ".join(recipe.axes).ljust(axes), DIM), "  "
         )
-        lines += wrapped(printable(f"{recipe.summary}{by}"), width, head, indent)
+        first, indent = (line("    "), 4) if is_narrow else (head, indent)
+        lines += [*([head] if is_narrow else []), *wrapped(printable(f"{recipe.summary}{by}"), width, first, indent)]
     return lines

@@ -98,12 +98,15 @@ def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write the whole run as a page."""
     if pattern is not None:
         raise ShardvizError(f"an HTML page is of a whole run, not of {pattern}", "leave it out, or take --format svg")
-    from shardviz.check.run import check_model
-    from shardviz.commands._dumps import read_model, write_markup
+    from shardviz.commands._dumps import checked, read_model, write_markup
+    from shardviz.commands._progress import progress
     from shardviz.picture.html import html
 
     model = read_model(folder)
-    write_markup(html(model, check_model(model)), output)
+    report = checked(model)
+    with progress(lambda: f"drawing {report.num_tensors:,} tensors on {report.num_ranks:,} ranks"):
+        page = html(model, report)
+    write_markup(page, output)
 
 
 def show(
@@ -138,12 +141,12 @@ def show(
 
 def _overview(model: Model, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, and its tensors with their verdicts."""
-    from shardviz.check.run import check_model
+    from shardviz.commands._dumps import checked
     from shardviz.picture.meshes import mesh_lines
     from shardviz.picture.report import step_results, summary_line, table_lines
     from shardviz.picture.terminal import line
 
-    report = check_model(model)
+    report = checked(model)
     dump = model.dump
     lines = [
         line((f"mesh {dump.mesh}", "bold"), f"  {dump.run.num_ranks:,} ranks, torch {dump.run.torch}"),

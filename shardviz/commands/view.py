@@ -1,4 +1,4 @@
-"""Walk through a dump in the terminal. Where stdout is no terminal, print what `show` prints."""
+"""Walk through a dump in the terminal. Where stdout is no terminal, print what `show` prints, or `diff` of two."""
 
 from __future__ import annotations
 
@@ -35,10 +35,20 @@ def run(args: argparse.Namespace) -> int:
     elif not args.print and _on_a_screen():
         import_module("shardviz.tui.app").view(args.dump, other=args.other)
     else:
+        _print(args.dump, args.other, args.color)
+    return EXIT_CLEAN
+
+
+def _print(dump: Path, other: Path | None, colour: str) -> None:
+    """Print what `show` prints of a dump, and `diff` of two."""
+    if other is None:
         from shardviz.commands.show import show
 
-        show(args.dump, None, args.color)
-    return EXIT_CLEAN
+        show(dump, None, colour)
+    else:
+        from shardviz.commands.diff import differs
+
+        differs(dump, other, "text", colour)
 
 
 def _on_a_screen() -> bool:

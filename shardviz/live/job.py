@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 TASK = "shardviz.live.probing:run_probe"
 
+TIMEOUT = 120.0
+"""Seconds that a probe may take unless told otherwise."""
+
+VALUES_LIMIT = 256
+"""Local tensors of at most this many elements are written out value by value, unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class ProbeJob:
@@ -44,7 +50,7 @@ class ProbeJob:
 
     @classmethod
     def of(
-        cls, recipe: Recipe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = 256
+        cls, recipe: Recipe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = VALUES_LIMIT
     ) -> ProbeJob:
         """Return the job that runs a recipe on a mesh and writes to a folder."""
         return cls(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, values_limit, recipe.module)
@@ -59,7 +65,7 @@ class ProbeJob:
         method: Method = "fork",
         *,
         backend: str | None = None,
-        timeout: float = 120.0,
+        timeout: float = TIMEOUT,
         on_output: OnOutput | None = None,
     ) -> None:
         """Run it on new ranks of this machine; arguments and errors are those of `world.launch`."""

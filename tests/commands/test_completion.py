@@ -30,6 +30,10 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         (["probe", "tp_fsdp", "--launch", ""], "fork spawn threads"),
         (["completion", "f"], "fish"),
         (["check", "some/fi"], ""),
+        (["show", ""], ""),
+        (["probe", "tp", "--mesh", ""], ""),
+        (["check", "dump", "--color", "n"], "never"),
+        (["help", "sh"], "show"),
     ],
 )
 def test_bash_offers(typed: list[str], offered: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,52 @@
+"""A verb's arguments: what argparse reads, with shardviz's own errors, which name what was meant."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, NoReturn
+
+from shardviz.errors import ShardvizError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
+_REST = re.compile(r"unrecognized arguments: (?P<first>.*?)( .*)?")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are shardviz's own."""
+
+    def read(self, args: Sequence[str]) -> argparse.Namespace:
+        """Read arguments, those that are no options of this verb first: argparse would name what they displace.
+
+        Raises:
+            ShardvizError: They are not what the verb takes.
+        """
+        for arg in args:
+            name = arg.partition("=")[0]
+            if arg == "--":
+                break
+            if name.startswith("--") and name not in self._option_string_actions:
+                raise ShardvizError(f"{self.prog} has no option {name}", self._meant(name))
+        return self.parse_args(args)
+
+    def _meant(self, name: str) -> str:
+        return meant(name, self._option_string_actions) or f"{self.prog} --help"
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse complains of."""
+        hint = f"{self.prog} --help"
+        if choice := _CHOICE.search(message):
+            hint = meant(choice["given"], re.findall(r"[\w.-]+", choice["known"])) or hint
+        elif rest := _REST.fullmatch(message):
+            message = f"{self.prog} takes no further argument {rest['first']!r}"
+        raise ShardvizError(message, hint)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the word that is most like one that is not known; empty where none is."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else ""

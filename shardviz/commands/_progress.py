@@ -1,0 +1,65 @@
+"""What a verb shows while it works: one line on stderr, on a terminal only, and not before it takes long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE = 1.0
+"""Seconds before anything is shown."""
+
+INTERVAL = 0.2
+"""Seconds between two looks at what there is to show."""
+
+CLEAR = "\r\x1b[K"
+
+
+@contextmanager
+def progress(told: Callable[[], str]) -> Iterator[None]:
+    """Show how far the work inside is, and clear the line after it.
+
+    Args:
+        told: What to show, asked for again and again from another thread.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(told, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _show(told: Callable[[], str], done: threading.Event) -> None:
+    begin = time.monotonic()
+    if done.wait(PATIENCE):
+        return
+    while not done.wait(INTERVAL):
+        seconds = time.monotonic() - begin
+        print(f"{CLEAR}{told()}, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+    print(CLEAR, end="", file=sys.stderr, flush=True)
+
+
+class Count:
+    """How many of how many are done; called with both, as readers do."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.done = self.of = 0
+
+    def __call__(self, done: int, of: int) -> None:
+        """Note how far it is."""
+        self.done, self.of = done, of
+
+    def __str__(self) -> str:
+        return self.words.format(done=f"{self.done:,}", of=f"{self.of:,}")
