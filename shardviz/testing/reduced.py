@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.copies import copies_of
+from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
-from shardviz.check.step.gradients import check_gradient
 from shardviz.live.capture import local_tensors, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.step import gradients
+from shardviz.notation import write
 from shardviz.testing.gathering import gather
 from shardviz.testing.message import ShardAssertionError
 from shardviz.testing.subjects import device_mesh_of
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.finding import Finding
+    from shardviz.check.step.compared import Compared
     from shardviz.dump.tensors import Model, Shard, Tensor
     from shardviz.live.capture import Capture
 
@@ -42,7 +44,11 @@ def check_reduced(model: nn.Module, mesh: DeviceMesh | None) -> tuple[Model, lis
 
     digests = gather(add_digests, known)
     if not digests.tensors:
-        raise ShardAssertionError("no parameter has a gradient on any rank\n  fix       call backward() first")
+        raise ShardAssertionError(
+            "no parameter has a gradient on any rank\n"
+            "  fix       call backward() first; where FSDP2 accumulates (set_requires_gradient_sync(False), "
+            "set_requires_all_reduce(False)), gradients come with the last micro-batch"
+        )
     suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}
     if not suspects:
         return digests, []
@@ -69,10 +75,53 @@ def _findings(model: Model, tensor: Tensor) -> list[Finding]:
     found = []
     for name in tensor.names:
         one = laid_out(model, tensor, name, assembled(model, tensor, name), rounding)
-        finding = check_gradient(one)
-        if finding is not None:
-            found.append(finding)
+        if one.copies_differ_along:
+            found.append(_finding(one))
     return found
+
+
+def _finding(one: Compared) -> Finding:
+    """Tell a gradient whose copies differ; without a reference nobody knows whether their sum or mean is right."""
+    axes = " and ".join(one.copies_differ_along)
+    low, high, worst = _farthest(one)
+    calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in one.copies_differ_along)
+    return Finding(
+        "unreduced-gradient",
+        "error",
+        one.name,
+        _ranks(one),
+        f"the gradient differs along {axes}: rank {low} and rank {high} are up to {worst:.5g} apart",
+        claimed=write(one.claimed, equal=True) if one.claimed else "",
+        held=f"each rank's own part (+{', +'.join(one.copies_differ_along)})",
+        intended=" ".join(f"={axis}" for axis in one.copies_differ_along),
+        cause=f"Nothing reduced this gradient over {axes}: backward ran under no_sync(), the parameter is outside what "
+        "FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a group of one",
+        fix=f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
+        f"mesh has {axes}",
+        refs=("pytorch#154888", "Megatron-LM#1446"),
+    )
+
+
+def _pairs(one: Compared) -> list[tuple[int, int, float]]:
+    """Return neighbours that have copies of one part along the axes where copies differ, and how far they are apart."""
+    return [
+        (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
+        for axis in one.copies_differ_along
+        for group in one.mesh.groups(axis)
+        for low, high in pairwise(rank for rank in group if rank in one.reduced)
+        if one.regions[low] == one.regions[high]
+    ]
+
+
+def _farthest(one: Compared) -> tuple[int, int, float]:
+    return max(_pairs(one), key=lambda pair: pair[2])
+
+
+def _ranks(one: Compared) -> tuple[int, ...]:
+    """Return the ranks with a copy that is not their neighbour's."""
+    return tuple(
+        sorted({rank for low, high, apart in _pairs(one) if not apart <= one.tolerance for rank in (low, high)})
+    )
 
 
 def assembled(model: Model, tensor: Tensor, name: str) -> NDArray[np.float64]:
