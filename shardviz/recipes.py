@@ -134,9 +134,9 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
     try:
         tree = ast.parse(path.read_bytes(), filename=path.name)
     except OSError as error:
-        raise ProbeError(f"cannot read probe {path}: {error.strerror}") from error
+        raise ProbeError(f"cannot read probe {path}: {error.strerror}", _near(path)) from error
     except (SyntaxError, ValueError) as error:
-        raise ProbeError(f"probe {path} is not Python: {error}") from error
+        raise ProbeError(f"probe {path} is not Python: {error}", f"python {path} shows where") from error
     defined = _top_level_names(tree)
     for needed in (build, "parallelize"):
         if needed not in defined and "*" not in defined:
@@ -148,6 +148,16 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
     axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
     kinds, torch = _constant(tree, "KINDS", str, path), _constant(tree, "TORCH", int, path)
     return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version)
+
+
+def _near(path: Path) -> str:
+    """Return the hint for a file that cannot be read: the one that is meant, if there is one of nearly its name."""
+    if path.exists():
+        return "give a Python file that you may read"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.glob("*.py")], n=1)
+    return f"did you mean {path.with_name(close[0])}?" if close else f"{path.parent} has no file of nearly that name"
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

@@ -49,12 +49,22 @@ def test_a_file_that_is_no_probe_says_what_is_wrong_with_it(tmp_path, source, me
     with pytest.raises(ProbeError) as caught:
         recipes.find(str(file))
     assert message in caught.value.message
-    assert caught.value.hint or "not Python" in message
+    assert caught.value.hint
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(ProbeError, match=r"cannot read probe .*nowhere\.py: No such file or directory"):
-        recipes.find(str(tmp_path / "nowhere.py"))
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("tp_fsd.py", "did you mean {here}/tp_fsdp.py?"),
+        ("nowhere.py", "{here} has no file of nearly that name"),
+        ("no/where.py", "there is no folder {here}/no"),
+    ],
+)
+def test_a_file_that_is_not_there_is_one_line_with_the_one_that_is_meant(tmp_path, asked, hint):
+    (tmp_path / "tp_fsdp.py").write_text("")
+    with pytest.raises(ProbeError, match=r"cannot read probe .*: No such file or directory") as caught:
+        recipes.find(str(tmp_path / asked))
+    assert caught.value.hint == hint.format(here=tmp_path)
 
 
 def test_a_torch_too_old_for_a_probe_is_told_which_one_it_needs(tmp_path):

@@ -115,7 +115,31 @@ def check_folder(path: Path, *, force: bool) -> None:
             f"move them away, or {_ELSEWHERE}",
         )
     if not force:
-        raise DumpError(f"{path} exists", "give --force to replace it, or another folder with -o")
+        raise DumpError(f"{path} exists{_written_by(path)}", "give --force to replace it, or another folder with -o")
+
+
+class _Sizes(msgspec.Struct):
+    """A mesh, as far as it is named in a message."""
+
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+
+
+class _Origin(msgspec.Struct):
+    """The fields of `run.json` that say where a dump is from."""
+
+    probe: str = ""
+    mesh: _Sizes | None = None
+
+
+def _written_by(path: Path) -> str:
+    """Say which probe wrote a dump, on which mesh: files of one name in two folders have one name for their dumps."""
+    origin = _Origin()
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        origin = msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_Origin)
+    mesh = origin.mesh or _Sizes()
+    sizes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=False))
+    return f": probe {printable(origin.probe)} wrote it on mesh ({printable(sizes)})" if origin.probe else ""
 
 
 class _Marks(msgspec.Struct):

@@ -30,6 +30,7 @@ from shardviz.dump.records import (
 )
 from shardviz.live import describe
 from shardviz.live.compat import DTensor, clean_name, flat_params, placement_of
+from shardviz.live.job import VALUES_LIMIT
 from shardviz.live.meshes import Claim, of_flat_param, on_root, plain_mesh
 from shardviz.live.stamp import named_tensors, storage_key
 from shardviz.names import fold
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records import CallRecord, CollectiveRecord, StageRecord, Stamp
     from shardviz.live.stamp import Stamped
     from shardviz.mesh import Mesh
-
-VALUES_LIMIT = 256
-"""Local tensors of at most this many elements are written out value by value."""
 
 
 @dataclass(frozen=True)

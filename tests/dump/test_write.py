@@ -56,7 +56,8 @@ def test_a_dump_is_replaced_only_by_force(sample: Path):
     before = contents(sample)
     with pytest.raises(DumpError) as caught:
         prepare_folder(sample)
-    assert (caught.value.message, caught.value.hint) == (f"{sample} exists", FORCE)
+    written = f"{sample} exists: probe tp wrote it on mesh (fsdp=1, tp=2)"
+    assert (caught.value.message, caught.value.hint) == (written, FORCE)
     assert contents(sample) == before
     prepare_folder(sample, force=True)
     assert contents(sample) == {}

@@ -1,11 +1,13 @@
 """Every healthy probe on real gloo ranks, at its own mesh and at two others: nothing found, everything looked at."""
 
 import pytest
+import torch
 
 from shardviz import recipes
 from shardviz.check.run import check_model
 from shardviz.check.step.agreement import agreement
-from shardviz.errors import ProbeError
+from shardviz.cli import main
+from shardviz.errors import EXIT_USAGE, ProbeError
 from shardviz.notation import write
 from tests.live.probing import run_probe
 
@@ -86,9 +88,67 @@ def test_a_mesh_that_torch_cannot_take_is_refused_with_the_arithmetic(probe, mes
     assert caught.value.hint
 
 
-def test_data_parallel_without_gpus_says_what_to_run_instead(tmp_path):
-    with pytest.raises(ProbeError, match=r"this machine has 0(.|\n)*shardviz probe ddp"):
-        run_probe("dataparallel", "1", tmp_path / "dump")
+@pytest.mark.parametrize("backend", ["mpi", "nccl"])
+def test_a_backend_that_cannot_be_had_is_one_line_and_a_hint(backend, tmp_path, capsys):
+    mesh = str(torch.cuda.device_count() + 1)  # one rank more than nccl could have a GPU for
+    assert main(["probe", "tp", "--mesh", mesh, "--backend", backend, "-o", str(tmp_path / "dump")]) == EXIT_USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("shardviz: error: ")
+    assert backend in error
+    assert hint.startswith("Hint: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_parallel_without_gpus_says_what_to_run_instead(tmp_path, capsys):
+    assert main(["probe", "dataparallel", "-o", str(tmp_path / "dump")]) == EXIT_USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith("spreads a batch over the GPUs of one process, and this machine has 0")
+    assert "shardviz probe ddp" in hint
+
+
+@pytest.mark.parametrize(("probe", "mesh", "ranks"), [("cp", "3", [0, 1, 2]), ("pp_interleaved", "2", [1])])
+def test_the_output_is_compared_with_the_unsharded_models_whole(probe, mesh, ranks, tmp_path):
+    model = run_probe(probe, mesh, tmp_path / "dump")
+    output = model.find("step", "output", "output")
+    assert list(output.shards) == ranks
+    assert output.first.body.local_shape == model.find("reference", "output", "output").shape
+
+
+def test_output_tokens_in_another_order_are_a_finding(tmp_path):
+    broken = _changed("cp", tmp_path, "return parts[order.argsort()]", "return parts")
+    report = check_model(run_probe(broken, "cp=2", tmp_path / "dump"))
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("wrong-value", "output")]
+
+
+def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_defined_to_give(tmp_path):
+    largest = "distributed.all_reduce(row, op=distributed.ReduceOp.MAX, group=group)"
+    broken = _changed("collectives", tmp_path, "distributed.all_reduce(row, group=group)", largest)
+    report = check_model(run_probe(broken, "outer=2,inner=2", tmp_path / "dump"))
+    assert [(finding.kind, finding.tensor, finding.ranks) for finding in report.findings] == [
+        ("collective-mismatch", "inner.all_reduce", (0, 1, 2, 3)),
+        ("collective-mismatch", "world.all_reduce", (0, 1, 2, 3)),
+    ]
+    assert report.findings[0].summary == (
+        "all_reduce over ranks 0, 1 gave rank 0 [10, 11], where [10, 12] follows from what they had before"
+    )
+
+
+def test_a_collective_that_is_not_called_at_all_is_a_finding_too(tmp_path):
+    broken = _changed("collectives", tmp_path, "distributed.broadcast(row, src=first, group=group)", "pass")
+    report = check_model(run_probe(broken, "outer=1,inner=3", tmp_path / "dump"))
+    assert [(finding.tensor, finding.ranks) for finding in report.findings] == [
+        ("inner.broadcast", (1, 2)),
+        ("world.broadcast", (1, 2)),
+    ]
+
+
+def _changed(probe, folder, before, after):
+    """Return a copy of a probe in which one thing is another."""
+    text = recipes.find(probe).path.read_text()
+    assert text.count(before) == 1
+    copy = folder / f"{probe}.py"
+    copy.write_text(text.replace(before, after))
+    return str(copy)
 
 
 def test_the_collectives_of_a_step_come_with_axis_module_and_bytes(tmp_path):

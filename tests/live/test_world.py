@@ -372,6 +372,12 @@ def test_a_backend_that_torch_lacks_is_named_with_those_it_has(backend: str) -> 
     assert "gloo" in error.hint
 
 
+def test_a_backend_of_another_build_of_torch_says_which_build_has_it() -> None:
+    error = usage_error("add_up", backend="mpi")
+    assert error.message.endswith("has no process group backend 'mpi'")
+    assert error.hint.startswith("mpi comes only with a torch that was built from source where MPI is; this one has ")
+
+
 def test_a_named_backend_is_used() -> None:
     assert {result["world"].backend for result in run("add_up", backend="gloo")} == {"gloo"}
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
     from shardviz.live.world.protocol import Job
 
+BUILDS = {
+    "nccl": "nccl comes with torch's CUDA builds for Linux",
+    "mpi": "mpi comes only with a torch that was built from source where MPI is",
+}
+"""Where backends are that most builds of torch lack."""
+
 LONGER = 60.0
 """Seconds that torch's own timeout is longer than the launcher's, which has more to say about a hang."""
 
@@ -116,7 +122,8 @@ def _check_backend(backend: str, num_local: int) -> None:
     for name in (part.rpartition(":")[2] for part in backend.split(",")):
         if name not in known:
             message = f"torch {torch.__version__} has no process group backend {name!r}"
-            raise ShardvizError(message, hint=f"it has {', '.join(known)}")
+            source = f"{BUILDS[name]}; " if name in BUILDS else ""
+            raise ShardvizError(message, hint=f"{source}this one has {', '.join(known)}")
         if name == "nccl" and (found := torch.cuda.device_count()) < num_local:
             message = f"nccl needs a GPU for each of the {num_local} ranks of this machine, and it has {found}"
             raise ShardvizError(message, hint="use the gloo backend, or a mesh of fewer ranks")
