@@ -17,6 +17,7 @@ Kind = Literal[
     "identical-shards",
     "unreduced-gradient",
     "unreduced-scalar",
+    "unreduced-output",
     "wrong-scale",
     "wrong-value",
     "wrong-segment",

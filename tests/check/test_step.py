@@ -146,8 +146,9 @@ def test_a_value_that_no_ratio_explains_is_wrong_and_says_how_far(tmp_path):
     (finding,) = check_step(step_dump(tmp_path, on_all(WANTED + np.array([0, 0, 0, 1.0]))), [])
     assert finding.kind == "wrong-value"
     assert finding.summary.startswith(
-        "the grad is off by up to 1 on rank 0, where the largest is 3 and rounding allows"
+        "the gradient is off by up to 1 on rank 0, where the largest is 3 and rounding allows"
     )
+    assert finding.summary.endswith(": 1 of 4 elements, the first at [3]")
 
 
 def test_nan_is_never_near_to_what_is_wanted(tmp_path):
@@ -170,9 +171,7 @@ def test_a_bias_that_every_rank_adds_is_named_with_how_often(tmp_path):
     model = step_dump(tmp_path, on_all(WANTED + 3 * bias), role="output", extra=[("out.bias", body)])
     (finding,) = check_step(model, [])
     assert (finding.kind, finding.tensor) == ("wrong-scale", "out.bias")
-    assert finding.summary == (
-        "the output is off by 3 times out.bias: it is added 4 times, once on every rank of dp * tp"
-    )
+    assert finding.summary == ("the output has out.bias added 4 times, once on every rank of dp * tp")
 
 
 def test_a_mean_over_a_group_with_a_rank_missing_is_not_judged(tmp_path):

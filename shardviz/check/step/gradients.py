@@ -1,19 +1,19 @@
-"""`unreduced-gradient`: copies of one parameter, or copies of its gradient, were never made to agree.
+"""`unreduced-gradient`, `unreduced-output`: copies of one gradient or output were never made to agree.
 
-Along an axis that does not split the parameter every rank must step by the same gradient. Where the gradients differ
-along such an axis each rank has only what its own part of the batch gave, and the optimizer drives the copies apart.
-Quiet where `.grad` is None (HSDP between backward and all-reduce) and where a Partial placement says that the sum is
-still to come.
+Along an axis that does not split it every rank must have the same gradient, and the same output. Where they differ
+along such an axis and their sum or mean is the unsharded model's, each rank has only its own part. Quiet where `.grad`
+is None (HSDP between backward and all-reduce) and where a Partial placement says that the sum is still to come.
 """
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.reductions import missing_reduction
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
@@ -22,28 +22,49 @@ if TYPE_CHECKING:
 REFS = ("pytorch#154888", "Megatron-LM#1446")
 
 
-def check_gradient(one: Compared) -> Finding | None:
-    """Return the finding if copies of a gradient or output differ along an axis."""
-    if one.role != "grad" or not one.copies_differ_along:
+def check_unreduced(one: Compared) -> Finding | None:
+    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
+    missing = missing_reduction(one) if one.copies_differ_along else None
+    if missing is None:
         return None
-    axes = " and ".join(one.copies_differ_along)
+    reduction, over, ratio = missing
+    axes = " and ".join(over)
     low, high, worst = _farthest(one)
-    reduction, over = _missing_reduction(one)
-    becomes = f"; their {reduction} over {' and '.join(over)} is the unsharded model's" if reduction else ""
+    whole = "the unsharded model's" if ratio == 1 else f"{ratio} of the unsharded model's"
+    what = "gradient" if one.role == "grad" else "output"
     op = "AVG" if reduction == "mean" else "SUM"
-    calls = " and ".join(f"all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
+    cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
     return Finding(
-        "unreduced-gradient",
+        "unreduced-gradient" if one.role == "grad" else "unreduced-output",
         "error",
         one.name,
         one.wrong,
-        f"the gradient differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart{becomes}",
+        f"the {what} differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart; their "
+        f"{reduction} over {axes} is {whole}",
         claimed=claimed_text(one),
-        held=f"each rank's own contribution (+{', +'.join(one.copies_differ_along)})",
-        cause=f"Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a "
-        "tensor-parallel style manages there, or the reduction ran over a group of one",
-        fix=f"after backward, {calls}; or give the parameter to the wrapper whose mesh has {axes}",
-        refs=REFS,
+        held=f"each rank's own part (+{', +'.join(over)})",
+        cause=cause,
+        fix=fix,
+        refs=REFS if one.role == "grad" else (),
+    )
+
+
+def _of_gradient(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
+    calls = " and ".join(f"all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
+    return (
+        f"Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel "
+        "style manages there, or the reduction ran over a group of one",
+        f"after backward, {calls}; or give the parameter to the wrapper whose mesh has {axes}",
+    )
+
+
+def _of_output(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
+    calls = " and ".join(f"all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
+    return (
+        f"Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
+        "RowwiseParallel does",
+        f"use RowwiseParallel, or the differentiable {calls} of torch.distributed.nn.functional, before anything else "
+        "reads the output",
     )
 
 
@@ -56,16 +77,3 @@ def _farthest(one: Compared) -> tuple[int, int, float]:
         if low in one.reduced and high in one.reduced and one.regions[low] == one.regions[high]
     ]
     return max(pairs, key=lambda pair: pair[2])
-
-
-def _missing_reduction(one: Compared) -> tuple[str, tuple[str, ...]]:
-    """Return the reduction, `mean` or `sum`, and the fewest axes that make it right; empty and all axes if none do."""
-    for count in range(1, len(one.copies_differ_along) + 1):
-        for axes in combinations(one.copies_differ_along, count):
-            for op, name in (("avg", "mean"), ("sum", "sum")):
-                values = dict(one.reduced)
-                for axis in axes:
-                    values = one.over(axis, op, values)
-                if values and all(one.is_right(rank, value) for rank, value in values.items()):
-                    return name, axes
-    return "", one.copies_differ_along

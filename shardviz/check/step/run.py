@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import REDUCTIONS, compared
-from shardviz.check.step.gradients import check_gradient
+from shardviz.check.step.consequences import without_consequences
+from shardviz.check.step.gradients import check_unreduced
 from shardviz.check.step.scalars import check_scalar
-from shardviz.check.step.scale import check_scale, check_terms
+from shardviz.check.step.scale import check_scale
+from shardviz.check.step.terms import check_terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,9 +31,7 @@ def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | N
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
-        yield NotChecked(
-            "", f"the step: its numbers come of weights that are wrong ({wrong[0].kind}: {wrong[0].tensor})"
-        )
+        yield NotChecked("", f"the step: its numbers come of weights that are wrong ({_named(wrong[0])})")
         return
     if not model.stage("reference"):
         yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing")
@@ -39,9 +39,13 @@ def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | N
     missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
     yield from (NotChecked(name, "the unsharded model's step has no tensor of this name") for name in missing)
     yield from _without_gradient(model)
-    results = [result for one in compared(model) for result in _check(model, one)]
-    explained = any(isinstance(result, Finding) and result.kind != "wrong-value" for result in results)
-    yield from (result for result in results if not explained or not _is_unexplained(result))
+    results = [(one, result) for one in compared(model) for result in _check(model, one)]
+    yield from (result for _, result in results if isinstance(result, NotChecked))
+    yield from without_consequences([(one, result) for one, result in results if isinstance(result, Finding)])
+
+
+def _named(finding: Finding) -> str:
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
 def _without_gradient(model: Model) -> Iterator[NotChecked]:
@@ -50,11 +54,6 @@ def _without_gradient(model: Model) -> Iterator[NotChecked]:
         if tensor.role == "grad":
             absent = (name for name in tensor.names if model.find("step", "grad", name) is None)
             yield from (NotChecked(name, "its gradient: .grad is None on every rank after the step") for name in absent)
-
-
-def _is_unexplained(result: Finding | NotChecked) -> bool:
-    """Whether a result only says that a number is off, which it is wherever an explained one goes into it."""
-    return isinstance(result, Finding) and result.kind == "wrong-value"
 
 
 def _has_reference(model: Model, role: str, name: str) -> bool:
@@ -77,7 +76,7 @@ def _check(model: Model, one: Compared) -> Iterator[Finding | NotChecked]:
         return
     if not one.wrong:
         return
-    rules = [check_scalar if one.role == "scalar" else check_gradient, check_scale]
+    rules = [check_scalar if one.role == "scalar" else check_unreduced, check_scale]
     for rule in rules:
         found = rule(one)
         if found is not None:

@@ -9,41 +9,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.reductions import missing_reduction
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
 
 
+OWN_VALUE = "a value of each rank's own"
+
+
 def check_scalar(one: Compared) -> Finding | None:
-    """Return the finding if a scalar differs along an axis."""
-    if not one.copies_differ_along:
+    """Return the finding if a scalar differs along an axis, and is not just wrong on some ranks."""
+    missing = missing_reduction(one)
+    if not one.copies_differ_along or (missing is None and len(one.wrong) < len(one.reduced)):
         return None
-    axes = " and ".join(one.copies_differ_along)
+    axes = " and ".join(missing[1] if missing else one.copies_differ_along)
     shown = ", ".join(number(float(values.sum())) for _, values in list(one.reduced.items())[:4])
     more = ", ..." if len(one.reduced) > 4 else ""
-    wanted = float(one.wanted.sum())
-    reduction = _reduction(one)
-    is_whole = f"; their {reduction} over {axes} is the whole's" if reduction else ""
+    cause, fix = _NORM if missing and missing[0] == "norm" else _PART
     return Finding(
         "unreduced-scalar",
         "error",
         one.name,
         one.wrong,
-        f"ranks log {shown}{more} where the unsharded model logs {number(wanted)}{is_whole}",
+        f"ranks log {shown}{more} where the unsharded model logs {number(float(one.wanted.sum()))}"
+        + (f"; their {missing[0]} over {axes} is the whole's" if missing else ""),
         claimed=claimed_text(one),
-        held=f"each rank's own part (+{', +'.join(one.copies_differ_along)})",
-        cause=".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only",
-        fix=f"log tensor.full_tensor().item(), or all_reduce the value over {axes} first",
+        held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else OWN_VALUE,
+        cause=cause,
+        fix=fix.format(axes=axes),
         refs=("pytorch#144054",),
     )
 
 
-def _reduction(one: Compared) -> str:
-    for op, name in (("sum", "sum"), ("avg", "mean")):
-        values = dict(one.reduced)
-        for axis in one.copies_differ_along:
-            values = one.over(axis, op, values)
-        if all(one.is_right(rank, value) for rank, value in values.items()):
-            return name
-    return ""
+def is_unproven(finding: Finding) -> bool:
+    """Whether a scalar differs from rank to rank and no reduction makes it right: outputs that differ do that too."""
+    return finding.held == OWN_VALUE
+
+
+_PART = (
+    ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only",
+    "log tensor.full_tensor().item(), or all_reduce the value over {axes} first",
+)
+_NORM = (
+    "A norm was taken of what each rank holds only",
+    "all_reduce the sum of squares over {axes} before the root, as clip_grad_norm_ does for DTensors",
+)

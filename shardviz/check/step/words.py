@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
 
 
+WHAT = {"grad": "gradient", "output": "output", "scalar": "value"}
+"""Roles, as sentences call them."""
+
+
 def number(value: float) -> str:
     """Return a number in at most five digits that matter."""
     return f"{value:.5g}"

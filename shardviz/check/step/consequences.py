@@ -1,0 +1,45 @@
+"""Of all that is wrong with a step, what it comes of: a wrong output makes the loss wrong, a wrong loss the gradients.
+
+What is left out is told: either in the finding that it comes of, or as not checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.scalars import is_unproven
+from shardviz.check.step.scale import ratio_to_wanted
+from shardviz.check.step.terms import is_unexplained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.step.compared import Compared
+
+Found = tuple["Compared", Finding]
+
+
+def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecked]:
+    """Yield the findings of a step that are not consequences of others among them."""
+    differing = any(one.role == "output" and one.copies_differ_along for one, _ in found)
+    told = [pair for pair in found if not (differing and is_unproven(pair[1]))]
+    told = [pair for pair in told if not is_unexplained(pair[1])] or told
+    outputs = [pair for pair in told if pair[0].role == "output"]
+    if outputs and len(outputs) < len(found):
+        yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong")
+    yield from _with_loss_first(outputs or told)
+
+
+def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:
+    """Tell gradients that are off by the loss's own ratio with the loss."""
+    loss = next((pair for pair in found if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
+    ratio = ratio_to_wanted(loss[0], loss[0].reduced) if loss is not None else None
+    grads = [(one, finding) for one, finding in found if ratio and one.role == "grad"]
+    alike = {id(finding) for one, finding in grads if ratio_to_wanted(one, one.reduced) == ratio}
+    for one, finding in found:
+        if alike and one.name == "loss":
+            yield replace(finding, summary=f"{finding.summary}, and so are {len(alike)} gradients")
+        elif id(finding) not in alike:
+            yield finding

@@ -1,0 +1,209 @@
+"""What a step's numbers come of: the finding that is the cause is told, and what follows from it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step import check_step
+from shardviz.dump.read import read_dump
+from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, TensorRecord
+from shardviz.dump.tensors import model_of
+from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MESH = Mesh(("dp", "tp"), (2, 2))
+WANTED = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 1.0, -1.25, 2.0], [-0.75, 4.0, 1.0, 0.125], [2.5, -1.0, 3.5, 0.25]])
+COPIES = ("Replicate()", "Replicate()")
+ROWS_OVER_TP = ("Replicate()", "Shard(0)")
+
+Values = dict[int, Any]
+Told = tuple[list[Finding], list[NotChecked]]
+
+
+class Step:
+    """A step's dump in the making: each tensor's values by rank, beside what the unsharded model has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bodies: dict[int, list[Body]] = {rank: [] for rank in MESH.ranks}
+        self.names: dict[int, list[str]] = {rank: [] for rank in MESH.ranks}
+        self.layouts: list[LayoutRecord] = []
+
+    def add(
+        self, name: str, role: Any, values: Mapping[int, Any], wanted: Any = WANTED, claim: tuple[str, ...] = COPIES
+    ) -> Step:
+        whole = np.asarray(wanted, np.float64)
+        self.layouts.append(LayoutRecord(0, claim, whole.shape))
+        for rank, held in values.items():
+            self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole.shape)
+        self._put(0, name, role, "reference", whole, None, whole.shape)
+        return self
+
+    def put(self, rank: int, name: str, role: Any, stage: Any, held: Any) -> Step:
+        self._put(rank, name, role, stage, held, None, np.asarray(held).shape)
+        return self
+
+    def _put(self, rank: int, name: str, role: Any, stage: Any, held: Any, layout: int | None, shape: Any) -> None:
+        array = np.asarray(held, np.float64)
+        body = Body(role, stage, shape, array.shape, "float64", layout=layout, values=array.tolist())
+        self.bodies[rank].append(body)
+        self.names[rank].append(name)
+
+    def check(self) -> Told:
+        record = MeshRecord(MESH.axes, MESH.shape, MESH.ranks)
+        folder = prepare_folder(self.path / "step")
+        write_run(folder, RunRecord(1, "test", "none", MESH.size, mesh=record))
+        for rank in MESH.ranks:
+            tensors = tuple(TensorRecord(name, index) for index, name in enumerate(self.names[rank]))
+            write_rank(
+                folder,
+                RankRecord(
+                    1,
+                    rank,
+                    MESH.size,
+                    "testhost",
+                    meshes=(record,),
+                    layouts=tuple(self.layouts),
+                    bodies=tuple(self.bodies[rank]),
+                    tensors=tensors,
+                ),
+            )
+        results = list(check_step(model_of(read_dump(folder)), []))
+        findings = [one for one in results if isinstance(one, Finding)]
+        return findings, [one for one in results if isinstance(one, NotChecked)]
+
+
+def on_all(values: Any) -> Values:
+    return dict.fromkeys(MESH.ranks, values)
+
+
+def rows_over_tp(values: Any) -> Values:
+    return {rank: np.split(values, 2)[rank % 2] for rank in MESH.ranks}
+
+
+def by_tp(first: Any, second: Any) -> Values:
+    return {rank: second if rank % 2 else first for rank in MESH.ranks}
+
+
+def test_an_output_that_every_rank_has_its_part_of_is_unreduced_and_the_rest_comes_of_it(tmp_path: Path) -> None:
+    part = np.full(WANTED.shape, 0.5)
+    step = Step(tmp_path).add("output", "output", by_tp(part, WANTED - part))
+    step.add("w", "grad", by_tp(WANTED * 2.5, WANTED + 1)).add("loss", "scalar", by_tp(0.25, 0.5), 4.0)
+    (found,), (said,) = step.check()
+    assert (found.kind, found.held) == ("unreduced-output", "each rank's own part (+tp)")
+    assert found.summary.endswith("their sum over tp is the unsharded model's")
+    assert "RowwiseParallel" in found.fix
+    assert said.why == "the step's loss and gradients: they come of an output that is wrong"
+
+
+def test_an_output_that_is_labelled_as_a_pending_sum_is_right(tmp_path: Path) -> None:
+    part = np.full(WANTED.shape, 0.5)
+    step = Step(tmp_path).add("output", "output", by_tp(part, WANTED - part), claim=("Replicate()", "Partial()"))
+    assert step.check() == ([], [])
+
+
+def test_ranks_that_compute_different_things_are_not_called_unreduced(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("output", "output", by_tp(WANTED**2, WANTED**3))
+    step.add("loss", "scalar", by_tp(0.25, 0.5), 4.0)
+    (found,), _ = step.check()
+    assert (found.kind, found.tensor) == ("wrong-value", "output")
+    assert "another thing on each rank along tp" in found.cause
+
+
+def test_a_module_whose_output_fits_nowhere_is_where_to_look_first(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("output", "output", on_all(WANTED**2))
+    for rank in MESH.ranks:
+        step.put(rank, "wk", "activation", "step", WANTED).put(rank, "wo", "activation", "step", WANTED)
+    (found,), _ = step.check()
+    assert found.fix.startswith("look at wk first")
+
+
+def test_what_the_ranks_that_are_right_have_and_the_others_lack_is_the_cause(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("output", "output", {0: WANTED, 1: WANTED**2, 2: WANTED**2, 3: WANTED**2})
+    step.put(0, "scale", "buffer", "initial", [1.0, 2.0])
+    (found,), _ = step.check()
+    assert (found.kind, found.ranks) == ("wrong-value", (1, 2, 3))
+    assert found.cause == "Ranks 1, 2, 3 have no scale, which the ranks that are right compute with"
+
+
+def test_gradients_that_are_right_on_some_ranks_are_not_called_unreduced(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("w", "grad", {0: WANTED, 1: WANTED**2, 2: WANTED, 3: WANTED})
+    (found,), _ = step.check()
+    assert (found.kind, found.ranks) == ("wrong-value", (1,))
+    assert "compute something else than the others, which are right" in found.cause
+
+
+def test_shards_that_were_averaged_as_if_they_were_copies_are_named(tmp_path: Path) -> None:
+    mean = (WANTED[:2] + WANTED[2:]) / 2
+    (found,), _ = Step(tmp_path).add("w", "grad", on_all(mean), claim=ROWS_OVER_TP).check()
+    assert found.kind == "wrong-value"
+    assert found.summary == "every rank has the mean over tp of all parts of the gradient, which are different parts"
+    assert "leave tp out of the group" in found.fix
+
+
+def test_shards_that_each_rank_scaled_by_its_own_number_are_named_with_the_numbers(tmp_path: Path) -> None:
+    first, second = np.split(WANTED, 2)
+    values = by_tp(first * 0.375123, second * 0.75321)
+    (found,), _ = Step(tmp_path).add("w", "grad", values, claim=ROWS_OVER_TP).check()
+    assert found.kind == "wrong-scale"
+    assert found.summary.startswith("the gradient is scaled by 0.37512 on rank 0, 0.75321 on rank 1")
+    assert "clip_grad_norm_" in found.fix
+
+
+def test_one_number_on_every_rank_that_is_no_axis_size_is_a_scale_too(tmp_path: Path) -> None:
+    values = rows_over_tp(WANTED * 0.31415)
+    (found,), _ = Step(tmp_path).add("w", "grad", values, claim=ROWS_OVER_TP).check()
+    assert found.summary == "the gradient is 0.31415 times the unsharded model's on every rank"
+    assert "loss scale" in found.cause
+
+
+def test_a_shard_whose_gradient_is_zero_does_not_hide_the_ratio_of_the_others(tmp_path: Path) -> None:
+    wanted = WANTED * np.array([[1], [1], [0], [0]])
+    step = Step(tmp_path).add("w", "grad", rows_over_tp(wanted * 2), wanted, ROWS_OVER_TP)
+    (found,), _ = step.check()
+    assert found.summary == "the gradient is 2 times the unsharded model's, the size of dp"
+
+
+def test_a_loss_that_is_divided_twice_is_one_finding_with_its_gradients(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("loss", "scalar", on_all(2.0), 4.0)
+    step.add("v", "grad", on_all(WANTED / 2)).add("w", "grad", on_all(WANTED / 2))
+    (found,), _ = step.check()
+    assert (found.kind, found.tensor) == ("wrong-scale", "loss")
+    assert found.summary == "the value is 1/2 of the unsharded model's, 1 over dp, and so are 2 gradients"
+    assert "mean already" in found.cause
+
+
+def test_gradients_off_by_another_ratio_than_the_loss_are_told_beside_it(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("loss", "scalar", on_all(2.0), 4.0).add("w", "grad", on_all(WANTED * 2))
+    findings, _ = step.check()
+    assert sorted(found.tensor for found in findings) == ["loss", "w"]
+
+
+def test_a_norm_of_each_ranks_own_shards_is_told_how_to_be_summed(tmp_path: Path) -> None:
+    parts = {0: 3.0, 1: 4.0, 2: 3.0, 3: 4.0}
+    (found,), _ = Step(tmp_path).add("norm", "scalar", parts, 5.0).check()
+    assert found.kind == "unreduced-scalar"
+    assert found.summary.endswith("their norm over tp is the whole's")
+    assert "sum of squares over tp" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("times", "cause"),
+    [(2, "Every rank of dp adds the whole"), (3, "in several places"), (0, "left out")],
+)
+def test_a_bias_added_too_often_or_never_has_its_own_cause(tmp_path: Path, times: int, cause: str) -> None:
+    bias = np.array([0.5, 1.0, -1.0, 2.0])
+    step = Step(tmp_path).add("output", "output", on_all(WANTED + (times - 1) * bias))
+    step.put(0, "out.bias", "param", "reference", bias)
+    (found,), _ = step.check()
+    assert (found.kind, found.tensor) == ("wrong-scale", "out.bias")
+    assert f"the output has out.bias added {times} times" in found.summary
+    assert cause in found.cause
