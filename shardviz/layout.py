@@ -207,9 +207,14 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
             above `MAX_SEGMENTS`.
     """
     if len(placements) != mesh.ndim:
-        raise LayoutError(f"{len(placements)} placements for a mesh of {mesh.ndim} axes {mesh}")
+        given = f"{len(placements)} placement{'s' * (len(placements) != 1)}"
+        raise LayoutError(
+            f"{given} for a mesh of {mesh.ndim} ax{'e' if mesh.ndim != 1 else 'i'}s {mesh}",
+            f"one for each axis, outermost first: {', '.join(mesh.axes)}",
+        )
     for placement in placements:
         if isinstance(placement, Shard | StridedShard) and not 0 <= placement.dim < len(shape):
-            raise LayoutError(f"{placement} on a tensor of {len(shape)} dims")
+            dims = f"its dims are 0 to {len(shape) - 1}" if shape else "a single number cannot be split"
+            raise LayoutError(f"{placement} on a tensor of {len(shape)} dim{'s' * (len(shape) != 1)}", dims)
         if isinstance(placement, StridedShard) and not 1 <= placement.split_factor <= MAX_SEGMENTS:
             raise LayoutError(f"{placement}: a split factor is 1 to {MAX_SEGMENTS:,}")

@@ -8,11 +8,12 @@ counted as often as a rank has micro-batches under way at once.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from shardviz.dtypes import itemsize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
 """What stays in memory, in the order of tables."""
-
-_BITS = re.compile(r"(?:b?float|u?int|complex)([0-9]+)(?:_\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +69,6 @@ def under_way(schedule: Sequence[StageRecord]) -> float:
     waiting = accumulate((-1 if one.backward else 1 for one in schedule), initial=0)
     stages = len({one.stage for one in schedule})
     return max(waiting) / stages if stages else 1.0
-
-
-def itemsize(dtype: str) -> int:
-    """Return the bytes of one element; 0 for a type that is not known."""
-    bits = _BITS.fullmatch(dtype)
-    return 1 if dtype == "bool" else int(bits[1]) // 8 if bits else 0
 
 
 def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
+from shardviz.dtypes import dtype_hint, is_dtype
 from shardviz.errors import LayoutError, NotationError
 from shardviz.layout import JOIN, Chain, FlatView, Layout
 from shardviz.mesh import AXIS_NAME
@@ -238,7 +239,10 @@ class _Parser:
     def dtype(self) -> str:
         if not _NAME.match(self.peek()):
             raise self.error("'[' or an element type")
-        return self.take().removeprefix("torch.")
+        name = self.take().removeprefix("torch.")
+        if self.peek() == "[" and not is_dtype(name):
+            raise NotationError(f"layout {self._shown()}: {name} is no element type", dtype_hint(name))
+        return name
 
     def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:
         """Read items separated by commas up to `close`."""

@@ -80,9 +80,10 @@ def parse_placement(text: str) -> Placement:
     )
 
 
+_FROM_END = re.compile("-[0-9]{1,4}")
 _SHORT = {"R": "Replicate", "S": "Shard", "_S": "_StridedShard", "P": "Partial"}
 _ITEM = re.compile(
-    r"(?P<kind>Replicate|_StridedShard|Shard|Partial|_S|R|S|P)\s*(?:\((?P<arguments>[^()]*)\))?\s*(?:,|$)\s*"
+    r"(?P<kind>Replicate|_StridedShard|Shard|Partial|_S|R|S|P)\s*(?:\((?P<arguments>[^()]*)\))?\s*(?:,|$|(?=[)\]]+$))\s*"
 )
 
 
@@ -91,11 +92,15 @@ def are_placements(text: str) -> bool:
     return _ITEM.match(text.strip().lstrip("([ ")) is not None
 
 
-def parse_placements(text: str) -> tuple[Placement, ...]:
-    """Read placements as code or any torch prints them: `(Shard(0), Replicate())`, `[Shard(dim=0)]`, `(S(0), R)`.
+def parse_placements(text: str, num_dims: int) -> tuple[Placement, ...]:
+    """Read placements as code or any torch prints them: `(Shard(0), Replicate())`, `[Shard(dim=-1)]`, `(S(0), R)`.
+
+    Args:
+        text: What was written.
+        num_dims: The tensor's dims, from whose end `Shard(-1)` counts.
 
     Raises:
-        LayoutError: The text is no list of placements.
+        LayoutError: The text is no list of placements, or one counts back beyond the first dim.
     """
     inner = text.strip()
     if inner[:1] in ("(", "[") and inner[-1:] in (")", "]") and _ITEM.match(inner[1:].lstrip()):
@@ -105,15 +110,22 @@ def parse_placements(text: str) -> tuple[Placement, ...]:
         item = _ITEM.match(inner)
         if item is None:
             return (*found, parse_placement(inner))
-        found.append(parse_placement(_as_printed(item["kind"], item["arguments"] or "")))
+        found.append(parse_placement(_as_printed(item["kind"], item["arguments"] or "", num_dims)))
         inner = inner[item.end() :]
     return tuple(found)
 
 
-def _as_printed(kind: str, arguments: str) -> str:
+def _as_printed(kind: str, arguments: str, num_dims: int) -> str:
     """Bring one placement into the form that `parse_placement` reads."""
     kind = _SHORT.get(kind, kind)
     values = [part.rpartition("=")[2].strip().strip("'\"") for part in arguments.split(",") if part.strip()]
+    if "Shard" in kind and values and _FROM_END.fullmatch(values[0]):
+        if int(values[0]) + num_dims < 0:
+            raise LayoutError(
+                f"{kind}({values[0]}) on a tensor of {num_dims} dim{'s' * (num_dims != 1)}",
+                f"-1 is its last dim, {-num_dims} its first",
+            )
+        values[0] = str(int(values[0]) + num_dims)
     if kind == "_StridedShard" and len(values) == 2:
         return f"{kind}({values[0]}, split_factor={values[1]})"
     if kind == "Partial" and values:

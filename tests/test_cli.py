@@ -122,7 +122,20 @@ ERRORS = {
         "mesh (fsdp=2, tp=2) has no axis 'tpp'\nHint: did you mean tp? its axes are fsdp, tp"
     ),
     "explain Shard(0) --mesh tp=2": ("placements alone do not say how large the tensor is\nHint: add --shape 12,12"),
-    "explain Shard(1) --mesh tp=2 --shape 4": "Shard(1) on a tensor of 1 dims",
+    "explain Shard(1) --mesh tp=2 --shape 4": "Shard(1) on a tensor of 1 dim\nHint: its dims are 0 to 0",
+    "explain Shard(-2) --mesh tp=2 --shape 4": "Shard(-2) on a tensor of 1 dim\nHint: -1 is its last dim, -1 its first",
+    "explain Shard(0) --mesh tp=2 --shape []": (
+        "Shard(0) on a tensor of 0 dims\nHint: a single number cannot be split"
+    ),
+    "explain (Shard(0)) --mesh fsdp=2,tp=4 --shape 12x12": (
+        "1 placement for a mesh of 2 axes (fsdp=2, tp=4)\nHint: one for each axis, outermost first: fsdp, tp"
+    ),
+    "explain shard(0) --mesh tp=2": (
+        "'shard(0)' is no placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
+    ),
+    "explain flaot32[12/tp] --mesh tp=2": (
+        "layout 'flaot32[12/tp]': flaot32 is no element type\nHint: did you mean float32?"
+    ),
     "explain [4] --mesh 2000,2000": "mesh (dim0=2000, dim1=2000) has more than 1,048,576 ranks",
     "explain [4] --mesh 200,200": (
         "mesh (dim0=200, dim1=200) has 40,000 ranks, more than the 16,384 that are explained"

@@ -147,9 +147,9 @@ def test_a_flat_parameter_that_is_not_split_is_the_same_wherever_it_stands():
 @pytest.mark.parametrize(
     ("shape", "placements", "message"),
     [
-        ((4,), (Shard(0),), "1 placements for a mesh of 2 axes (fsdp=2, tp=4)"),
-        ((4,), (Shard(1), Replicate()), "Shard(1) on a tensor of 1 dims"),
-        ((4,), (Shard(-1), Replicate()), "Shard(-1) on a tensor of 1 dims"),
+        ((4,), (Shard(0),), "1 placement for a mesh of 2 axes (fsdp=2, tp=4)"),
+        ((4,), (Shard(1), Replicate()), "Shard(1) on a tensor of 1 dim"),
+        ((4,), (Shard(-1), Replicate()), "Shard(-1) on a tensor of 1 dim"),
         ((), (Shard(0), Replicate()), "Shard(0) on a tensor of 0 dims"),
         (
             (4,),

@@ -96,7 +96,7 @@ def test_an_element_type_is_compared_where_both_name_one():
         ("[flat(10, 10)/fsdp]", "[flat(10, 10)/fsdp]"),
         ("[flat() at 3 of 8/fsdp]", "[flat() at 3 of 8/fsdp]"),
         ("[12/flat]", "[12/flat]"),
-        ("flat[12/at]", "flat[12/at]"),
+        ("torch.float8_e4m3fn[12/at]", "float8_e4m3fn[12/at]"),
     ],
 )
 def test_spaces_and_idle_parentheses_are_free(text: str, written: str):

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.dtypes import itemsize
 from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from shardviz.picture.terminal import Terminal
     from shardviz.placements import Placement
 
-BITS = re.compile(r"(?:b?float|u?int|complex)([0-9]+)(?:_\w+)?")
+_CALL = re.compile(r"[\[(\s]*(?!flat\b)[A-Za-z_]+\(")
+"""Something called by its name: placements, right or wrong."""
+
 INDENT = 11
 MOST_SHAPES = 8
 
@@ -71,11 +74,13 @@ def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[L
     from shardviz import notation
     from shardviz.layout import Layout
     from shardviz.placements import are_placements, parse_placements
+    from shardviz.region import MAX_DIMS
 
-    if are_placements(text):
+    if are_placements(text) or _CALL.match(text):
+        placements = parse_placements(text, MAX_DIMS if shape is None else len(shape))
         if shape is None:
             raise LayoutError("placements alone do not say how large the tensor is", "add --shape 12,12")
-        return Layout.from_placements(mesh, shape, parse_placements(text)), "float32"
+        return Layout.from_placements(mesh, shape, placements), "float32"
     pattern = notation.parse(text)
     if shape is None and None in pattern.sizes and pattern.flat is None:
         raise NotationError(f"layout {text!r} has a * where a size is wanted", "write the size, or add --shape 12,12")
@@ -85,7 +90,8 @@ def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[L
 def _shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
-    parts = [part.strip() for part in text.strip("[]() ").split(",") if part.strip()]
+    sizes = text.removeprefix("torch.Size").strip("[]() ").removesuffix(",")
+    parts = re.split(r"\s*[,x×]\s*|\s+", sizes) if sizes else []
     if not all(re.fullmatch("[0-9]{1,18}", part) for part in parts):
         raise LayoutError(f"shape {text!r} is no list of sizes", "write it as --shape 12,12")
     return tuple(map(int, parts))
@@ -125,11 +131,21 @@ def _entries(title: str, texts: Sequence[str]) -> list[Text]:
 def _in_torch(layout: Layout) -> list[Text]:
     from shardviz.placements import spell
 
+    if layout.flat is not None:
+        return [_entry("in torch", _fsdp1(layout))]
     placements = layout.placements()
-    if placements is None and layout.flat is None:
+    if placements is None:
         placements = _said_otherwise(layout)
     said = "no placements say this: torch has no spelling for it" if placements is None else spell(placements)
     return [_entry("in torch", said)]
+
+
+def _fsdp1(layout: Layout) -> str:
+    """Name FSDP1's strategy that holds a parameter so; its flat parameters have no placements."""
+    copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
+    strategy = "NO_SHARD" if not layout.split_axes else "HYBRID_SHARD" if copied else "FULL_SHARD"
+    where = ", ".join([*copied, *layout.split_axes])
+    return f"FSDP1's {strategy} over {where or 'no axis'}: a stretch of a FlatParameter, without placements"
 
 
 def _said_otherwise(layout: Layout) -> tuple[Placement, ...] | None:
@@ -183,8 +199,7 @@ def _gathering(layout: Layout, dtype: str) -> list[Text]:
 
 
 def _bytes(count: int, dtype: str) -> str:
-    bits = BITS.fullmatch(dtype)
-    size = 1 if dtype == "bool" else int(bits[1]) // 8 if bits else 0
+    size = itemsize(dtype)
     if not size:
         return f"{count:,} elements"
     return f"{count * size:,} bytes" if count * size < 1 << 20 else f"{count * size / (1 << 20):,.1f} MiB"

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shardviz.dtypes import is_dtype
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout import FlatView, Layout, check_placements
@@ -32,6 +33,9 @@ MAX_NAMES = 1 << 20
 """A rank file names at most this many tensors, folded ones counted one by one."""
 
 NOT_FINITE = ("nan", "inf", "-inf")
+
+SHOWN = 20
+"""Characters of a wrong value that a message shows."""
 
 Item = TypeVar("Item")
 Shape = tuple[int, ...]
@@ -196,6 +200,8 @@ def _check_layout(layout: LayoutRecord, mesh: Mesh) -> None:
 def _check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
     _numel("shape", body.shape)
     local_numel = _numel("local_shape", body.local_shape)
+    if not is_dtype(body.dtype):
+        raise DumpError(f"dtype is {body.dtype[:SHOWN]!r}, expected an element type such as float32")
     if body.layout is not None:
         layout = _at("layout", body.layout, layouts)
         claimed = layout.flat.shape if layout.flat else layout.shape
@@ -245,7 +251,7 @@ def _check_values(body: Body) -> None:
     for value in level:
         number = type(value) in (float, bool) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
         if not number and not (type(value) is str and value in NOT_FINITE):
-            raise DumpError(f"values hold {str(value)[:20]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
+            raise DumpError(f"values hold {str(value)[:SHOWN]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
 
 
 Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]

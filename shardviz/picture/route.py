@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.memory import itemsize
+from shardviz.dtypes import itemsize
 from shardviz.notation import write
 from shardviz.picture.memory import table
 from shardviz.picture.terminal import line

@@ -58,6 +58,27 @@ def test_strided_shards_and_sums_are_read_too(spelled: str, written: str, capsys
     assert capsys.readouterr().out.startswith(f"float32{written}  on mesh")
 
 
+@pytest.mark.parametrize("shape", ["12,8", "12x8", "12 8", "(12, 8)", "torch.Size([12, 8])"])
+def test_a_shape_is_read_however_it_is_written(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "(Shard(-1))", "--shape", shape, "--mesh", "tp=4"]) == 0
+    assert capsys.readouterr().out.startswith("float32[12, 8/tp]  on mesh (tp=4)\n")
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy"),
+    [
+        ("[flat(10, 10)/shard]", "HYBRID_SHARD over replicate, shard"),
+        ("[flat(10, 10)/replicate/shard]", "FULL_SHARD over replicate, shard"),
+        ("[flat(10, 10)]", "NO_SHARD over replicate, shard"),
+    ],
+)
+def test_a_flat_layout_is_told_as_fsdp1s_strategy(
+    layout: str, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", layout, "--mesh", "replicate=2,shard=4"]) == 0
+    assert f"in torch   FSDP1's {strategy}: a stretch of a FlatParameter" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("spelled", ["(Shard(0), Replica())", "(Shard(x), R)", "(Partial('no'), R)", "(R, R"])
 def test_placements_that_are_none_are_refused(spelled: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", spelled, "--shape", "12,8", "--mesh", "fsdp=2,tp=4"]) == 2

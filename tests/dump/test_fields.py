@@ -82,7 +82,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
     (put(1, "layouts", 0, "mesh"), "layouts[0]: mesh is 1, expected an index below 1"),
     (
         put(["Shard(0)"], "layouts", 0, "placements"),
-        "layouts[0]: placements: 1 placements for a mesh of 2 axes (fsdp=1, tp=2)",
+        "layouts[0]: placements: 1 placement for a mesh of 2 axes (fsdp=1, tp=2)",
     ),
     (put(["Shard(0)", "x"], "layouts", 0, "placements"), "layouts[0]: placements: 'x' is no placement"),
     (
@@ -121,6 +121,11 @@ WRONG_RANK: list[tuple[Change, str]] = [
     (
         put([[[1, 0], [1, 4]], [[0, 3]]], "bodies", 0, "held"),
         "tensors[0]: held has a range that does not rise, expected [start, stop] with start below stop",
+    ),
+    (put("flaot32", "bodies", 0, "dtype"), "bodies[0]: dtype is 'flaot32', expected an element type such as float32"),
+    (
+        put("x" * 5000, "bodies", 0, "dtype"),
+        f"bodies[0]: dtype is '{'x' * 20}', expected an element type such as float32",
     ),
     (put([[1, 1, 3]], "bodies", 2, "runs"), "bodies[2]: runs count 3 ids, expected those of [2, 2]"),
     (

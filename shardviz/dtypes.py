@@ -1,0 +1,29 @@
+"""Element types by name, as torch writes them without `torch.`: which names are any, and the bytes of an element."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+USUAL = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool")
+USUAL += ("int64", "int32", "int16", "int8", "uint8")
+
+_NAME = re.compile(r"(?:b?float|complex|u?int|qu?int|bits)([0-9]{1,3})[a-z0-9_]{0,24}")
+"""By family and bits: a newer torch has types that are not in any list of today."""
+
+
+def is_dtype(name: str) -> bool:
+    """Whether a name is that of an element type."""
+    return name == "bool" or _NAME.fullmatch(name) is not None
+
+
+def itemsize(name: str) -> int:
+    """Return the bytes of one element; 0 for less than a byte, and for a type that is not known."""
+    bits = _NAME.fullmatch(name)
+    return 1 if name == "bool" else int(bits[1]) // 8 if bits else 0
+
+
+def dtype_hint(name: str) -> str:
+    """Return a hint at the element type that was meant."""
+    close = get_close_matches(name, USUAL, n=1)
+    return f"did you mean {close[0]}?" if close else f"such as {', '.join(USUAL[1:4])} or {USUAL[-5]}"
