@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.dump.records import CollectiveRecord
-from shardviz.live.compat import CommDebugMode, clean_name, let_modules_repeat, module_at_work, ranks_of_operator
+from shardviz.live.compat import CommDebugMode, follow_modules_by, ranks_of_operator
+from shardviz.live.running import Running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import nn
 
     from shardviz.mesh import Mesh
 
@@ -37,16 +40,16 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
     """A `CommDebugMode` that also knows ranks and bytes, and where numbers lost precision.
 
     Args:
-        wrappers: Names of modules that stand before every other one's, such as DistributedDataParallel's `module`.
+        model: Whose modules are named; without one, none is.
 
     Attributes:
         narrowed_to: Element types to which numbers of a wider one were rounded.
     """
 
-    def __init__(self, wrappers: str = "") -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        let_modules_repeat(self)
-        self._wrappers = wrappers
+        self._running = Running(model)
+        follow_modules_by(self, self._running)
         self._found: dict[Key, tuple[int, int]] = {}
         self.narrowed_to: set[torch.dtype] = set()
 
@@ -69,8 +72,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
-        module, backward = module_at_work(self)
-        key = (op, ranks, clean_name(module).removeprefix(self._wrappers), backward)
+        key = (op, ranks, self._running.name, self._running.is_bw)
         count, size = self._found.get(key, (0, 0))
         self._found[key] = count + 1, size + _payload(func, args, len(ranks))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ except ImportError:  # torch 2.4
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -38,14 +40,15 @@ __all__ = [
     "Partial",
     "Replicate",
     "Shard",
+    "asks_for_shapes",
     "clean_name",
     "distribute_tensor",
     "flat_params",
     "flatten_mesh",
+    "follow_modules_by",
     "fully_shard",
-    "let_modules_repeat",
+    "in_backward",
     "make_ranks_of_threads",
-    "module_at_work",
     "placement_of",
     "quiet_redistribution",
     "ranks_of_operator",
@@ -126,36 +129,34 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return flat
 
 
-def module_at_work(mode: CommDebugMode) -> tuple[str, bool]:
-    """Return the name of the module that runs under a `CommDebugMode`, within its root, and whether in backward.
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass.
 
-    The name is empty for the root itself, where none runs, and in torch 2.4.1, which does not say. The attribute
-    is there in torch 2.4.1, 2.13.0 and 2.15.0.
+    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
-    tracker: Any = mode.advanced_module_tracker
-    backward = bool(tracker.is_bw)
-    running = backward or any(parent != "Global" for parent in tracker.parents)
-    return str(getattr(tracker, "name", None) or "").partition(".")[2] if running else "", backward
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
-class _Handles(dict[str, Any]):
-    """Hook handles by module, of which there is one a module at any time."""
+def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
+    """Whether torch runs a pipeline's stage only to learn the shapes that it puts out.
 
-    def __setitem__(self, name: str, handle: Any) -> None:
-        if name in self:
-            self[name].remove()
-        super().__setitem__(name, handle)
+    torch 2.4.1 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
 
-
-def let_modules_repeat(mode: CommDebugMode) -> None:
-    """Let modules run more than once under a `CommDebugMode`, as a pipeline's do for every micro-batch.
-
-    It registers a hook on a module every time it runs and removes only the last, so that a second run takes the module
-    off a list twice: IndexError. Tried on torch 2.13.0 and 2.15.0; 2.4.1 has no such list.
+    Args:
+        inputs: What the stage is given.
     """
-    tracker: Any = mode.advanced_module_tracker
-    if hasattr(tracker, "register_forward_hook_handles"):
-        tracker.register_forward_hook_handles = _Handles()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
+        frame = frame.f_back
+    return frame is not None or any(torch.is_tensor(one) and one.is_meta for one in inputs)
+
+
+def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
+    """Let a `CommDebugMode` ask another than its own tracker which module runs.
+
+    The attribute is there in torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    mode.advanced_module_tracker = tracker
 
 
 def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ import torch
 from shardviz.dump.records import StageRecord
 from shardviz.live.capture import Local, of_tensor, unwrapped
 from shardviz.live.comms import Comms
-from shardviz.live.compat import DTensor, clean_name, flat_params, quiet_redistribution
+from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution
+from shardviz.live.running import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +32,14 @@ class Observed:
         outputs: What the model itself put out, run by run; of a pipeline, what its last stage on this rank did.
         activations: What each of its modules put out first, by name.
         schedule: What a pipeline's stages ran, in order.
+        asking: Whether a stage runs just now only for torch to learn shapes: on numbers that are none.
     """
 
     comms: Comms
     outputs: list[torch.Tensor] = field(default_factory=list)
     activations: dict[str, Local] = field(default_factory=dict)
     schedule: list[StageRecord] = field(default_factory=list)
+    asking: bool = False
 
 
 @contextmanager
@@ -48,7 +51,7 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
         stages: This rank's stages of a pipeline, by number.
     """
     inner = unwrapped(model)
-    seen = Observed(Comms(wrappers="" if inner is model else "module."))
+    seen = Observed(Comms(inner))
     modules = list(inner.named_modules())[1:]
     last = stages[max(stages)] if stages else inner
     with ExitStack() as stack:
@@ -64,7 +67,7 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
 
 def _keep_output(seen: Observed) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if _has_values(output):
+        if torch.is_tensor(output) and not seen.asking:
             seen.outputs.append(output.detach())
 
     return keep
@@ -72,16 +75,12 @@ def _keep_output(seen: Observed) -> Any:
 
 def _keep_activation(seen: Observed, name: str) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        if _has_values(output) and name not in seen.activations:
+        if torch.is_tensor(output) and not seen.asking and name not in seen.activations:
             local = of_tensor(name, "activation", output)
             # Copied as a plain tensor: the clone of a DTensor with a pending sum is the sum.
             seen.activations[name] = replace(local, values=local.values.clone(), grad=None)
 
     return keep
-
-
-def _has_values(output: Any) -> bool:
-    return torch.is_tensor(output) and not output.is_meta  # on meta torch only asks for shapes
 
 
 def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
@@ -92,11 +91,18 @@ def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
         seen.schedule.append(StageRecord(number, done, backward))
 
     def begin(_module: Any, inputs: tuple[Any, ...]) -> None:
-        if not any(torch.is_tensor(one) and one.is_meta for one in inputs):  # torch asking for shapes
+        seen.asking = asks_for_shapes(inputs)
+        if not seen.asking:
             note(backward=False)
 
+    def end(_module: Any, _inputs: Any, output: Any) -> None:
+        for tensor in [] if seen.asking else list(tensors_in(output))[:1]:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: note(backward=True))  # type: ignore[no-untyped-call]
+        seen.asking = False
+
     yield stage.register_forward_pre_hook(begin)
-    yield stage.register_full_backward_pre_hook(lambda *_: note(backward=True))
+    yield stage.register_forward_hook(end)
 
 
 def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:

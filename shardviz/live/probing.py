@@ -54,8 +54,6 @@ def run_probe(world: World, job: ProbeJob) -> None:
     """
     # What torch advises on speed and style would stand there once a rank and a build.
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
-    # What comes of the hooks that watch the step would stand there as of the probe's own line.
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)

@@ -1,5 +1,7 @@
 """Correct models of kinds that no shipped probe has: nothing is found, and what is compared in another way is said."""
 
+import pytest
+
 from shardviz.check.run import check_model
 from shardviz.cli import main
 from shardviz.picture.report import listed_rows
@@ -99,6 +101,58 @@ def parallelize(model, mesh): ...
 """
     report = checked(unreduced, "dp=2", tmp_path)
     assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 6))",
+        """
+from torch.nn.parallel import DistributedDataParallel
+def parallelize(model, mesh): return DistributedDataParallel(model)
+def loss(model, rows):
+    rows = rows.clone().requires_grad_()
+    output = model(rows)
+    (slope,) = torch.autograd.grad(output.sum(), rows, create_graph=True)
+    return output.square().mean() + slope.square().mean()
+""",
+    ],
+    ids=["an operation in place", "a gradient within the loss"],
+)
+def test_a_step_runs_under_observation_as_without(text, tmp_path):
+    report = checked(text, "dp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+PIPELINE = """
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+AXES = STAGE_AXES = ("pp",)
+BATCH_AXES = ()
+def build(): return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+def parallelize(model, mesh): model[1 - mesh.get_rank()] = nn.Identity()
+def stages(model, mesh): return {mesh.get_rank(): model}
+def step(model, rows, mesh):
+    stage = PipelineStage(model, mesh.get_rank(), 2, rows.device)
+    schedule = ScheduleGPipe(stage, 3, loss_fn=lambda output, _: output.square().mean())
+    losses = []
+    schedule.step(*([] if mesh.get_rank() else [rows]), target=rows, losses=losses)
+    loss = torch.stack(losses).mean().detach() if losses else rows.new_zeros(())
+    torch.distributed.broadcast(loss, src=1)
+    return loss
+"""
+
+
+def test_a_stage_that_torch_runs_to_learn_its_shapes_is_not_taken_for_a_micro_batch(tmp_path):
+    probe = tmp_path / "mine.py"
+    probe.write_text(HEAD + PIPELINE)
+    model = run_probe(str(probe), "pp=2", tmp_path / "dump")
+    report = check_model(model)
+    assert (report.findings, report.not_checked) == ((), ())
+    for record in model.dump.ranks.values():
+        assert [(one.microbatch, one.backward) for one in record.schedule] == [
+            *((number, False) for number in range(3)),
+            *((number, True) for number in range(3)),
+        ]
 
 
 MASKED = """
