@@ -1,9 +1,10 @@
 """`unreplicated`: copies of the model's own values that differ where they must be equal, from the very start.
 
 Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
-not stamped, what the placements claim decides; of a plain tensor, all ranks have copies. They are compared by digests,
-a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without elements, and plain
-tensors of another shape on another rank, are no copies.
+not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
+compared by digests, a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without
+elements, plain tensors of another shape on another rank, and tensors of another element type (a finding of their own)
+are no copies.
 """
 
 from __future__ import annotations
@@ -59,19 +60,21 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
     for rank, shard in tensor.shards.items():
         if 0 not in shard.body.local_shape:
             part = _part(shard, ids.shards.get(rank) if ids else None)
-            groups.setdefault((part, _pending(shard)), []).append(shard)
+            groups.setdefault((part, _pending(shard), shard.body.dtype), []).append(shard)
     return list(groups.values())
 
 
 def _part(shard: Shard, ids: Shard | None) -> Hashable:
     """Return what two shards share when they hold the same part of the tensor."""
-    if ids is not None and (ids.body.held is not None or ids.body.runs is not None):
-        return ids.body.held, ids.body.runs
+    if ids is not None and ids.body.held is not None:
+        return ids.body.held
+    if ids is not None and any(first > 0 for first, _, _ in ids.body.runs or ()):
+        return ids.body.runs
     if shard.layout is not None and shard.rank in shard.layout.mesh:
         return claimed_dims(shard.layout)[shard.rank]
     if ids is not None and ids.body.dense:
         return shard.rank
-    return shard.body.local_shape, shard.body.dtype
+    return shard.body.local_shape
 
 
 def _pending(shard: Shard) -> tuple[int, ...]:

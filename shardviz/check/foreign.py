@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from shardviz.mesh import Coord
 
 
+REWRITTEN = (
+    "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, to_empty)"
+)
+
+
+def is_rewritten(finding: Finding) -> bool:
+    """Whether whole shards of a finding have no ids left, so that only their values can be compared."""
+    return finding.kind == "foreign" and finding.cause == REWRITTEN
+
+
 def check_foreign(case: Case) -> Iterator[Finding]:
     """Yield what a case holds that is not its own.
 
@@ -111,6 +121,8 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     coord, ids = next(iter(foreign.items()))
     first = [int(at) for at in np.unravel_index(int(np.argmax(ids <= 0)), ids.shape)] if ids.shape else []
     cause, fix, why = _explained(case, zeros, none)
+    if all(np.all(ids == -1) for ids in foreign.values()):
+        cause = REWRITTEN
     return Finding(
         "foreign",
         "error",

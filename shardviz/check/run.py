@@ -15,7 +15,7 @@ from shardviz.check.collectives import check_collectives
 from shardviz.check.completeness import check_completeness
 from shardviz.check.copies import check_copies
 from shardviz.check.finding import Finding, NotChecked, Report
-from shardviz.check.foreign import check_foreign
+from shardviz.check.foreign import check_foreign, is_rewritten
 from shardviz.check.gathered import check_gathered
 from shardviz.check.groups import check_rank_order
 from shardviz.check.intent import check_intent, intended_text, is_intended
@@ -62,8 +62,11 @@ def check_model(model: Model) -> Report:
     placed = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
     placed = [*ordered, *(result for result in placed if result.tensor not in out_of_order)]
     of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
+    of_values: list[Result] = [*check_copies(model), *check_seeds(model)]
+    differing = {result.tensor for result in of_values if isinstance(result, Finding)}
+    of_ids = [finding for finding in of_ids if not (is_rewritten(finding) and finding.tensor in differing)]
     misplaced = {finding.tensor for finding in of_ids}
-    of_values = [result for result in [*check_copies(model), *check_seeds(model)] if result.tensor not in misplaced]
+    of_values = [result for result in of_values if result.tensor not in misplaced]
     others: list[Result] = [
         *check_completeness(model),
         *check_rank_order(model),

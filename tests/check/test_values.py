@@ -65,6 +65,31 @@ def test_plain_tensors_that_hold_the_same_ids_are_copies(tmp_path: Path) -> None
     assert kinds(check_dump(tmp_path / "made.shardviz")) == ["unreplicated"]
 
 
+def test_a_replica_that_loaded_weights_of_its_own_after_stamping_is_unreplicated_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    lost = {rank: np.full((8, 3), -1) for rank in (2, 3)}
+    check_made(tmp_path, "dp=2,tp=2", {"w": Made("[16/tp, 3]", ids=lost)})
+    add_values(tmp_path / "made.shardviz", "w", "[16/tp, 3]", {rank: RANDOM[rank] for rank in range(4)})
+    found = only(check_dump(tmp_path / "made.shardviz"))
+    assert (found.kind, found.ranks) == ("unreplicated", (2, 3))
+
+
+def test_weights_drawn_anew_on_every_rank_alike_have_lost_their_ids_and_that_is_said(tmp_path: Path) -> None:
+    lost = {rank: np.full((8, 3), -1) for rank in range(4)}
+    check_made(tmp_path, "dp=2,tp=2", {"w": Made("[16/tp, 3]", ids=lost)})
+    add_values(tmp_path / "made.shardviz", "w", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
+    found = only(check_dump(tmp_path / "made.shardviz"))
+    assert found.kind == "foreign"
+    assert "after the model was stamped" in found.cause
+
+
+def test_copies_of_another_element_type_are_one_finding(tmp_path: Path) -> None:
+    check_made(tmp_path, "tp=2", {"other": "[4/tp]"})
+    add_values(tmp_path / "made.shardviz", "w", None, {0: RANDOM[0], 1: RANDOM[0].astype(np.float64)})
+    assert "unreplicated" not in kinds(check_dump(tmp_path / "made.shardviz"))
+
+
 def test_empty_shards_of_one_region_are_no_copies(tmp_path: Path) -> None:
     check_made(tmp_path, "tp=4", {"other": "[4/tp]"})
     folder = tmp_path / "made.shardviz"

@@ -76,8 +76,10 @@ def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator
         bounds = [*(start for start, _ in first), claimed.shape[dim]]
         rising = bounds[0] == 0 and all(low < high for low, high in pairwise(bounds))
         if 2 < len(bounds) <= MAX_SEGMENTS and rising and _fits(claimed, held, dim, axis, segmented(bounds)):
-            sizes = ", ".join(str(high - low) for low, high in pairwise(bounds))
-            text = f"dim {dim} has segments of {sizes}, each split over {axis}"
+            sizes = [high - low for low, high in pairwise(bounds)]
+            if len(set(sizes)) == 1:
+                continue
+            text = f"dim {dim} has segments of {', '.join(map(str, sizes))}, each split over {axis}"
             yield Explanation("unequal-segments", text, CATALOGUE["unequal-segments"].fix, text)
 
 
