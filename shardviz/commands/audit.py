@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         found = audit(mesh, args.max_size, on_progress=count)
     if args.output:
         _write_repros(found, args.output)
-    print(json.dumps(_as_json(found), indent=1) if args.format == "json" else _as_text(found))
+    print(json.dumps(_as_json(found), indent=1) if args.format == "json" else _as_text(found, args.output))
     return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
 
 
@@ -63,7 +63,8 @@ def _name(number: int, one: Disagreement) -> str:
     return f"{number:02d}_{one.case.operation}.py"
 
 
-def _as_text(found: Audit) -> str:
+def _as_text(found: Audit, folder: Path | None) -> str:
+    """Write out every class, each with its repro, or with where that was written."""
     from importlib.metadata import version
 
     from shardviz.live.audit.repro import repro
@@ -74,7 +75,11 @@ def _as_text(found: Audit) -> str:
     for number, one in enumerate(found.disagreements, 1):
         lines += ["", f"{number}. {one.case}", f"   {one.count:,} cases of this class; the smallest:"]
         lines += [f"   {line}" for line in _differences(one)]
-        lines += ["", *(f"    {line}".rstrip() for line in repro(one.case, _name(number, one)).splitlines())]
+        name = _name(number, one)
+        if folder is not None:
+            lines.append(f"   to see it: python {folder / name}")
+        else:
+            lines += ["", *(f"    {line}".rstrip() for line in repro(one.case, name).splitlines())]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dtypes import itemsize
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", required=True, metavar="MESH", help="fsdp=2,tp=4")
     parser.add_argument("--shape", metavar="SIZES", help="12,12; for torch's spelling, and for sizes written as *")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file; as a picture if it is .svg")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,22 +48,30 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit.
     """
-    from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.commands._dumps import terminal_for, write_answer, write_markup
     from shardviz.mesh import parse_mesh
-    from shardviz.picture.subject import MAX_DRAWN_RANKS
+    from shardviz.picture.subject import MAX_DRAWN_RANKS, of_layout
 
     mesh = parse_mesh(args.mesh)
     if mesh.size > MAX_DRAWN_RANKS:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than the {MAX_DRAWN_RANKS:,} that are explained")
     layout, dtype = read_layout(args.layout, mesh, _shape(args.shape))
-    terminal = terminal_for(args.color)
+    if args.output is not None and args.output.suffix.lower() == ".svg":
+        if args.to is not None:
+            raise LayoutError("a picture is of one layout, not of the way to another", "leave TO out, or write text")
+        from shardviz.picture.svg import svg
+
+        write_markup(svg(of_layout(layout, dtype)), args.output)
+        return EXIT_CLEAN
+    terminal = terminal_for(args.color, args.output)
     if args.to is not None:
         from shardviz.picture.route import route_lines
 
         end, _ = read_layout(args.to, mesh, _shape(args.shape) or layout.shape)
-        write_answer(route_lines(layout, end, dtype, terminal), terminal)
-        return EXIT_CLEAN
-    write_answer(_lines(layout, dtype, terminal, all_ranks=args.all), terminal)
+        lines = route_lines(layout, end, dtype, terminal)
+    else:
+        lines = _lines(layout, dtype, terminal, all_ranks=args.all)
+    write_answer(lines, terminal, args.output)
     return EXIT_CLEAN
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from shardviz.cli import main
 from tests.picture.golden import check_golden
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GOLDEN = {
     "explain_fsdp_over_tp": ["explain", "[12/tp/fsdp, 12]", "--mesh", "fsdp=2,tp=4"],
@@ -93,6 +98,19 @@ def test_a_layout_that_torch_says_otherwise_gets_that_spelling(capsys: pytest.Ca
 def test_a_shape_fills_in_the_sizes_that_a_pattern_leaves_open(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "[*/tp, *]", "--shape", "12,8", "--mesh", "tp=4"]) == 0
     assert capsys.readouterr().out.startswith("float32[12/tp, 8]  on mesh (tp=4)\n")
+
+
+def test_a_layout_is_written_as_a_picture(tmp_path: Path) -> None:
+    drawn = tmp_path / "qkv.svg"
+    assert main(["explain", "[24/3/tp, 8]", "--mesh", "tp=2", "-o", str(drawn)]) == 0
+    assert "float32[24/3/tp, 8]" in drawn.read_text(encoding="utf-8")
+
+
+def test_the_way_between_two_layouts_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = tmp_path / "way.svg"
+    assert main(["explain", "[12/tp]", "[12]", "--mesh", "tp=2", "-o", str(drawn)]) == 2
+    assert "a picture is of one layout" in capsys.readouterr().err
+    assert not drawn.exists()
 
 
 def test_recipes_have_a_line_each_with_axes_and_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,68 @@
+"""Follow a page as a reader would: in a folder of its own, command by command."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.demos.pages import Step
+
+NEEDS_A_SHELL = re.compile(r"""[|&;<>$`](?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
+TIMEOUT = 120
+
+
+def follow(steps: Iterable[Step], beside: Path) -> list[str]:
+    """Do what a page says in the current folder, with the Python files beside the page at hand.
+
+    Returns:
+        What each command printed, and what each file has: that beside the page, or else what the page shows.
+    """
+    for file in beside.glob("*.py"):
+        shutil.copy(file, Path())
+    return [_run(step.command) if step.command else _file(Path(step.file), step.text) for step in steps]
+
+
+def _file(path: Path, text: str) -> str:
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def _run(command: str) -> str:
+    """Run a line; shardviz's own commands in this process, whose fork server has imported torch once for all."""
+    words = shlex.split(command)
+    if words[0] == "shardviz" and not NEEDS_A_SHELL.search(command):
+        return _tidy(_run_here(words[1:]))
+    scripts = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    # Under CI pytest tells failures at greater length.
+    environ = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER", "COLUMNS")}
+    environ |= {"PATH": scripts, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": TIMEOUT}
+    done = subprocess.run(["bash", "-c", command], env=environ, check=False, **pipes)
+    return _tidy(done.stdout)
+
+
+def _run_here(words: list[str]) -> str:
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with redirect_stdout(said), redirect_stderr(said):
+        main(words)
+    return said.buffer.getvalue().decode()
+
+
+def _tidy(text: str) -> str:
+    """Return an output as a page can have it: no blanks at the ends of lines, a newline at its end."""
+    lines = [line.rstrip() for line in text.rstrip().splitlines()]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,90 @@
+"""Pages whose commands are run: a fence of a page says what to type and what that prints, or what stands in a file.
+
+    ```console            each line after `$ ` is a command; what follows is what it prints, stdout and stderr together
+    ```python model.py    the file model.py, whole; it is there before the commands that follow
+
+A picture of the page is what its commands write under that name. Other fences are for reading only. Seconds, rounding
+errors, addresses and torch's version vary from run to run, and may differ from the page.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+FENCE = re.compile(r"^```(console|python [\w.]+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^\$ (.*)\n", re.MULTILINE)
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+\.svg)\)")
+VARIES = (
+    (re.compile(r"\btorch \d+\.\d+\.\d+[\w.+]*"), "torch VERSION"),
+    (re.compile(r"\b\d+\.\d+ ?s\b"), "SECONDS"),
+    (re.compile(r"\b\d+(\.\d+)?e-\d+\b"), "ROUNDING"),
+    (re.compile(r"\b0x[0-9a-f]+\b"), "ADDRESS"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a reader does: types a command, or looks at a file.
+
+    Attributes:
+        command: A line for a shell; empty for a file.
+        file: The file's name; empty for a command.
+        text: What the page says that the command prints, or that stands in the file.
+    """
+
+    command: str
+    file: str
+    text: str
+
+
+def steps(page: str) -> list[Step]:
+    """Return what a reader of the page does, in its order."""
+    return [step for kind, body in FENCE.findall(page) for step in _steps(kind, body)]
+
+
+def pictures(page: str) -> list[str]:
+    """Return the paths of the pictures in a page, as it gives them."""
+    return PICTURE.findall(page)
+
+
+def rewritten(page: str, texts: Iterable[str]) -> str:
+    """Return the page with these texts for its steps, in its order; its own where they differ only in what varies."""
+    new = iter(texts)
+
+    def text_of(step: Step) -> str:
+        text = next(new)
+        return step.text if same(step.text, text) else text
+
+    def fence(found: re.Match[str]) -> str:
+        own = _steps(found[1], found[2])
+        body = "".join((f"$ {step.command}\n" if step.command else "") + text_of(step) for step in own)
+        return f"```{found[1]}\n{body}```"
+
+    return FENCE.sub(fence, page)
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two outputs are the same but for what varies."""
+    return without_what_varies(one) == without_what_varies(other)
+
+
+def without_what_varies(text: str) -> str:
+    """Return an output with words in place of what varies from run to run."""
+    for pattern, word in VARIES:
+        text = pattern.sub(word, text)
+    return text
+
+
+def _steps(kind: str, body: str) -> Iterator[Step]:
+    if kind != "console":
+        yield Step("", kind.partition(" ")[2], body)
+        return
+    before, *found = COMMAND.split(body)
+    assert not before, f"a console fence begins with a command, not with {before!r}"
+    for command, text in zip(found[::2], found[1::2], strict=True):
+        yield Step(command, "", text)

@@ -1,0 +1,47 @@
+"""Every command of the demos and the README prints what the page says, and draws the page's pictures.
+
+`SHARDVIZ_GOLDEN=write pytest tests/demos` writes the pages anew from what the commands print; look at the difference.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.demos.following import follow
+from tests.demos.pages import pictures, rewritten, steps, without_what_varies
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "demos").rglob("*.md"))]
+WRITE = os.environ.get("SHARDVIZ_GOLDEN") == "write"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_shows_what_its_commands_print_and_draw(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    page = path.read_text(encoding="utf-8")
+    todo = steps(page)
+    texts = follow(todo, path.parent)
+    if WRITE:
+        path.write_text(rewritten(page, texts), encoding="utf-8")
+        for picture in pictures(page):
+            (path.parent / picture).write_bytes((tmp_path / Path(picture).name).read_bytes())
+        return
+    for step, text in zip(todo, texts, strict=True):
+        assert without_what_varies(text) == without_what_varies(step.text), step.command or step.file
+    for picture in pictures(page):
+        assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), picture
+
+
+def test_every_folder_of_a_demo_is_in_the_index():
+    index = (ROOT / "demos" / "README.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "demos").glob("*/README.md")}
+    assert folders
+    assert {name for name in folders if f"]({name}/README.md)" in index} == folders
+
+
+def test_every_file_of_a_demo_is_shown_or_run_by_its_page():
+    for path in (ROOT / "demos").glob("*/*"):
+        page = (path.parent / "README.md").read_text(encoding="utf-8")
+        assert path.name == "README.md" or path.name in page, path
