@@ -86,8 +86,7 @@ def _as_text(found: Audit, folder: Path | None) -> str:
 def _differences(one: Disagreement) -> list[str]:
     lines = []
     for rank, got in sorted(one.got.items()):
-        wanted = one.case.wanted(rank).flat_ids(one.case.shape).ravel().tolist()
-        lines.append(f"rank {rank}: wanted {wanted}, got {got}")
+        lines.append(f"rank {rank}: wanted {one.case.wanted_ids(rank)}, got {got}")
     return lines
 
 

@@ -48,6 +48,15 @@ class Case:
         """Return what a rank must hold after the operation."""
         return self.wanted_layout.region(self.mesh.coord_of(rank))
 
+    def wanted_ids(self, rank: int) -> list[int]:
+        """Return the ids that a rank must hold after the operation, in memory order."""
+        return self.ids(self.wanted(rank))
+
+    def ids(self, region: Region) -> list[int]:
+        """Return the ids of a region; they count from 1, so that padding is none of them."""
+        found: list[int] = (region.flat_ids(self.shape) + 1).ravel().tolist()
+        return found
+
     @property
     def wanted_layout(self) -> Layout:
         """The layout that must come of it."""

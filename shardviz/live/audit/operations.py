@@ -43,8 +43,8 @@ def perform(case: Case, meshes: Meshes) -> torch.Tensor:
 
 
 def whole(case: Case) -> torch.Tensor:
-    """Return the tensor whose every element is its own index."""
-    return torch.arange(torch.Size(case.shape).numel(), dtype=torch.float32).view(case.shape)
+    """Return the tensor whose every element is its own id, from 1."""
+    return torch.arange(1, torch.Size(case.shape).numel() + 1, dtype=torch.float32).view(case.shape)
 
 
 def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shardviz.placements import spell
@@ -28,7 +29,7 @@ def main(rank):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29531", RANK=str(rank), WORLD_SIZE="{size}")
     distributed.init_process_group("gloo")
     mesh = DeviceMesh("cpu", torch.tensor({ranks}).reshape({shape}), mesh_dim_names={axes})
-{flatten}    whole = torch.arange({numel}.0).reshape({global_shape})
+{flatten}    whole = torch.arange(1.0, {end}.0).reshape({global_shape})
 {body}
     line = f"rank {{rank}}: wanted {{WANTED[rank]}}, got {{got.flatten().int().tolist()}}\\n"
     print(line, end="", flush=True)  # in one write: ranks share the terminal
@@ -53,7 +54,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 _CHECKPOINT_IMPORTS = "from torch.distributed import checkpoint\n" + _TENSOR_IMPORTS
 
 _SHARDED = "DTensor.from_local({local}, mesh, {placements}, shape=whole.shape, stride=whole.stride())"
-_OWN = "whole.flatten()[torch.tensor(HELD[rank], dtype=torch.long)].reshape(SHAPES[rank])"
+_OWN = "torch.tensor(HELD[rank], dtype=whole.dtype).reshape(SHAPES[rank])"
 
 
 def repro(case: Case, name: str) -> str:
@@ -75,23 +76,16 @@ def repro(case: Case, name: str) -> str:
         shape=case.mesh.shape,
         axes=case.mesh.axes,
         flatten="    mesh._flatten()\n" if case.flattened else "",
-        numel=_numel(case),
+        end=math.prod(case.shape) + 1,
         global_shape=case.shape,
         body="\n".join(f"    {line}" for line in _body(case)),
     )
     return text if "HELD[" not in text else text.replace("\n\n\ndef main", f"\n{_source(case)}\n\n\ndef main", 1)
 
 
-def _numel(case: Case) -> int:
-    numel = 1
-    for size in case.shape:
-        numel *= size
-    return numel
-
-
 def _held(case: Case, placements: tuple[object, ...]) -> dict[int, list[int]]:
     layout = case.layout(placements)  # type: ignore[arg-type]
-    return {rank: region.flat_ids(case.shape).ravel().tolist() for rank, region in sorted(layout.regions())}
+    return {rank: case.ids(region) for rank, region in sorted(layout.regions())}
 
 
 def _source(case: Case) -> str:

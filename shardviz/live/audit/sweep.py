@@ -139,7 +139,7 @@ def _as_wanted(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) ->
     wanted = case.wanted(rank)
     if not wanted.size:
         return not ids
-    return shape == wanted.shape and ids == wanted.flat_ids(case.shape).ravel().tolist()
+    return shape == wanted.shape and ids == case.ids(wanted)
 
 
 def _classes(cases: list[Case], wrong: dict[int, dict[int, list[int] | str]]) -> list[Disagreement]:
