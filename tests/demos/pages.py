@@ -22,7 +22,7 @@ PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+\.svg)\)")
 VARIES = (
     (re.compile(r"\btorch \d+\.\d+\.\d+[\w.+]*"), "torch VERSION"),
     (re.compile(r"\b\d+\.\d+ ?s\b"), "SECONDS"),
-    (re.compile(r"\b\d+(\.\d+)?e-\d+\b"), "ROUNDING"),
+    (re.compile(r"\bwithin (0|\d+(\.\d+)?e-\d+)\b"), "within ROUNDING"),
     (re.compile(r"\b0x[0-9a-f]+\b"), "ADDRESS"),
 )
 

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.demos.following import follow
 from tests.demos.pages import pictures, rewritten, steps, without_what_varies
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "demos").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]
 WRITE = os.environ.get("SHARDVIZ_GOLDEN") == "write"
 
 
@@ -32,6 +33,15 @@ def test_a_page_shows_what_its_commands_print_and_draw(path, tmp_path, monkeypat
         assert without_what_varies(text) == without_what_varies(step.text), step.command or step.file
     for picture in pictures(page):
         assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), picture
+
+
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_page_links_to_is_there(path):
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
 
 
 def test_every_folder_of_a_demo_is_in_the_index():

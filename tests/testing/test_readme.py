@@ -6,7 +6,7 @@ import pytest
 
 from tests.testing.sessions import ROOT, run
 
-(SHOWN,) = re.findall(r"## In your tests.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+(SHOWN,) = re.findall(r"```python test_mine.py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 TEST = "test_weights_are_split_over_fsdp"
 
 
