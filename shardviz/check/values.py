@@ -45,7 +45,9 @@ def first_difference(one: Shard, other: Shard) -> str:
     at = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
     if at is None:
         return ""
-    index = [int(i) for i in np.unravel_index(at, one.body.local_shape)] if one.body.local_shape else []
+    pair = (2,) if one.body.dtype.startswith("complex") else ()  # written as real and imaginary part
+    shape = (*one.body.local_shape, *pair)
+    index = [int(i) for i in np.unravel_index(at, shape)] if shape else []
     return f"; at {index} of the shard rank {one.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
 
 

@@ -85,9 +85,11 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
     for param in flat_params(model):
         flat_names.add(param.name)
         grad = None if param.grad is None else param.cut(param.grad.detach())
-        record = FlatRecord(param.shape, param.offset), param.total
-        claim = of_flat_param(param, mesh)
-        yield Local(param.name, "param", param.shape, param.cut(param.local), claim, record, grad)
+        # A stretch of a tensor-parallel shard is no layout that could be claimed: its ids say where it is.
+        is_layout = param.shape == param.whole
+        record = (FlatRecord(param.shape, param.offset), param.total) if is_layout else None
+        claim = of_flat_param(param, mesh) if is_layout else None
+        yield Local(param.name, "param", param.whole, param.cut(param.local), claim, record, grad)
     for role, name, tensor in named_tensors(model):
         cleaned = clean_name(name)
         if cleaned not in flat_names and not cleaned.endswith("_flat_param"):
@@ -160,6 +162,9 @@ class Capture:
 
     def add_values(self, local: Local, stage: Stage) -> None:
         """Write down a tensor's own values: a digest, and the values themselves where they are few or compared."""
+        if local.values.is_meta:
+            self._add(local.name, self._body(local, stage), "")
+            return
         small = local.values.numel() <= self.values_limit
         dense = not small and stage in ("step", "reference")
         constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())

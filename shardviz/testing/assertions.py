@@ -70,7 +70,8 @@ def assert_layout(
     """Assert how tensors are laid out, by their placements.
 
     Every parameter of a module must be matched by a rule, and every rule must match something; of several rules that
-    match a name, the first counts. A tensor without placements is where a layout that splits nothing wants it.
+    match a name, the first counts. Buffers are looked at by rules that match no parameter. A tensor without placements
+    is where a layout that splits nothing wants it. Where a stamped module fails, what ranks hold is told too.
 
     Args:
         subject: A module, a tensor, an optimizer, tensors by name, or a dump.
@@ -112,7 +113,7 @@ def assert_replicated(
     __tracebackhide__ = True
     from shardviz.testing import copies
 
-    seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh, of)
+    seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh, of, compared=True)
     raise_for(seen, copies.check_axis(seen, axis))
 
 
@@ -170,14 +171,18 @@ def _gather_ids(model: nn.Module, mesh: DeviceMesh | None) -> Model:
     return gather(lambda seen: add_model(seen, unwrapped(model), known, stamps), known, stamps)
 
 
-def _gather_values(subject: Any, mesh: DeviceMesh | None, of: Collection[Role] = ("param", "buffer")) -> Model:
+def _gather_values(
+    subject: Any, mesh: DeviceMesh | None, of: Collection[Role] = ("param", "buffer"), *, compared: bool = False
+) -> Model:
     from torch import nn
 
     from shardviz.testing.gathering import gather
-    from shardviz.testing.subjects import device_mesh_of, locals_of
+    from shardviz.testing.subjects import check_values, device_mesh_of, locals_of
 
     known = device_mesh_of(subject, mesh)
     locals_ = locals_of(subject, known, of)
+    if compared:
+        check_values(locals_)
 
     def add(seen: Any) -> None:
         if isinstance(subject, nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
@@ -36,37 +38,37 @@ def check_rules(model: Model, layouts: Mapping[str, str | None]) -> list[Finding
     rules = {pattern: ANY if text is None else text for pattern, text in layouts.items()}
     patterns = {text: parse(text) for text in rules.values() if text != ANY}
     tensors = model.stage("stamped") or model.stage("initial")
-    _check_complete(tensors, rules)
+    used = _check_complete(tensors, rules)
     return [
         finding
         for tensor in tensors
         for name in tensor.names
+        if tensor.role != "buffer" or _rule_of(rules, name) not in used
         if (text := intended_text(rules, name)) in patterns
         for finding in _compare(tensor, name, patterns[text], text)
     ]
 
 
-def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> None:
+def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]:
+    """Make sure that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
     __tracebackhide__ = True
-    unused, unmatched = dict(rules), []
-    for tensor in tensors:
-        for name in tensor.names:
-            used = [pattern for pattern, text in rules.items() if intended_text({pattern: text}, name)][:1]
-            for pattern in used:
-                unused.pop(pattern, None)
-            if not used and tensor.role != "buffer":
-                unmatched.append(name)
-    if unmatched:
+    names = {name: tensor.role for tensor in tensors for name in tensor.names}
+    by_name = {name: _rule_of(rules, name) for name in names}
+    if unmatched := [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]:
         raise ShardAssertionError(
             f"no rule matches {', '.join(unmatched)}\n"
             f"  fix       add a rule, or {{{unmatched[0]!r}: None}} where any layout will do"
         )
-    if unused:
-        names = ", ".join(name for tensor in tensors for name in tensor.names)
+    if unused := [rule for rule in rules if rule not in by_name.values()]:
         raise ShardAssertionError(
             f"no tensor is matched by {', '.join(map(repr, unused))}, or an earlier rule took it\n"
-            f"  fix       drop the rule, or mend its pattern; the tensors are {names}"
+            f"  fix       drop the rule, or mend its pattern; the tensors are {', '.join(names)}"
         )
+    return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
+
+
+def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
+    return next((pattern for pattern in rules if fnmatchcase(name, pattern)), None)
 
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
@@ -85,7 +87,7 @@ def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator
             f"{len(shards)} of {len(tensor.shards)} ranks {does}, not the intended {text}",
             claimed=own,
             intended=text,
-            fix=f"{_remedy(layout, tensor.shape, pattern)}, or expect {write(layout) if layout else list(local)}",
+            fix=_remedy(tensor, layout, local, pattern),
         )
 
 
@@ -94,9 +96,16 @@ def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
     return not any(pattern.chains) and not pattern.partial and not pattern.flat and pattern.fits_shape(shape)
 
 
-def _remedy(layout: Layout | None, shape: Sequence[int], pattern: Pattern) -> str:
+def _remedy(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> str:
+    """Say what to change: the dtype, the sizes that are expected, or the placements."""
+    own = write(layout) if layout else str(list(local))
+    same = replace(pattern, dtype="")
+    if pattern.dtype and (same.matches(layout) if layout else _is_whole(same, local)):
+        return f"make it {pattern.dtype}, or expect {tensor.dtype}{own}"
+    if not pattern.fits_shape(tensor.shape):
+        return f"expect {own}: {pattern} does not fit the shape {list(tensor.shape)}"
     if layout is None:
-        return "shard it"
-    if not pattern.fits_shape(shape):
-        return f"expect sizes that fit the shape {list(shape)}"
-    return f"place it by {right_label(pattern.layout(layout.mesh, None if pattern.flat else shape))}"
+        gathered = " (FSDP2 gathers a root's weights for forward and keeps them until backward, or its reshard())"
+        return f"shard it{gathered if tensor.role == 'param' else ''}, or expect {own}"
+    wanted = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
+    return f"place it by {right_label(wanted)}, or expect {own}"

@@ -12,16 +12,14 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.check.finding import Finding
 from shardviz.check.step.compared import SAFETY, Rounding, laid_out
-from shardviz.check.step.gradients import check_gradient
-from shardviz.check.step.scale import check_scale
 from shardviz.layout import Layout
 from shardviz.region import Region
+from shardviz.testing.differences import explained, misshapen
 from shardviz.testing.gathering import gather
 from shardviz.testing.message import ShardAssertionError, raise_for
 from shardviz.testing.reduced import assembled
-from shardviz.testing.subjects import device_mesh_of, locals_of
+from shardviz.testing.subjects import check_values, device_mesh_of, locals_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.finding import Finding
     from shardviz.dump.records import Role
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.live.capture import Capture, Local
@@ -44,6 +42,10 @@ TOLERANCES = {
     torch.float64: (1e-7, 1e-7),
 }
 """rtol and atol by dtype, those of `torch.testing.assert_close`; other dtypes must be equal."""
+ROUNDING: dict[Role, float] = {"grad": 16.0, "activation": 4.0, "optim": 4.0}
+"""What is computed is made of sums, which each layout adds in another order: so many times the dtype's eps, of the
+largest element, may an element be off too. A gradient is made of terms as large as the largest gradient of the model,
+measured on small language models: 12 times eps in float32, 16 in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Wanted:
     def is_far(self, got: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
         """Whether some element is off; NaN always is."""
         return not np.allclose(got, wanted, self.rtol, self.atol)
+
+    def __str__(self) -> str:
+        return f"rtol {self.rtol:g}, atol {self.atol:g}"
 
     @property
     def rounding(self) -> Rounding:
@@ -87,8 +92,10 @@ def assert_same(
     Args:
         actual: A module, a tensor, an optimizer, or tensors by name.
         reference: The same kind of thing with the same names.
-        rtol: How far an element may be off, as a part of its own size; by default by the coarser dtype of the two.
-        atol: How far it may be off in any case; by default by the dtype too.
+        rtol: How far an element may be off, as a part of its own size; by default by the coarser dtype of the two. A
+            model that computes in a coarser dtype than its parameters have needs one of its own.
+        atol: How far it may be off in any case; by default by the dtype too, and of what is computed by what sums of
+            the size of its largest element are rounded.
         of: What is looked at in modules. A gradient that is None must be None in both.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
@@ -97,8 +104,8 @@ def assert_same(
     """
     __tracebackhide__ = True
     known = device_mesh_of(actual, mesh)
-    own = {(local.role, local.name): local for local in locals_of(actual, known, of)}
-    wanted = _wanted(own, {(local.role, local.name): local for local in locals_of(reference, known, of)}, known)
+    own = _by_key(locals_of(actual, known, of))
+    wanted = _wanted(own, _by_key(locals_of(reference, known, of)), known)
     for key, local in wanted.items():
         if rtol is not None or atol is not None:
             wanted[key] = Wanted(local.values, rtol or 0.0, atol or 0.0)
@@ -112,9 +119,22 @@ def assert_same(
             if key in suspects:
                 seen.add_values(local, "step")
 
+    _check_references(suspects, wanted)
     model = gather(add, known)
     findings = [found for tensor in model.tensors for found in _compare(model, tensor, wanted)]
     raise_for(model, findings)
+
+
+def _by_key(locals_: Collection[Local]) -> dict[Key, Local]:
+    """Return tensors by role and name; complex ones as pairs of real numbers."""
+    check_values(locals_)
+    return {(local.role, local.name): _real(local) for local in locals_}
+
+
+def _real(local: Local) -> Local:
+    if not local.values.is_complex():
+        return local
+    return replace(local, values=torch.view_as_real(local.values.resolve_conj()), shape=(*local.shape, 2))
 
 
 def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Wanted]:
@@ -131,13 +151,25 @@ def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceM
         for tensor in model.tensors:
             for name in tensor.names:
                 whole[tensor.role, name] = assembled(model, tensor, name).reshape(tensor.shape)
-    dtypes = {key: (local.values.dtype, own[key].values.dtype if key in own else None) for key, local in theirs.items()}
-    return {key: Wanted(values, *_tolerance(*dtypes[key])) for key, values in whole.items()}
+    largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
+    found = {}
+    for key, values in whole.items():
+        dtypes = {theirs[key].values.dtype, own.get(key, theirs[key]).values.dtype}
+        size = max(_largest(values), largest if key[0] == "grad" else 0.0)
+        found[key] = Wanted(values, *_tolerance(dtypes, ROUNDING.get(key[0], 0.0) * size))
+    return found
 
 
-def _tolerance(one: torch.dtype, other: torch.dtype | None) -> tuple[float, float]:
-    found = [TOLERANCES.get(dtype, (0.0, 0.0)) for dtype in (one, other) if dtype is not None]
-    return max(rtol for rtol, _ in found), max(atol for _, atol in found)
+def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, float]:
+    """Return rtol and atol; `rounded` is how much an element may be off by, in units of eps."""
+    rtols, atols = zip(*(TOLERANCES.get(dtype, (0.0, 0.0)) for dtype in dtypes), strict=True)
+    eps = max(torch.finfo(dtype).eps if dtype.is_floating_point else 0.0 for dtype in dtypes)
+    return max(rtols), max(*atols, rounded * eps)
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite element."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
@@ -155,6 +187,24 @@ def _check_names(own: Mapping[Key, Local], wanted: Mapping[Key, Wanted]) -> None
             raise ShardAssertionError(
                 f"{what} {role} {name}\n  fix       compare what both have: of=(...), or tensors by name"
             )
+
+
+def _check_references(suspects: set[Key], wanted: Mapping[Key, Wanted]) -> None:
+    """Fail on every rank if ranks have different references: then nobody knows what is right."""
+    __tracebackhide__ = True
+    first = [{key: wanted[key].values for key in suspects}]
+    distributed.broadcast_object_list(first)
+    others = {
+        key
+        for key in suspects
+        if not np.array_equal(first[0][key], wanted[key].values, equal_nan=True)
+        and wanted[key].is_far(first[0][key], wanted[key].values)
+    }
+    for role, name in sorted(_agreed(others)):
+        raise ShardAssertionError(
+            f"{role} {name}: the reference is not the same on every rank\n"
+            "  fix       make it alike on all of them: the same seed before the weights are drawn, the same batch"
+        )
 
 
 def _agreed(mine: set[Key]) -> set[Key]:
@@ -184,54 +234,11 @@ def _compare(model: Model, tensor: Tensor, wanted: Mapping[Key, Wanted]) -> list
     for name in tensor.names:
         reference = wanted[tensor.role, name]
         if tensor.shape != reference.values.shape:
-            found.append(_misshapen(tensor, name, reference))
+            found.append(misshapen(tensor, name, reference.values.shape))
             continue
         one = laid_out(model, tensor, name, reference.values, reference.rounding)
         if any(values.shape != one.regions[rank].shape for rank, values in one.values.items()):
-            found.append(_misshapen(tensor, name, reference))
+            found.append(misshapen(tensor, name, reference.values.shape))
         elif far := [rank for rank, got in one.reduced.items() if reference.is_far(got, one.wanted_of(rank))]:
-            found.append(_explained(one, reference, far))
+            found.append(explained(one, far, str(reference)))
     return found
-
-
-def _explained(one: Compared, reference: Wanted, far: list[int]) -> Finding:
-    """Name what is known to give such a difference, or else the element that is farthest off."""
-    alike = replace(one, role=one.role if one.role == "grad" else "scalar")
-    finding = (check_gradient(alike) if one.role == "grad" else None) or check_scale(alike)
-    if finding is not None:
-        summary = finding.summary.replace("the unsharded model's", "the reference's")
-        return replace(finding, ranks=tuple(far), summary=summary)
-    rank = max(far, key=lambda rank: float(np.max(np.abs(one.reduced[rank] - one.wanted_of(rank)), initial=0.0)))
-    got, wanted = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
-    at = int(np.argmax(np.where(np.isnan(got), np.inf, np.abs(got - wanted))))
-    number = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[at])
-    index = [int(i) for i in np.unravel_index(number, reference.values.shape)] if reference.values.shape else []
-    return Finding(
-        "wrong-value",
-        "error",
-        one.name,
-        tuple(far),
-        f"{len(far)} of {len(one.reduced)} ranks hold other values than the reference: at {index} rank {rank} has "
-        f"{got[at]:.6g}, the reference {wanted[at]:.6g} (rtol {reference.rtol:g}, atol {reference.atol:g})",
-        claimed=_claimed(one.claimed),
-        fix="start both from the same weights and the same batch; if they do, this tensor goes wrong on these ranks",
-    )
-
-
-def _misshapen(tensor: Tensor, name: str, reference: Wanted) -> Finding:
-    return Finding(
-        "wrong-shape",
-        "error",
-        name,
-        tuple(tensor.shards),
-        f"its shape is {list(tensor.shape)} ({list(tensor.first.body.local_shape)} on rank {tensor.first.rank}), the "
-        f"reference's {list(reference.values.shape)}",
-        claimed=_claimed(tensor.claimed),
-        fix="give the placements to the local tensor, DTensor.from_local, so that its part is known",
-    )
-
-
-def _claimed(layout: Layout | None) -> str:
-    from shardviz.notation import write
-
-    return write(layout) if layout else ""

@@ -17,7 +17,7 @@ from shardviz.live.step import gradients
 from shardviz.testing import current
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -53,6 +53,20 @@ def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = 
     raise ShardvizError(
         f"a {type(subject).__name__} cannot be looked at", "give a module, a tensor, an optimizer, or tensors by name"
     )
+
+
+def check_values(locals_: Iterable[Local]) -> None:
+    """Make sure that tensors have values to compare.
+
+    Raises:
+        ShardvizError: One is on the meta device.
+    """
+    for local in locals_:
+        if local.values.is_meta:
+            raise ShardvizError(
+                f"{local.name} is on the meta device and has no values to compare",
+                "materialize the model first: to_empty, and draw or load its weights",
+            )
 
 
 def device_mesh_of(subject: Subject, given: DeviceMesh | None) -> DeviceMesh | None:

@@ -98,9 +98,14 @@ def _small(one: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | Non
     if factor is None:
         return None
     ratio = Fraction(factor).limit_denominator(max(one.mesh.size, 1))
-    if not ratio or abs(factor - ratio) > RATIO_PRECISION * max(1.0, abs(factor)):
+    if not ratio or abs(factor - ratio) > _precision(one) * max(1.0, abs(factor)):
         return None
     return ratio if one.near(got, one.wanted_of(rank) * float(ratio), scale=float(ratio)) else None
+
+
+def _precision(one: Compared) -> float:
+    """Return how near a ratio must be: of coarse dtypes, nearer than they round is too much to ask."""
+    return max(RATIO_PRECISION, one.rounding.epsilon)
 
 
 def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
@@ -123,7 +128,7 @@ def _by_numbers(one: Compared) -> Finding | None:
     if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < LEAST_SCALE:
         return None
     low, high = min(factors.values()), max(factors.values())
-    alike = high - low <= RATIO_PRECISION * abs(high)
+    alike = high - low <= _precision(one) * abs(high)
     shown = ", ".join(f"{number(factor)} on rank {rank}" for rank, factor in list(factors.items())[:MAX_LISTED])
     times = f"{number(high)} times the unsharded model's on every rank" if alike else f"scaled by {shown}"
     more = "" if alike or len(factors) <= MAX_LISTED else ", ..."

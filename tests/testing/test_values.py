@@ -1,0 +1,147 @@
+"""Assertions on values of all kinds: rounding, another order, complex, meta, buffers, no values at all."""
+
+import copy
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from shardviz.errors import ShardvizError
+from shardviz.live.compat import DTensor, Shard, fully_shard
+from shardviz.testing import (
+    ShardAssertionError,
+    assert_layout,
+    assert_reduced,
+    assert_replicated,
+    assert_same,
+    spmd,
+)
+from tests.testing.models import MLP, parallelize
+
+FSDP_TP = {"fsdp": 2, "tp": 2}
+
+
+def text_of(assertion, *args, **options):
+    with pytest.raises(ShardAssertionError) as caught:
+        assertion(*args, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@spmd(mesh=FSDP_TP)
+def test_sums_that_another_layout_rounds_otherwise_are_the_same(mesh, dtype):
+    reference = MLP().to(dtype)
+    model = parallelize(copy.deepcopy(reference), mesh)
+    batch = torch.randn(64, 12).to(dtype)
+    output = model(batch.chunk(2)[mesh.get_local_rank("fsdp")])
+    output.square().mean().backward()
+    whole = reference(batch)
+    whole.square().mean().backward()
+    assert_same(model, reference)
+    assert_same(DTensor.from_local(output.detach(), mesh["fsdp"], [Shard(0)]), whole.detach())
+
+
+@spmd(mesh=FSDP_TP)
+def test_a_gradient_that_is_off_by_half_is_found_in_bfloat16(mesh):
+    reference = MLP().to(torch.bfloat16)
+    model = parallelize(copy.deepcopy(reference), mesh)
+    batch = torch.randn(64, 12).to(torch.bfloat16)
+    model(batch.chunk(2)[mesh.get_local_rank("fsdp")]).square().sum().backward()  # FSDP2 takes the mean
+    reference(batch).square().sum().backward()
+    text = text_of(assert_same, model, reference, of=("grad",))
+    assert text.splitlines()[0].endswith(": the gradient is 1/2 of the reference's, 1 over fsdp")
+
+
+@spmd(mesh=FSDP_TP)
+def test_values_in_another_order_are_told_by_what_is_held(mesh):
+    whole = torch.randn(8, 6)
+    local = whole.chunk(2)[mesh.get_local_rank("tp")].chunk(2)[mesh.get_local_rank("fsdp")].contiguous()
+    lines = text_of(assert_same, DTensor.from_local(local, mesh, [Shard(0), Shard(0)]), whole).splitlines()
+    assert lines[:4] == [
+        "tensor: the values are the reference's, but not where the placements say: the axes split the dim in another "
+        "order",
+        "  ranks     1-2",
+        "  claimed   [8/fsdp/tp, 6]",
+        "  held      [8/tp/fsdp, 6]",
+    ]
+    assert lines[-1].endswith("label the local tensors by (_StridedShard(0, split_factor=2), Shard(0))")
+
+
+@spmd(mesh={"tp": 2})
+def test_a_reference_that_differs_from_rank_to_rank_is_a_mistake_of_the_test(mesh):
+    own = torch.full((3,), float(distributed.get_rank()))
+    assert_same(own, own)
+    text = text_of(assert_same, torch.zeros(3), own)
+    assert text.startswith("activation tensor: the reference is not the same on every rank\n")
+
+
+@spmd(mesh={"tp": 2})
+def test_infinities_that_are_wanted_are_not_what_is_off(mesh):
+    assert_same(torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 1.0]))
+    text = text_of(assert_same, torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 2.0]))
+    assert "at [1] rank 0 has 1, the reference 2" in text
+
+
+@spmd(mesh={"tp": 2})
+def test_both_parts_of_a_complex_buffer_are_compared(mesh):
+    model = nn.Module()
+    model.register_buffer("freqs", torch.full((4,), 1j, dtype=torch.complex64))
+    reference = copy.deepcopy(model)
+    assert_same(model, reference)
+    if distributed.get_rank() == 1:
+        model.freqs[2] *= 2
+    assert "at [2, 1] rank 1 has 2, the reference 1" in text_of(assert_same, model, reference)
+    assert "at [2, 1] of the shard rank 0 has 1, rank 1 2" in text_of(assert_replicated, model, axis="tp")
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_model_on_the_meta_device_has_a_layout_but_no_values(mesh):
+    with torch.device("meta"):
+        model = MLP()
+    fully_shard(model, mesh=mesh)
+    assert_layout(model, {"*.weight": "[*/fsdp, *]", "*.bias": "[*/fsdp]"})
+    with pytest.raises(ShardvizError, match=r"up.weight is on the meta device and has no values to compare"):
+        assert_replicated(model, axis="fsdp")
+    with pytest.raises(ShardvizError, match="on the meta device"):
+        assert_same(model, MLP())
+
+
+@spmd(mesh={"fsdp": 2})
+def test_rules_for_parameters_say_nothing_of_buffers(mesh):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    fully_shard(model, mesh=mesh)
+    assert_layout(model, {"0.weight": "[*/fsdp, *]", "*": "[*/fsdp]"})
+    text = text_of(assert_layout, model, {"*.running_mean": "[*/fsdp]", "*": None})
+    assert text.startswith("1.running_mean: 2 of 2 ranks have a plain tensor, not the intended [*/fsdp]\n")
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_rule_with_another_dtype_is_not_told_to_place_it_otherwise(mesh):
+    model = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
+    fully_shard(model, mesh=mesh)
+    text = text_of(assert_layout, model, "float32[*/fsdp, *]")
+    assert text.endswith("  fix       make it float32, or expect bfloat16[4/fsdp, 4]")
+    assert text_of(assert_layout, model, "[*/fsdp]").endswith(
+        "expect [4/fsdp, 4]: [*/fsdp] does not fit the shape [4, 4]"
+    )
+
+
+@spmd(mesh={"fsdp": 2})
+def test_weights_that_fsdp_gathered_for_forward_say_so(mesh):
+    model = MLP()
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    model(torch.ones(2, 12))
+    assert "FSDP2 gathers a root's weights for forward" in text_of(
+        assert_layout, model, {"up.*": "[*/fsdp]", "*": None}
+    )
+
+
+@spmd(mesh={"dp": 2, "tp": 2})
+def test_gradients_under_no_sync_are_told_without_a_guess_of_their_reduction(mesh):
+    model = nn.parallel.DistributedDataParallel(MLP())
+    with model.no_sync():
+        model(torch.full((1, 12), 1.0 + distributed.get_rank())).sum().backward()
+    text = text_of(assert_reduced, model)
+    assert "the gradient differs along dp and tp: rank 0 and rank 2" in text
+    assert "backward ran under no_sync()" in text
+    assert "with op=ReduceOp.AVG for a mean" in text
