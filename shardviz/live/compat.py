@@ -199,7 +199,8 @@ class FlatParam:
     Attributes:
         name: Its fully qualified name in the unwrapped model.
         unit: The name of the wrapped module whose flat parameter it is in.
-        shape: Its own shape.
+        shape: Its own shape; of a tensor-parallel one, that of the shard which is in the concatenation.
+        whole: The shape of all of it.
         offset: Its first element in the concatenation.
         total: Elements of the whole concatenation, padding included.
         local: This rank's part of the concatenation, one-dimensional.
@@ -212,6 +213,7 @@ class FlatParam:
     name: str
     unit: str
     shape: tuple[int, ...]
+    whole: tuple[int, ...]
     offset: int
     total: int
     local: torch.Tensor
@@ -230,8 +232,9 @@ class FlatParam:
 def flat_params(model: nn.Module) -> Iterator[FlatParam]:
     """Yield the original parameters of every FSDP1 flat parameter in a model.
 
-    Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and `FlatParameter._param_infos`. Tried on torch 2.4.1,
-    2.13.0 and 2.15.0.
+    Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
+    `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`: names that share a parameter are all there.
+    Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -256,23 +259,28 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
     size = local.numel()
     grad = getattr(flat, "_saved_grad_shard", None) if split else flat.grad
     grad = flat.grad if grad is None else grad
+    shared: dict[tuple[Any, str], list[Any]] = {}
+    for info in flat._shared_param_infos:
+        shared.setdefault((info.prim_module, info.prim_param_name), []).append(info)
     offset = 0
-    infos = iter(zip(flat._param_infos, flat._shapes, strict=True))
+    infos = iter(zip(flat._param_infos, flat._shapes, flat._param_extensions, strict=True))
     for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
         if not padding:
-            info, shape = next(infos)
-            yield FlatParam(
-                clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
-                clean_name(prefix),
-                tuple(shape),
-                offset,
-                size * len(shard_group),
-                local.detach(),
-                size * shard_group.index(me[0]),
-                shard_group,
-                replicas,
-                grad,
-            )
+            own, shape, of_tp = next(infos)
+            for info in (own, *shared.get((own.module, own.param_name), ())):
+                yield FlatParam(
+                    clean_name(".".join(part for part in (prefix, info.module_name, info.param_name) if part)),
+                    clean_name(prefix),
+                    tuple(shape),
+                    tuple(shape if of_tp is None else of_tp.shape),
+                    offset,
+                    size * len(shard_group),
+                    local.detach(),
+                    size * shard_group.index(me[0]),
+                    shard_group,
+                    replicas,
+                    grad,
+                )
         offset += numel
 
 

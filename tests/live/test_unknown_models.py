@@ -103,6 +103,39 @@ def parallelize(model, mesh): ...
     assert {finding.kind for finding in report.findings} == {"unreduced-gradient"}
 
 
+def test_fsdp1_over_tensor_parallel_with_a_shared_weight_is_checked_to_its_gradients(tmp_path):
+    two_d = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.up, self.down = nn.Embedding(8, 4), nn.Linear(4, 8), nn.Linear(8, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+    def forward(self, tokens): return self.head(self.down(self.up(self.embed(tokens)).relu()))
+def build(): return Model()
+def parallelize(model, mesh):
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(model, device_mesh=mesh["dp"], use_orig_params=True, device_id=cpu)
+def batch(): return torch.randint(0, 8, (12, 4))
+"""
+    report = checked(two_d, "dp=2,tp=2", tmp_path / "right")
+    assert (report.findings, report.not_checked) == ((), ())
+    twice = (
+        two_d
+        + """
+def step(model, tokens, mesh):
+    loss = model(tokens).square().mean()
+    loss.backward()
+    model.module.up.weight.grad.mul_(2)
+    return loss
+"""
+    )
+    report = checked(twice, "dp=2,tp=2", tmp_path / "twice")
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("wrong-scale", "up.weight")]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -18,7 +18,7 @@ import numpy as np
 from shardviz.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,6 +59,23 @@ class Rounding:
 
 
 @dataclass(frozen=True)
+class Elements:
+    """Elements of a tensor that are no product of index ranges, in a stand-in for a `Region`.
+
+    Attributes:
+        numbers: Their numbers, counted row-major from 0, in memory order.
+        shape: The local shape.
+    """
+
+    numbers: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def flat_ids(self, _shape: Sequence[int]) -> NDArray[np.int64]:
+        """Return the numbers, in the local shape."""
+        return np.array(self.numbers, np.int64).reshape(self.shape)
+
+
+@dataclass(frozen=True)
 class Compared:
     """One tensor after a step, on every rank, beside its reference.
 
@@ -79,7 +96,7 @@ class Compared:
     claimed: Layout | None
     wanted: NDArray[np.float64]
     values: Mapping[int, NDArray[np.float64]]
-    regions: Mapping[int, Region]
+    regions: Mapping[int, Region | Elements]
     rounding: Rounding
 
     @cached_property
@@ -187,12 +204,17 @@ def laid_out(model: Model, tensor: Tensor, name: str, wanted: NDArray[np.float64
     return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding)
 
 
-def _region(model: Model, tensor: Tensor, shard: Shard, name: str, shape: tuple[int, ...]) -> Region:
+def _region(model: Model, tensor: Tensor, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
     """Return the part that a rank holds: what is claimed of it, or what its parameter was seen to hold."""
     if shard.layout is not None:
         return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
-    if shard.body.local_shape != shape and (stamped := model.find("stamped", "param", name)) is not None:
-        held = stamped.shards[shard.rank].held if shard.rank in stamped.shards else None
-        if held is not None and held.shape == shard.body.local_shape:
-            return held
+    stamped = model.find("stamped", "param", name)
+    if shard.body.local_shape != shape and stamped is not None and shard.rank in stamped.shards:
+        ids = stamped.shards[shard.rank]
+        if ids.held is not None and ids.held.shape == shard.body.local_shape:
+            return ids.held
+        if ids.body.runs is not None and ids.body.local_shape == shard.body.local_shape:
+            numbers = model.local_ids(stamped, ids, name) - 1
+            if numbers.min(initial=0) >= 0:
+                return Elements(tuple(numbers.ravel().tolist()), shard.body.local_shape)
     return Region.whole(shape)
