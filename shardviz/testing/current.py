@@ -1,4 +1,4 @@
-"""The mesh of the test that runs on this rank, for assertions that are not given one."""
+"""The test that runs on this rank: its mesh, for assertions that are not given one, and who tells its failures."""
 
 from __future__ import annotations
 
@@ -10,3 +10,5 @@ if TYPE_CHECKING:
 
 device_mesh: ContextVar[DeviceMesh | None] = ContextVar("device_mesh", default=None)
 """A context variable: ranks may be threads."""
+is_told_once: ContextVar[bool] = ContextVar("is_told_once", default=False)
+"""Whether pytest tells what all ranks say once. In a job of the user's own, rank 0 tells the whole."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.names import fold, natural_key, printable
+from shardviz.testing import current
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +29,7 @@ class ShardAssertionError(AssertionError):
 
 
 def raise_for(model: Model | None, findings: Sequence[Finding]) -> None:
-    """Raise if there are findings.
+    """Raise if there are findings; in a job of the user's own, on all ranks but the first in a line.
 
     Args:
         model: What they are about, for the pictures.
@@ -38,7 +40,17 @@ def raise_for(model: Model | None, findings: Sequence[Finding]) -> None:
     """
     __tracebackhide__ = True
     if findings:
-        raise ShardAssertionError(tell(model, findings))
+        text = tell(model, findings)
+        rank = _rank_in_job()
+        raise ShardAssertionError(text if not rank else f"{text.splitlines()[0]} (rank 0 tells the whole)")
+
+
+def _rank_in_job() -> int:
+    """Return the rank of this process in a job of the user's own; 0 where pytest runs ranks, or there are none."""
+    distributed = sys.modules.get("torch.distributed")
+    if current.is_told_once.get() or distributed is None or not distributed.is_initialized():
+        return 0
+    return int(distributed.get_rank())
 
 
 def tell(model: Model | None, findings: Sequence[Finding]) -> str:
