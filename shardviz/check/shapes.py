@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.advice import CATALOGUE
 from shardviz.check.case import cases_of
+from shardviz.check.counts import count_ids
 from shardviz.check.finding import Finding
 from shardviz.check.infer.explain import explain
 from shardviz.check.places import shape_differs
+from shardviz.errors import ShardvizError
 from shardviz.layout import Layout
 from shardviz.notation import write
 
@@ -26,13 +28,11 @@ if TYPE_CHECKING:
     from shardviz.check.case import Case
     from shardviz.dump.tensors import Model, Tensor
 
+FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the global shape"
+
 
 def check_global_shape(model: Model, tensor: Tensor, name: str) -> Iterator[Finding]:
-    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only.
-
-    Raises:
-        DumpError: The dump does not have the ids, or they are too many to lay out.
-    """
+    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only."""
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
     stamp = model.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
@@ -54,22 +54,49 @@ def check_global_shape(model: Model, tensor: Tensor, name: str) -> Iterator[Find
 
 def _with_label(model: Model, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]) -> Finding:
     """Return what is held of a tensor of the wanted shape, and what to give from_local for it."""
-    cause = "DTensor.from_local takes the local shape times the ranks for the global shape"
-    found = Finding("wrong-shape", "error", "", (), "", cause=cause)
     strides = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
     shape = f"give from_local shape={wanted} and stride={strides}"
+    found = Finding("wrong-shape", "error", "", (), "", cause=FROM_LOCAL)
+    try:
+        case = _relabelled(model, tensor, name, claimed, wanted)
+        held = _held(case, tensor.shape, shape) if case is not None else None
+    except ShardvizError:  # ids that cannot be laid out: the shape alone is told
+        held = None
+    if held is None:
+        return replace(found, fix=f"{shape}, or use distribute_tensor on the whole tensor")
+    text, cause, fix = held
+    return replace(found, held=text, cause=cause, fix=fix)
+
+
+def _relabelled(
+    model: Model, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+) -> Case | None:
+    """Return the case as if the placements had been given with the wanted shape; None where that cannot be."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
     cases = list(cases_of(model, tensor, name, claims=False)) if name in model.stamps else []
     if placements is None or len(cases) != 1 or len(wanted) != len(tensor.shape):
-        return replace(found, fix=f"{shape}, or use distribute_tensor on the whole tensor")
-    case = replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))
+        return None
+    return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))
+
+
+def _held(case: Case, shape: tuple[int, ...], fix: str) -> tuple[str, str, str] | None:
+    """Return what is held in the wanted shape, the cause and the fix; None where nothing fits."""
     if case.as_claimed:
-        return replace(found, held=case.claimed_text, fix=shape)
+        return case.claimed_text, FROM_LOCAL, fix
+    if _is_padded(case, shape):
+        cause = f"It was padded from {list(case.shape)} to {list(shape)} after the model was built"
+        return "", cause, "pad in build(), before weights are stamped and saved in that shape, or cut the padding off"
     fits = explain(case)[0]
     if fits.name == "scrambled":
-        cause += "; what the ranks hold is no layout of the whole tensor, which may have been padded or transposed"
-        return replace(found, cause=cause, fix=f"{shape}, or use distribute_tensor on the whole tensor")
-    return replace(found, held=fits.held, cause=f"{CATALOGUE[fits.name].cause}; {cause}", fix=f"{shape}; {fits.fix}")
+        return None
+    return fits.held, f"{CATALOGUE[fits.name].cause}; {FROM_LOCAL}", f"{fix}; {fits.fix}"
+
+
+def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
+    """Whether a larger shape than the model's comes with zeros and all of the tensor's own elements."""
+    larger = len(shape) == len(case.shape) and all(own >= size for own, size in zip(shape, case.shape, strict=True))
+    zeros = any((ids == 0).any() for ids in case.ids.values())
+    return larger and zeros and not any((ids < 0).any() for ids in case.ids.values()) and count_ids(case).least > 0
 
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:

@@ -52,6 +52,12 @@ def test_shards_of_another_cut_are_named_beside_their_shape(tmp_path: Path) -> N
     assert "torch.chunk" in found.fix
 
 
+def test_a_tensor_that_was_padded_before_it_was_split_is_told_so(tmp_path: Path) -> None:
+    padded = np.concatenate([arange(10, 4), np.zeros((2, 4), np.int64)])
+    found = from_local(tmp_path, Made("[10/tp, 4]", ids=dict(enumerate(np.split(padded, 4)))), "Shard(0)")
+    assert found.cause == "It was padded from [10, 4] to [12, 4] after the model was built"
+
+
 def test_what_is_no_layout_of_the_right_shape_is_not_given_a_label(tmp_path: Path) -> None:
     content = np.random.default_rng(0).permutation(arange(10, 4).ravel()).reshape(10, 4)
     found = from_local(tmp_path, Made("[10/tp, 4]", ids=dict(enumerate(np.array_split(content, 4)))), "Shard(0)")

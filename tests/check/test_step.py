@@ -131,9 +131,9 @@ def test_shards_of_a_gradient_are_compared_with_their_own_part(tmp_path):
 @pytest.mark.parametrize(
     ("ratio", "says"),
     [
-        (2.0, "the gradient is 2 times the unsharded model's, the size of dp"),
+        (2.0, "the gradient is 2 times the unsharded model's, the size of dp or tp"),
         (4.0, "the gradient is 4 times the unsharded model's, the size of dp * tp"),
-        (0.5, "the gradient is 1/2 of the unsharded model's, 1 over dp"),
+        (0.5, "the gradient is 1/2 of the unsharded model's, 1 over dp or tp"),
         (0.25, "the gradient is 1/4 of the unsharded model's, 1 over dp * tp"),
     ],
 )

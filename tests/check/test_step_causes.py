@@ -169,7 +169,7 @@ def test_a_shard_whose_gradient_is_zero_does_not_hide_the_ratio_of_the_others(tm
     wanted = WANTED * np.array([[1], [1], [0], [0]])
     step = Step(tmp_path).add("w", "grad", rows_over_tp(wanted * 2), wanted, ROWS_OVER_TP)
     (found,), _ = step.check()
-    assert found.summary == "the gradient is 2 times the unsharded model's, the size of dp"
+    assert found.summary == "the gradient is 2 times the unsharded model's, the size of dp or tp"
 
 
 def test_a_loss_that_is_divided_twice_is_one_finding_with_its_gradients(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_loss_that_is_divided_twice_is_one_finding_with_its_gradients(tmp_path
     step.add("v", "grad", on_all(WANTED / 2)).add("w", "grad", on_all(WANTED / 2))
     (found,), _ = step.check()
     assert (found.kind, found.tensor) == ("wrong-scale", "loss")
-    assert found.summary == "the value is 1/2 of the unsharded model's, 1 over dp, and so are 2 gradients"
+    assert found.summary == "the value is 1/2 of the unsharded model's, 1 over dp or tp, and so are 2 gradients"
     assert "mean already" in found.cause
 
 
@@ -195,9 +195,15 @@ def test_a_norm_of_each_ranks_own_shards_is_told_how_to_be_summed(tmp_path: Path
     assert "sum of squares over tp" in found.fix
 
 
+def test_a_value_that_no_reduction_makes_right_is_not_called_a_part_of_a_sum(tmp_path: Path) -> None:
+    (found,), _ = Step(tmp_path).add("accuracy", "scalar", {0: 0.3, 1: 0.9, 2: 0.3, 3: 0.9}, 0.45).check()
+    assert (found.kind, found.held) == ("unreduced-scalar", "a value of each rank's own")
+    assert "no sum or mean makes up for that" in found.cause
+
+
 @pytest.mark.parametrize(
     ("times", "cause"),
-    [(2, "Every rank of dp adds the whole"), (3, "in several places"), (0, "left out")],
+    [(2, "Every rank of dp or tp adds the whole"), (3, "in several places"), (0, "left out")],
 )
 def test_a_bias_added_too_often_or_never_has_its_own_cause(tmp_path: Path, times: int, cause: str) -> None:
     bias = np.array([0.5, 1.0, -1.0, 2.0])

@@ -27,7 +27,7 @@ def check_scalar(one: Compared) -> Finding | None:
     axes = " and ".join(missing[1] if missing else one.copies_differ_along)
     shown = ", ".join(number(float(values.sum())) for _, values in list(one.reduced.items())[:4])
     more = ", ..." if len(one.reduced) > 4 else ""
-    cause, fix = _NORM if missing and missing[0] == "norm" else _PART
+    cause, fix = _OWN if missing is None else _NORM if missing[0] == "norm" else _PART
     return Finding(
         "unreduced-scalar",
         "error",
@@ -51,6 +51,11 @@ def is_unproven(finding: Finding) -> bool:
 _PART = (
     ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only",
     "log tensor.full_tensor().item(), or all_reduce the value over {axes} first",
+)
+_OWN = (
+    "Each rank computes it from its own part, and no sum or mean makes up for that: a softmax or an accuracy over a "
+    "shard; or .item() of a DTensor that is not whole",
+    "compute it of the whole: gather the shards over {axes} first, or use loss_parallel() and full_tensor()",
 )
 _NORM = (
     "A norm was taken of what each rank holds only",

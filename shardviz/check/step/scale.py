@@ -47,11 +47,9 @@ def check_scale(one: Compared) -> Finding | None:
     ratio = ratio_to_wanted(one, one.reduced)
     if ratio is None or ratio == 1:
         return _by_numbers(one)
-    axes = axes_of_size(one.mesh, ratio)
-    which = (
-        f", the size of {' * '.join(axes)}" if axes and ratio > 1 else f", 1 over {' * '.join(axes)}" if axes else ""
-    )
-    cause, fix = _advice(one, ratio, axes)
+    size = size_in_words(one.mesh, ratio)
+    which = f", the size of {size}" if size and ratio > 1 else f", 1 over {size}" if size else ""
+    cause, fix = _advice(one, ratio, size)
     return Finding(
         "wrong-scale",
         "error",
@@ -69,14 +67,17 @@ def _times(ratio: Fraction) -> str:
     return f"{ratio.numerator} times" if ratio.denominator == 1 else f"{ratio} of"
 
 
-def _advice(one: Compared, ratio: Fraction, axes: tuple[str, ...]) -> tuple[str, str]:
-    over = f" over {' and '.join(axes)}" if axes else ""
-    size = f"the size of {' * '.join(axes)}" if axes else f"{max(ratio, 1 / ratio)}"
+def _advice(one: Compared, ratio: Fraction, axes: str) -> tuple[str, str]:
+    over = f" over {axes}" if axes else ""
+    size = f"the size of {axes}" if axes else f"{max(ratio, 1 / ratio)}"
     if one.role == "scalar" and ratio < 1:
         return f"It was divided by {size} though it is a mean already", "divide once only: the reduction takes the mean"
     if ratio > 1:
-        cause = f"Equal contributions were summed{over}, or a sum was taken where each rank's mean should be averaged"
-        return cause, f"reduce{over} with ReduceOp.AVG, or reduce once only"
+        return (
+            f"Equal contributions were summed{over}, or a sum was taken where each rank's mean, or each micro-batch's, "
+            "should be averaged",
+            f"reduce{over} with ReduceOp.AVG, or reduce once only; divide by the number of micro-batches",
+        )
     cause = f"An average was taken{over} where the ranks' contributions should be summed"
     return cause, f"reduce{over} with ReduceOp.SUM; for FSDP2, set_gradient_divide_factor(1.0)"
 
@@ -137,13 +138,17 @@ def _by_numbers(one: Compared) -> Finding | None:
     return Finding("wrong-scale", "error", one.name, one.wrong, summary, claimed_text(one), cause=cause, fix=fix)
 
 
-def axes_of_size(mesh: Mesh, ratio: Fraction) -> tuple[str, ...]:
-    """Return the fewest axes whose sizes multiply to the ratio or to one over it."""
+def size_in_words(mesh: Mesh, ratio: Fraction) -> str:
+    """Name the fewest axes whose sizes multiply to the ratio or to one over it: `dp or tp`, `dp * tp`."""
     size = ratio.numerator if ratio > 1 else ratio.denominator
     if size < 2 or ratio not in (Fraction(size), Fraction(1, size)):
-        return ()
+        return ""
     for count in range(1, mesh.ndim + 1):
-        for axes in combinations(mesh.axes, count):
-            if math.prod(mesh.axis_size(axis) for axis in axes) == size:
-                return axes
-    return ()
+        fitting = [
+            " * ".join(axes)
+            for axes in combinations(mesh.axes, count)
+            if math.prod(mesh.axis_size(axis) for axis in axes) == size
+        ]
+        if fitting:
+            return " or ".join(fitting)
+    return ""

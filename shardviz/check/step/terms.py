@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.scale import axes_of_size
+from shardviz.check.step.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.names import Fold
 
@@ -98,9 +98,9 @@ def _times_added(one: Compared, excess: NDArray[np.float64], bias: NDArray[np.fl
 
 
 def _added_too_often(one: Compared, name: str, times: int) -> Finding:
-    axes = axes_of_size(one.mesh, Fraction(times + 1)) if times > 0 else ()
-    over = f", once on every rank of {' * '.join(axes)}" if axes else ""
-    cause = f"Every rank of {' * '.join(axes)} adds the whole of {name} before the sum over ranks"
+    axes = size_in_words(one.mesh, Fraction(times + 1)) if times > 0 else ""
+    over = f", once on every rank of {axes}" if axes else ""
+    cause = f"Every rank of {axes} adds the whole of {name} before the sum over ranks"
     if not axes:
         cause = f"{name} is added in several places: before and after a sum over ranks, or on several of its ranks"
     if times < 0:
