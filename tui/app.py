@@ -7,45 +7,40 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import textual
+from rich.console import Group
+from rich.text import Text
+from rich.traceback import Traceback
 from textual import on
 from textual.app import App, SystemCommand
-from textual.containers import Horizontal
 from textual.reactive import var
 from textual.screen import ModalScreen, Screen
-from textual.widgets import ContentSwitcher
 
 from shardviz.dump.read import read_run
-from shardviz.errors import EXIT_USAGE
 
+from .clipboard import copy
 from .colours import THEMES
-from .keys import keys
+from .keys import MOVES, keys
 from .loading import load, load_difference, written
 from .messages import Compared, DocumentRead, OtherRead, Progressed, ReadFailed
 from .saving import save_screen
 from .screens.main import MainScreen
-from .screens.view import View
 from .selection import Selection, carried_over, first_selection, of_finding
 from .views import KEYS, VIEWS
-from .widgets.key_bar import KeyBar
-from .widgets.title import Title
-from .widgets.view_tabs import ViewTabs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from textual.app import ComposeResult
     from textual.binding import ActiveBinding, BindingType
 
     from shardviz.check.compare import Difference
+    from shardviz.errors import ShardvizError
 
     from .document import Document
 
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks at a folder that may still be written."""
-
-MAKE_AHEAD = 0.25
-"""Seconds after which the next view is made that nobody has asked for yet, so that a key finds it ready."""
 
 
 class ShardvizApp(App[None]):
@@ -82,7 +77,7 @@ class ShardvizApp(App[None]):
             "app",
             [
                 ("f1,question_mark", "help", "Help", "Help for what is focused"),
-                ("q", "quit", "Quit", "Leave; the terminal is as it was"),
+                ("q,ctrl+c", "quit", "Quit", "Leave; the terminal is as it was"),
             ],
             show=True,
         ),
@@ -91,7 +86,6 @@ class ShardvizApp(App[None]):
     document: var[Document | None] = var(None)
     other_document: var[Document | None] = var(None)
     difference: var[Difference | None] = var(None)
-    view_name: var[str] = var("")
     selection: var[Selection] = var(Selection())
     note: var[str] = var("")
 
@@ -99,6 +93,8 @@ class ShardvizApp(App[None]):
         super().__init__()
         self.path = path
         self.other = other
+        self.failure: ShardvizError | None = None
+        self._main = MainScreen(self.view_names)
         self._opened_on = self.selection
         self._written = (0, 0)
         for theme in THEMES:
@@ -111,53 +107,20 @@ class ShardvizApp(App[None]):
         return [name for name in VIEWS if name != "compare" or self.other is not None]
 
     def get_default_screen(self) -> MainScreen:
-        """Put the views on a screen that lights what has the focus."""
-        self._main = MainScreen(id="_default")
+        """Put the views on a screen of their own kind."""
         return self._main
 
-    def compose(self) -> ComposeResult:
-        """Put the views between the title and the keys; the first is made now, the others soon after."""
-        with Horizontal(id="top"):
-            yield Title(id="title")
-            yield ViewTabs(self.view_names, id="tabs")
-        first = self.view_names[0]
-        with ContentSwitcher(id="views", initial=first):
-            yield VIEWS[first]()
-        yield KeyBar(id="keys")
-
-    async def on_mount(self) -> None:
+    def on_mount(self) -> None:
         """Start reading, and look again and again whether more was written."""
         self._read()
         if self.other is not None:
             reading = partial(load, self.other, self.post_message, OtherRead)
             self.run_worker(reading, thread=True, group="load other")
         self.set_interval(LOOK_AGAIN, self._look_again)
-        self.set_timer(MAKE_AHEAD, self._make_ahead)
-        await self.action_show_view(self.view_names[0])
-
-    async def _make_ahead(self) -> None:
-        """Make one view that nobody has asked for yet."""
-        missing = [name for name in self.view_names if not self._main.query(f"#{name}")]
-        if missing and self._main.is_running:
-            await self._view(missing[0])
-            self.set_timer(MAKE_AHEAD, self._make_ahead)
-
-    async def _view(self, name: str) -> View:
-        """Return a view, made if it was not yet."""
-        views = self._main.query_one(ContentSwitcher)
-        if not views.query(f"#{name}"):
-            await views.add_content(VIEWS[name]())
-        return views.query_one(f"#{name}", View)
 
     async def action_show_view(self, name: str) -> None:
         """Show a view in place of the one before."""
-        view = await self._view(name)
-        with self.batch_update():
-            for other in self._main.query(View):
-                if other.display:
-                    other.leave()
-            self._main.query_one(ContentSwitcher).current = self.view_name = name
-            view.enter()
+        await self._main.show_view(name)
 
     def _read(self) -> None:
         self._written = written(self.path)
@@ -196,9 +159,10 @@ class ShardvizApp(App[None]):
     def _read_failed(self, message: ReadFailed) -> None:
         """Leave where there is nothing to show; keep what is shown otherwise."""
         if self.document is None:
-            self.exit(return_code=EXIT_USAGE, message=message.why)
+            self.failure = message.why
+            self.exit()
         else:
-            self.note = message.why.partition("\n")[0]
+            self.note = message.why.message
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only what works now."""
@@ -211,7 +175,7 @@ class ShardvizApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Offer in the palette what has a key and works now, and the themes."""
         for active in screen.active_bindings.values():
-            if active.enabled and active.tooltip:
+            if active.enabled and active.tooltip and active.binding.action.partition("(")[0] not in MOVES:
                 key = self.get_key_display(active.binding)
                 yield SystemCommand(
                     f"{active.tooltip} ({key})", active.binding.description, partial(self._run_binding, active)
@@ -220,6 +184,12 @@ class ShardvizApp(App[None]):
 
     def _run_binding(self, active: ActiveBinding) -> None:
         self.call_later(self.run_action, active.binding.action, active.node)
+
+    def _fatal_error(self) -> None:
+        """Say where the viewer failed; Textual would write out every local, and here those are whole dumps."""
+        self.bell()
+        shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
+        self.panic(Group(shown, Text("shardviz: error: the viewer failed, by a bug of its own")))
 
     def action_help(self) -> None:
         """Show the help for what is focused."""
@@ -234,26 +204,17 @@ class ShardvizApp(App[None]):
 
     def watch_document(self) -> None:
         """Say what was read, and offer the keys that a report makes useful."""
-        self._entitle()
+        self._main.entitle(self.document, self.note)
         self.refresh_bindings()
         self._compare()
 
     def watch_note(self) -> None:
         """Say how far the reading is."""
-        self._entitle()
+        self._main.entitle(self.document, self.note)
 
     def watch_other_document(self) -> None:
         """Compare, once both are there."""
         self._compare()
-
-    def watch_view_name(self) -> None:
-        """Mark the view that is shown."""
-        for tabs in self._main.query(ViewTabs):
-            tabs.show(self.view_name)
-
-    def _entitle(self) -> None:
-        for title in self._main.query(Title):
-            title.show(self.document, self.note)
 
     def _compare(self) -> None:
         """Compare both dumps away from the event loop, once both were checked."""
@@ -270,7 +231,7 @@ class ShardvizApp(App[None]):
         """Copy the finding's fix."""
         assert self.document is not None
         finding = self.document.findings[self.selection.finding]
-        self.copy_to_clipboard(finding.fix or finding.summary)
+        copy(self, finding.fix or finding.summary)
         self.notify(finding.fix or finding.summary, title="Copied the fix", markup=False)
 
     def action_next_finding(self, step: int) -> None:
@@ -284,9 +245,15 @@ def view(path: Path, *, other: Path | None = None) -> None:
     """Open the TUI on a dump, beside another one where that is given.
 
     Raises:
-        DumpError: A folder is no dump.
+        ShardvizError: A folder is no dump, or cannot be read any more.
+        SystemExit: The viewer failed, and has said so.
     """
     for folder in (path, other):
         if folder is not None:
             read_run(folder)
-    ShardvizApp(path, other).run()
+    app = ShardvizApp(path, other)
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+    if app.return_code:
+        raise SystemExit(app.return_code)

@@ -65,6 +65,11 @@ class Entry:
         return layout_text(self.tensor)
 
     @cached_property
+    def short_layout(self) -> str:
+        """The same without the element type."""
+        return self.layout.removeprefix(self.tensor.dtype)
+
+    @cached_property
     def axes(self) -> frozenset[str]:
         """The mesh axes that split it or over which it is pending."""
         layouts = [layout for layout in self.tensor.by_claim if layout is not None]
@@ -108,12 +113,16 @@ class Document:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """The tensors in model order: as they were stamped, and those that were captured at other stages only."""
+        """The tensors in model order: as they were stamped, and those that were captured at other stages only.
+
+        The unsharded model's, which rank 0 writes down to compare with, are no part of the run.
+        """
         stamped = {(name, tensor.role) for tensor in self.model.stage("stamped") for name in tensor.names}
         shown = [
             tensor
             for tensor in self.model.tensors
-            if tensor.stage == "stamped" or (tensor.names[0], tensor.role) not in stamped
+            if tensor.stage == "stamped"
+            or (tensor.stage != "reference" and (tensor.names[0], tensor.role) not in stamped)
         ]
         return tuple(map(self._entry, shown))
 

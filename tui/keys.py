@@ -18,6 +18,7 @@ DISPLAYS = {
     "slash": "/",
     "plus": "+",
     "minus": "-",
+    "q": "q",
     "f1": "F1",
 }
 """How keys are shown, where Textual's own way is longer."""
@@ -38,6 +39,9 @@ def keys(place: str, rows: Iterable[Row], *, show: bool = False) -> list[Binding
         for key, action, name, tooltip in rows
     ]
 
+
+MOVES = frozenset({"move", "jump", "page", "end"})
+"""Actions that move a cursor: they have keys and the mouse, and are no commands to look for."""
 
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 

@@ -31,7 +31,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     try:
         dump = read_dump(path, strict=False, on_progress=progressed)
     except ShardvizError as error:
-        post(ReadFailed(str(error)))
+        post(ReadFailed(error))
         return
     document = Document(path, model_of(dump))
     post(read(document))

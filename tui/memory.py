@@ -50,13 +50,13 @@ def bytes_of_rank(document: Document, rank: int) -> int:
 
 
 def part_text(shard: Shard) -> str:
-    """Write which part of a tensor a shard holds: `[2:4, 0:12]`."""
+    """Write which part of a tensor a shard holds: `[2:4, 0:12]`; of one without ids the local shape: `[2, 12]`."""
     if not math.prod(shard.body.local_shape):
         return "nothing"
     if shard.held is not None:
         flat = shard.layout is not None and shard.layout.flat is not None
         return f"flat {shard.held}" if flat else str(shard.held)
-    return "scattered ids" if shard.body.runs is not None or shard.body.dense else ""
+    return "scattered ids" if shard.body.stage == "stamped" else str(list(shard.body.local_shape))
 
 
 @dataclass(frozen=True)

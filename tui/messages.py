@@ -10,6 +10,7 @@ from textual.message import Message
 if TYPE_CHECKING:
     from shardviz.check.compare import Difference
     from shardviz.dump.records import StageRecord
+    from shardviz.errors import ShardvizError
     from shardviz.picture.paint import Side
 
     from .document import Document
@@ -52,7 +53,7 @@ class Compared(Message):
 class ReadFailed(Message):
     """A dump could not be read."""
 
-    why: str
+    why: ShardvizError
 
 
 @dataclass

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from shardviz.dump.tensors import Model
 
 WHAT = {
-    "all_gather": "every rank of a group gets the parts of all",
-    "all_reduce": "every rank of a group gets the sum of what all have",
-    "all_to_all": "every rank of a group sends another part to each of the others",
-    "barrier": "every rank of a group waits until all have come",
-    "broadcast": "every rank of a group gets what one of them has",
-    "gather": "one rank of a group gets the parts of all",
-    "recv": "a rank gets what another one sent it",
-    "reduce": "one rank of a group gets the sum of what all have",
-    "reduce_scatter": "every rank of a group gets its part of the sum of what all have",
-    "scatter": "every rank of a group gets its part of what one of them has",
+    "all_gather": "each rank gets the parts of all",
+    "all_reduce": "each rank gets the sum over all",
+    "all_to_all": "each rank sends each other one a part",
+    "barrier": "each rank waits until all have come",
+    "broadcast": "each rank gets what one of them has",
+    "gather": "one rank gets the parts of all",
+    "recv": "a rank gets what another one sent",
+    "reduce": "one rank gets the sum over all",
+    "reduce_scatter": "each rank gets its part of the sum over all",
+    "scatter": "each rank gets its part of what one has",
     "send": "a rank sends to another one",
 }
-"""What each collective does, by torch's name for it."""
+"""What each collective does within a group, by torch's name for it."""
 
 BEFORE = ".before"
 """The part of a module whose output is what a rank had before the module's collective ran."""
@@ -100,7 +100,7 @@ def step_of(model: Model) -> Step:
     try:
         pipeline = timeline(schedules) if schedules else None
     except ShardvizError as error:
-        undrawn = error.message
+        undrawn = f"{error.message}: {error.hint}"
     return Step(has_run, tuple(_collectives(model)), tuple(_received(model)), pipeline, undrawn)
 
 

@@ -14,6 +14,8 @@ from .memory import bytes_text
 from .step import WHAT, axes_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.dump.records import StageRecord
     from shardviz.mesh import Mesh
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 MOST_NUMBERS = 32
 """Numbers of a rank that a line shows."""
+
+MOST_LOOKED_AT = 64
+"""Ranks whose numbers are looked at for the width of a column."""
 
 
 def why_empty(step: Step) -> str:
@@ -55,27 +60,28 @@ def collective_line(one: Collective, width: int) -> Text:
     )
 
 
-def collective_text(one: Collective, mesh: Mesh, rank: int) -> tuple[str, Text]:
-    """Write a title and what a collective does, of how many bytes, and in which groups."""
-    record, module = one.record, printable(str(one.modules))
-    where = f" in {module}" if module else ""
-    text = Text(WHAT.get(record.op, "torch's own operation of this name"))
-    each = f"{one.count:,} × {one.bytes // max(one.count, 1):,} bytes" if one.count > 1 else f"{one.bytes:,} bytes"
-    text.append(f"\n{each}; a rank receives {one.received:,}", "dim")
-    text.append(f"\n{_groups(one, mesh, rank)}", "dim")
-    way = "backward" if record.backward else "forward"
-    return f"{printable(record.op)} along {axes_text(record.axes)}{where}, {way}", text
+def collective_title(one: Collective) -> str:
+    """Write what a collective is, and where it ran."""
+    module, way = printable(str(one.modules)), "backward" if one.record.backward else "forward"
+    return f"{printable(one.record.op)}{f' in {module}' if module else ''}, {way}"
+
+
+def collective_text(one: Collective, mesh: Mesh, rank: int) -> Text:
+    """Write what a collective does, of how many bytes, and in which groups."""
+    text = Text(WHAT.get(one.record.op, "torch's own operation of this name"))
+    each = one.bytes // max(one.count, 1)
+    times = f"{one.count:,} × " if one.count > 1 else ""
+    text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; a rank receives {one.received:,}", "dim")
+    return text.append(f"\n{_groups(one, mesh, rank)}", "dim")
 
 
 def _groups(one: Collective, mesh: Mesh, rank: int) -> str:
     """Say how many ranks took part, in groups of how many, and which are the chosen rank's."""
-    num_groups = len(one.ranks) // one.record.size
-    groups = f" in {num_groups:,} groups of {one.record.size:,}" if num_groups > 1 else ""
-    text = f"{len(one.ranks):,} ranks{groups}"
+    text = f"{len(one.ranks):,} ranks, groups of {one.record.size:,} along {axes_text(one.record.axes)}"
     if rank not in one.ranks:
         return f"{text}; rank {rank} takes no part"
     group = group_of(one, mesh, rank)
-    return f"{text}; rank {rank}'s: {ranks_text(mask_of(group))}" if group else text
+    return f"{text}: {ranks_text(mask_of(group))}" if group else text
 
 
 def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
@@ -86,11 +92,16 @@ def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
     return next(frozenset(group) for group in mesh.groups(*axes) if rank in group)
 
 
-def moment_line(moment: Moment) -> Text:
+def before_width(moments: Sequence[Moment]) -> int:
+    """Return the columns that what ranks had before takes."""
+    return max((len(_numbers(moment.before)) for moment in moments[:MOST_LOOKED_AT]), default=0)
+
+
+def moment_line(moment: Moment, width: int) -> Text:
     """Write what a rank had before and after."""
     return Text.assemble(
-        (f"rank {moment.rank:<4} ", "bold"),
-        _numbers(moment.before),
+        (f"rank {moment.rank:<3} ", "bold"),
+        _numbers(moment.before).ljust(width),
         ("  →  ", "dim"),
         (_numbers(moment.after), "bold"),
         no_wrap=True,
@@ -110,11 +121,11 @@ def pipeline_text(step: Step) -> str:
     """Write the title of a schedule: its sizes, and the bubble beside the closed formula."""
     times = step.pipeline
     if times is None:
-        return f"Pipeline: not drawn, {step.undrawn}" if step.undrawn else ""
+        return "Pipeline"
     stages = f" × {times.stages_per_rank} stages" if times.stages_per_rank > 1 else ""
     return (
         f"Pipeline of {len(times.begins)} ranks{stages}, {times.num_microbatches} micro-batches: "
-        f"idle {times.bubble:.1%} of the time, by the formula {times.formula:.1%}"
+        f"idle {times.bubble:.1%}, by the formula {times.formula:.1%}"
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec import structs
 
+from shardviz.dump.records import CollectiveRecord
 from shardviz.mesh import parse_mesh
 from tests.dumps import Made, make_dump
+from tests.tui.steps import add_collectives, add_moments, add_to_ranks, gpipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,6 +73,50 @@ def damaged(folder: Path) -> Path:
     cut.write_bytes(cut.read_bytes()[:200])
     (folder / name / "rank_00006.json").unlink()
     return name
+
+
+@pytest.fixture(scope="session")
+def stepped(folder: Path) -> Path:
+    """A step of FSDP2 over tensor parallel in four layers, and one collective with what ranks had before and after."""
+    name = kept(folder, "stepped.shardviz", parse_mesh("hsdp=2,fsdp=2,tp=2"), {"weight": "[16/tp/fsdp, 12]"})
+    layers = [
+        record
+        for layer in range(4)
+        for record in (
+            CollectiveRecord("all_gather", ("fsdp",), 2, f"layers.{layer}", bytes=2496),
+            CollectiveRecord("all_reduce", ("tp",), 2, f"layers.{layer}.down", count=3, bytes=5760),
+        )
+    ]
+    scatter = CollectiveRecord("reduce_scatter", ("fsdp",), 2, "[red]x[/]", backward=True, bytes=10**7)
+    add_collectives(
+        folder / name, [*layers, scatter, CollectiveRecord("all_to_all", ("fsdp", "tp"), 4, "swap", bytes=16)]
+    )
+    add_moments(
+        folder / name,
+        "swap",
+        before=lambda rank: [10 * rank + number for number in range(4)],
+        after=lambda rank: [40 * (rank // 4) + 10 * other + rank % 4 for other in range(4)],
+    )
+    return name
+
+
+@pytest.fixture(scope="session")
+def pipelined(folder: Path) -> Path:
+    """A pipeline of four stages."""
+    name = kept(folder, "pipelined.shardviz", parse_mesh("pp=4"), {"weight": "[16, 12]"})
+    add_collectives(folder / name, [CollectiveRecord("send", ("pp",), 4, count=4, bytes=4096)])
+    schedule = gpipe(4, 4)
+    add_to_ranks(folder / name, lambda rank: structs.replace(rank, schedule=schedule[rank.rank]))
+    return name
+
+
+@pytest.fixture(scope="session")
+def lost_stage(folder: Path, pipelined: Path) -> Path:
+    """The same, with a stage's rank lost."""
+    path = folder / "lost_stage.shardviz"
+    shutil.copytree(folder / pipelined, path)
+    (path / "rank_00001.json").write_text("{")
+    return Path(path.name)
 
 
 @pytest.fixture(scope="session")

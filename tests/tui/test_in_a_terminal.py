@@ -81,6 +81,36 @@ def test_from_the_first_screen_to_the_fix_on_the_clipboard_and_out(terminal: Ter
     assert "\x1b[?1000l" in terminal.output
 
 
+@pytest.mark.parametrize("keys", ["\x03", "\x11"], ids=["ctrl-c", "ctrl-q"])
+def test_the_keys_that_end_programs_end_this_one_and_restore_the_terminal(terminal: Terminal, keys: str) -> None:
+    terminal.wait_for("misordered")
+    terminal.type(keys)
+    terminal.wait_for(r"\x1b\[\?1049l.*\x1b\[\?25h")
+    assert terminal.process.wait(PATIENCE) == 0
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_a_viewer_that_fails_says_so_briefly_and_restores_the_terminal(bug: Path, tmp_path: Path) -> None:
+    failing = tmp_path / "failing.py"
+    failing.write_text(
+        "from pathlib import Path\n"
+        "from shardviz.tui import app\n"
+        "app.ShardvizApp.action_help = lambda self: 1 / 0\n"
+        f"app.view(Path({str(bug)!r}))\n"
+    )
+    terminal = Terminal(sys.executable, str(failing))
+    try:
+        terminal.wait_for("misordered")
+        terminal.type("?")
+        terminal.wait_for("the viewer failed")
+        assert terminal.process.wait(PATIENCE) == 1
+        assert "ZeroDivisionError" in terminal.output
+        assert len(terminal.output.splitlines()) < 60
+        assert termios.tcgetattr(terminal.theirs) == terminal.before
+    finally:
+        terminal.close()
+
+
 def test_a_pipe_gets_the_text_instead(bug: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "shardviz", "view", str(bug)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,19 @@ def test_an_element_is_asked_for_by_index_or_id(text: str, place: tuple[int, ...
 @pytest.mark.parametrize("text", ["", "1", "1 2 3", "4 0", "a 1", "#21", "1.5 2"])
 def test_what_is_no_element_is_answered_in_words(text: str) -> None:
     assert isinstance(parse_place(text, (4, 5)), str)
+
+
+def test_in_tmux_a_copy_goes_through_tmux_which_swallows_what_programs_ask_of_the_terminal(
+    bug: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmux = tmp_path / "tmux"
+    tmux.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat > {tmp_path}/copied\n')
+    tmux.chmod(0o755)
+    monkeypatch.setenv("TMUX", "somewhere")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    walk(bug, "c")
+    assert (tmp_path / "asked").read_text() == "load-buffer -w -\n"
+    assert "_StridedShard(0, split_factor=4)" in (tmp_path / "copied").read_text()
 
 
 def test_a_document_that_is_read_again_keeps_the_tensor_and_the_place(tmp_path: Path) -> None:

@@ -25,6 +25,21 @@ def test_each_view_of_each_dump(dump: str, request: pytest.FixtureRequest) -> No
         assert_golden(shown, f"{view}-{dump}")
 
 
+@pytest.mark.parametrize("dump", ["stepped", "pipelined", "lost_stage", "bug", "damaged"])
+def test_the_step_of_each_dump(dump: str, request: pytest.FixtureRequest) -> None:
+    assert_golden(walk(request.getfixturevalue(dump), "5", size=(100, 30)), f"step-{dump}")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_step_at_every_size(stepped: Path, size: tuple[int, int]) -> None:
+    assert_golden(walk(stepped, "5", "end", size=size), f"step-{size[0]}x{size[1]}")
+
+
+@pytest.mark.parametrize(("view", "key"), [("mesh", "2"), ("rank", "3"), ("findings", "4")])
+def test_each_view_on_a_small_terminal(even_bug: Path, view: str, key: str) -> None:
+    assert_golden(walk(even_bug, key, size=(80, 24)), f"{view}-80x24")
+
+
 def test_two_dumps_side_by_side(bug: Path, even_bug: Path) -> None:
     assert_golden(walk(bug, "6", other=even_bug, size=(100, 30)), "compare")
 

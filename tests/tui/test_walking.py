@@ -12,6 +12,8 @@ import pytest
 from shardviz.errors import DumpError
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
+from shardviz.tui.screens import main
+from shardviz.tui.screens.view import View
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
@@ -150,6 +152,29 @@ def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None
     assert shown.text.count("143 144") == 2
 
 
+def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "MAKE_AHEAD", 0.001)
+
+    async def run() -> list[str | None]:
+        app = ShardvizApp(healthy)
+        async with app.run_test() as pilot:
+            for _ in range(500):
+                if len(app.query(View)) == len(app.view_names):
+                    break
+                await pilot.pause(0.01)
+            return [view.id for view in app.query(View)]
+
+    assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step"]
+
+
+def test_modules_open_and_close_and_stay_so(healthy: Path) -> None:
+    walks = walk_on(healthy, {"closed": ("left", "left"), "inside": ("right", "down"), "again": ("left", "f", "f")})
+    assert "▸ ✓ up" in walks["closed"].text
+    assert "│ ✓ weight  [24/tp/fsdp, 12]" not in walks["closed"].text
+    assert "│ ✓ weight  [24/tp/fsdp, 12]" in walks["inside"].text
+    assert "▾ ✓ up" in walks["again"].text
+
+
 def test_q_leaves_without_an_error(healthy: Path) -> None:
     assert walk(healthy, "q").exited == 0
 
@@ -197,6 +222,6 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             await pilot.click("#small-mesh", offset=(13, 2))
             await pilot.click("#tabs", offset=(13, 0))
             await pilot.pause()
-            return app.selection.side, app.selection.plane.at, app.selection.rank, app.view_name
+            return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
     assert asyncio.run(run()) == ("held", (3, 2), 5, "mesh")

@@ -44,7 +44,7 @@ A line for each disagreement, errors first; findings that say the same of identi
 
     def compose(self) -> ComposeResult:
         """Make the view."""
-        with Box() as box:
+        with Box(id="findings-box") as box:
             box.entitle("Findings")
             yield FindingLines(id="finding-lines")
         with ScrollBox(id="full"):
@@ -56,6 +56,7 @@ A line for each disagreement, errors first; findings that say the same of identi
         self.query_one("#full", ScrollBox).entitle(finding_head(document, selection.finding))
         if document is not None:
             count = len(document.findings)
+            self.query_one("#findings-box").display = count > 0
             self.query_one(Lines).show(count, lambda index: _line(document, index), selection.finding)
 
     @on(Lines.Highlighted)

@@ -83,7 +83,7 @@ class MeshView(View):
         except ShardvizError:
             sides = None
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
-        title = f"{printable(document.entries[selection.entry].title)[:60]}: what rank {rank} holds"
+        title = f"what rank {rank} holds of {printable(document.entries[selection.entry].title)[:60]}"
         self.query_one("#mesh-map-box", Box).entitle(title)
 
     @on(RankChosen)

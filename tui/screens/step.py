@@ -17,8 +17,10 @@ from ..messages import PassChosen, RankChosen
 from ..step import Collective, Moment, Step, axes_text, moments
 from ..step_text import (
     axes_width,
+    before_width,
     collective_line,
     collective_text,
+    collective_title,
     head_text,
     moment_line,
     pass_text,
@@ -74,8 +76,7 @@ class StepView(View):
             with Box(id="comm-box"):
                 yield Static("", id="comm-card", markup=False)
                 yield MomentLines(id="moments")
-            with Box(id="part-box") as box:
-                box.entitle("Who takes part")
+            with Box(id="part-box"):
                 yield MeshGrid(id="part")
         yield Static("", id="step-note", markup=False)
 
@@ -112,22 +113,27 @@ class StepView(View):
             return
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
         rank = chosen.ranks[0] if selection.rank is None else selection.rank
-        title, text = collective_text(chosen, document.model.dump.mesh, rank)
-        self.query_one("#comm-box", Box).entitle(title)
-        self.query_one("#comm-card", Static).update(text)
+        self.query_one("#comm-box", Box).entitle(collective_title(chosen))
+        self.query_one("#comm-card", Static).update(collective_text(chosen, document.model.dump.mesh, rank))
+        self.query_one("#part-box", Box).entitle("● takes part", f"underlined: with rank {rank}")
         self.query_one(MeshGrid).show(document.model.dump.mesh, rank, takes_part(document, chosen, rank))
         self._moments = moments(document.model, chosen)
         lines = self.query_one(MomentLines)
         lines.display = bool(self._moments)
+        self.query_one("#comm").set_class(bool(self._moments), "kept")
+        width = before_width(self._moments)
         cursor = next((index for index, moment in enumerate(self._moments) if moment.rank == rank), 0)
-        lines.show(len(self._moments), lambda index: moment_line(self._moments[index]), cursor)
+        lines.show(len(self._moments), lambda index: moment_line(self._moments[index], width), cursor)
 
     def _show_schedule(self, step: Step) -> None:
         grid = self.query_one(ScheduleGrid)
         grid.show(step.pipeline)
+        grid.display = step.pipeline is not None
         self.query_one("#schedule-box", Box).entitle(pipeline_text(step))
+        text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
-            self.query_one("#pass", Static).update(pass_text(grid.rank, *grid.chosen))
+            text = pass_text(grid.rank, *grid.chosen)
+        self.query_one("#pass", Static).update(text)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Filter and sort where there is something to."""

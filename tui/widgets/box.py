@@ -28,11 +28,11 @@ class Entitled(Widget):
         self.app.stylesheet.update_nodes([self])
 
 
-class Box(Entitled, Vertical):
+class Box(Vertical, Entitled):
     """A box whose parts stand below each other."""
 
 
-class ScrollBox(Entitled, VerticalScroll):
+class ScrollBox(VerticalScroll, Entitled):
     """A box that scrolls."""
 
 

@@ -46,7 +46,9 @@ def finding_head(document: Document | None, index: int) -> Text:
     name = printable(finding.tensor)
     name = name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
     kind = f"{GLYPHS[finding.severity]} {finding.kind}"
-    return Text.assemble((kind, "bold"), f" {name} ", (f"· finding {index + 1} of {len(document.findings)}", "dim"))
+    return Text.assemble(
+        (kind, "bold"), f" {name} " if name else " ", (f"· finding {index + 1} of {len(document.findings)}", "dim")
+    )
 
 
 def finding_body(finding: Finding) -> Group:

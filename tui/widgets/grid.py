@@ -56,7 +56,12 @@ class Grid(ScrollView, can_focus=True):
         """Fit what is shown into its new room, where that changes anything."""
 
     def bring_into_view(self, box: Region) -> None:
-        """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case."""
+        """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case.
+
+        A grid that is not on screen has no size: it scrolls when it gets one, in `fit`.
+        """
+        if not self.size:
+            return
         wanted = box.intersection(Region(0, 0, *self.virtual_size))
         if not Region(*self.scroll_offset, *self.size).contains_region(wanted):
             self.scroll_to_region(wanted, animate=False, force=True)

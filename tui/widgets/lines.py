@@ -114,6 +114,10 @@ class Lines(Grid):
     def _scroll_to_cursor(self) -> None:
         self.bring_into_view(Region(self.scroll_offset.x, self.cursor, 1, 1))
 
+    def fit(self) -> None:
+        """Keep the cursor in view."""
+        self._scroll_to_cursor()
+
     def on_focus(self) -> None:
         """Show the cursor."""
         self.refresh()

@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
+from ..clipboard import copy
 from ..keys import keys
 from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen, SideChosen
@@ -130,7 +131,7 @@ class MapPanel(Box):
         tensor = document.entries[selection.entry].tensor
         inside = block[len(block) - len(tensor.shape) :]
         text = f"{tensor.names[0]}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
-        self.app.copy_to_clipboard(text)
+        copy(self.app, text)
         self.notify(printable(text), title="Copied", markup=False)
 
     def action_next_dims(self) -> None:

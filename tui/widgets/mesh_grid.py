@@ -169,6 +169,10 @@ Every rank at its place: the last axis runs to the right, the one before it down
             box = Region(column, line, self.plan.cell + self._gutter, 1 + self._heads)
             self.bring_into_view(box)
 
+    def fit(self) -> None:
+        """Keep the cursor in view."""
+        self._scroll_to_cursor()
+
     def on_click(self, event: events.Click) -> None:
         """Go to the rank under the mouse."""
         left, top = self.scroll_offset

@@ -1,4 +1,4 @@
-"""What one rank is: its coordinate, its host, its groups, how much it holds."""
+"""What one rank is: its host, how much it holds, its coordinate and its group along every axis."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from ..memory import bytes_of_rank, bytes_text, entries_of_rank
 
 if TYPE_CHECKING:
     from ..document import Document
-
-MARGIN = 9
 
 
 class RankCard(Static):
@@ -36,20 +34,18 @@ def rank_text(document: Document, rank: int) -> Text:
     """Write what a rank is."""
     dump = document.model.dump
     mesh = dump.mesh
-    text = Text.assemble((f"rank {rank}", "bold"), f" of {dump.run.num_ranks:,}", no_wrap=True, overflow="ellipsis")
-    if rank in mesh and dump.run.mesh is not None:
-        _field(text, "at", mesh.label(rank))
-    if rank not in dump.ranks:
-        return text.append("\n? no readable file of this rank in the dump", verdict_style("warning"))
-    _field(text, "host", printable(dump.ranks[rank].hostname))
+    text = Text.assemble((f"rank {rank}", "bold"), f" of {dump.run.num_ranks:,}")
+    if rank in dump.ranks:
+        count = sum(len(document.entries[index].tensor.fold) for index in entries_of_rank(document, rank))
+        text.append(f" on {printable(dump.ranks[rank].hostname)}")
+        text.append(
+            f"\nholds {bytes_text(bytes_of_rank(document, rank))} in {count:,} tensor{'' if count == 1 else 's'}"
+        )
+    else:
+        text.append("\n? no readable file of this rank in the dump", verdict_style("warning"))
     if rank in mesh:
-        for axis in mesh.axes:
+        width = max(map(len, mesh.axes))
+        for axis, position in zip(mesh.axes, mesh.coord_of(rank), strict=True):
             group = next(group for group in mesh.groups(axis) if rank in group)
-            _field(text, f"along {axis}", "ranks " + ranks_text(mask_of(group)))
-    count = sum(len(document.entries[index].tensor.fold) for index in entries_of_rank(document, rank))
-    _field(text, "holds", f"{bytes_text(bytes_of_rank(document, rank))} in {count:,} tensor{'' if count == 1 else 's'}")
+            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position}, group of ranks {ranks_text(mask_of(group))}")
     return text
-
-
-def _field(text: Text, name: str, value: str) -> None:
-    text.append(f"\n{name:<{MARGIN}} ", "dim").append(value)

@@ -115,10 +115,11 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
 
     def _text(self, index: int) -> Text:
         row = self._visible[index]
-        mark = "  " * self._is_nested if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
+        depth = len(row.path) - 1
+        mark = "  " * (self._is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
         name = row.path[-1]
         short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
-        line = Text("  " * (len(row.path) - 1) + mark, no_wrap=True)
+        line = Text.assemble(("│ " * depth, "dim"), mark, no_wrap=True)
         line.append(GLYPHS[row.verdict], verdict_style(row.verdict)).append(f" {short}")
         return line.append(f"  {row.layout}", "dim") if row.layout else line
 
@@ -176,7 +177,7 @@ def _rows(entries: Sequence[Entry], indices: Iterable[int]) -> Iterator[Row]:
 def _within(module: Module, path: Path, entries: Sequence[Entry]) -> Iterator[Row]:
     for key, part in module.parts.items():
         if isinstance(key, int):
-            yield Row((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].layout)
+            yield Row((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].short_layout)
         else:
             inside = list(_within(part, (*path, key), entries))
             yield Row((*path, key), worst([row.verdict for row in inside]))
@@ -184,11 +185,16 @@ def _within(module: Module, path: Path, entries: Sequence[Entry]) -> Iterator[Ro
 
 
 def _path(entry: Entry) -> Path:
-    """Cut a title into modules at its dots; numbers and folds of numbers stay with the module before them."""
+    """Cut a title into modules at its dots; numbers and folds of numbers stay with the module before them.
+
+    What an optimizer keeps of a parameter, `weight.exp_avg`, stands beside that parameter.
+    """
     parts: list[str] = []
     for part in _PARTS.findall(entry.title):
         if parts and (part.isdigit() or part.startswith("[")):
             parts[-1] += f".{part}"
         else:
             parts.append(part)
+    if entry.tensor.role == "optim" and len(parts) > 1:
+        parts[-2:] = [".".join(parts[-2:])]
     return tuple(parts) or ("(no name)",)
