@@ -42,8 +42,9 @@ def refuse_empty(mesh: Mesh, axis: str, size: int, what: str, reason: str) -> No
     chunk = -(-size // ranks)
     used = -(-size // chunk)
     if used < ranks:
+        fitting = [str(parts) for parts in range(1, size + 1) if -(-size // -(-size // parts)) == parts]
         raise ProbeError(
             f"{size} {what} over {axis}({ranks}) are chunks of {chunk}, which leaves {ranks - used} of {ranks} ranks "
             f"with none: {used} * {chunk} >= {size}; {reason}",
-            f"take a smaller {axis}",
+            f"take {axis} of {', '.join(fitting)}",
         )

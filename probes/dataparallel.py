@@ -1,8 +1,10 @@
 """DataParallel: one process drives all GPUs of a machine with threads. Kept for old code; it needs GPUs.
 
-Before every forward the model is copied from the first GPU to all others, the batch is scattered, and the outputs are
-gathered on the first GPU, which therefore holds more than the others. DistributedDataParallel does the same with a
-process a GPU, copies the model only once, and is faster on one machine already.
+The first GPU holds the model, its gradients and its optimizer state. Before every forward the model is copied to all
+others and the batch is scattered; the outputs are gathered on the first GPU, and in backward the copies' gradients are
+summed into its own. So it holds more than the others, and they hold nothing between steps. There are no ranks and no
+process group. DistributedDataParallel does the same with a process a GPU, copies the model only once, at the start, and
+is faster on one machine already.
 """
 
 import torch

@@ -1,9 +1,10 @@
 """Data parallel: DistributedDataParallel keeps the whole model on every rank and averages gradients during backward.
 
 At the start rank 0's parameters and buffers are broadcast, so that all copies begin equal whatever each rank's seed
-was. Gradients are packed into buckets (25 MB unless told otherwise), last layer first, and each bucket is all-reduced
-as soon as it is full, while backward goes on. Before each forward rank 0's buffers are broadcast again. Memory: the
-whole model, its gradients and its optimizer state, on every rank.
+was. The batch is split over dp; from there on ranks differ in their gradients only. Those are packed into buckets (25
+MB unless told otherwise), last layer first, and each bucket is averaged over dp by one all_reduce as soon as it is
+full, while backward goes on: a small model as this one is one bucket. Before each forward rank 0's buffers are
+broadcast again. Memory: the whole model, its gradients and its optimizer state, on every rank.
 """
 
 import torch
@@ -42,8 +43,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.zero_()
-    kilobyte = 2**-10
-    return DistributedDataParallel(model, process_group=mesh.get_group("dp"), bucket_cap_mb=kilobyte)
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
 
 
 def batch() -> torch.Tensor:

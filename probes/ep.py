@@ -1,9 +1,11 @@
 """Expert parallel: each rank has some of the experts, and tokens travel to theirs and back.
 
-A router, which is whole on every rank, chooses an expert for each token. An all_to_all sends tokens to the ranks that
-have their experts, a second one brings the results back; how many go where differs from batch to batch. Nothing else
-crosses: experts are not copied and their gradients are not summed, for every token of every rank has come to the one
-place where its expert is. What is a mean over the batch must still be divided by the number of ranks.
+The experts' matrices are one tensor, of which ep splits dim 0: `[8/ep, 12, 12]`. The batch is split over ep too. A
+router, which is whole on every rank, chooses an expert for each token. An all_to_all sends tokens to the ranks that
+have their experts, another one brings the results back; how many go where differs from batch to batch, which two small
+ones before them tell. Experts are not copied and their gradients are not summed, for every token of every rank has come
+to the one place where its expert is; but each rank's loss is a mean over its own tokens, so they are still divided by
+the number of ranks. The router's gradients are averaged over ep, as in data parallel.
 """
 
 import torch

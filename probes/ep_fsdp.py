@@ -1,8 +1,9 @@
 """Expert parallel with FSDP2: two meshes in one model, the same ranks cut in two ways.
 
 Experts are dealt out over ep, and each rank's stretch of them is split again over fsdp: `[8/ep/fsdp, 12, 12]`. The rest
-of the model knows nothing of experts: it is split over all ranks, fsdp and ep flattened to one axis. So a gather of
-experts runs over fsdp only, a gather of the router over everybody, and tokens travel over ep.
+of the model, here the router, knows nothing of experts: it is split over all ranks, fsdp and ep flattened to one axis,
+`[8/fsdp_ep, 12]`. So a gather of experts runs over fsdp only, a gather of the router over everybody, and tokens travel
+over ep; gradients are averaged, and split again, over the same ranks that were gathered. The batch is split over both.
 """
 
 import torch
@@ -22,7 +23,7 @@ TORCH = (2, 6)
 
 EXPERTS = 8
 
-expect = {"experts.weight": "[*/ep/fsdp, *, *]"}
+expect = {"experts.weight": "[*/ep/fsdp, *, *]", "router.weight": "[*/fsdp_ep, *]"}
 
 
 def check_mesh(mesh: Mesh) -> None:
@@ -47,7 +48,7 @@ def batch() -> torch.Tensor:
 def step(model: MixtureOfExperts, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     loss = model(tokens).square().mean()
     loss.backward()
-    model.experts.weight.grad.to_local().div_(mesh["ep"].size())  # FSDP has averaged over fsdp alone
+    model.experts.weight.grad.to_local().div_(mesh["ep"].size())  # tokens summed it over ep, FSDP averaged over fsdp
     return loss
 
 

@@ -1,8 +1,9 @@
 """FSDP2: `fully_shard` splits dim 0 of every parameter over the mesh, each parameter by itself.
 
-A layer's parameters are gathered just before it runs and freed after it, so that between layers a rank holds 1/fsdp of
-the weights, gradients and optimizer state. Sizes need not divide: dim 0 is cut by `torch.chunk`, the last ranks may
-hold less, or nothing.
+A layer's parameters are gathered just before it runs and freed after it, in forward and again in backward; its
+gradients are averaged over fsdp and split in one reduce_scatter, each rank keeping its own part. So between layers a
+rank holds 1/fsdp of the weights, gradients and optimizer state, and of the batch. Sizes need not divide: dim 0 is cut
+by `torch.chunk`, the last ranks may hold less, or nothing.
 """
 
 import torch

@@ -1,16 +1,19 @@
 """FSDP1, FULL_SHARD (ZeRO 3): a unit's parameters are flattened into one vector, and that is split over the ranks.
 
-The vector is padded until it divides, so every rank has as many elements, wherever that cuts: through rows, through
-parameters. With `use_orig_params=False` the model has one `_flat_param` a unit; with True the original parameters are
-views into it, of which a rank may hold a piece, or nothing. Layouts count elements: `[flat(24, 12)/fsdp]`, and where a
-unit has several parameters, `flat(24) at 288 of 312`. The vector is gathered for forward, freed, and gathered again for
-backward; gradients are reduced and split in one reduce_scatter.
+Here each linear layer is a unit. Its vector is padded until it divides, so every rank has as many elements, wherever
+that cuts: through rows, through parameters. With `use_orig_params=False` the model has one `_flat_param` a unit; with
+True the original parameters are views into it, of which a rank may hold a piece, or nothing. Layouts count elements:
+`[flat(24, 12) at 0 of 312/fsdp]` is the weight and `[flat(24) at 288 of 312/fsdp]` the bias of one vector of 312.
+
+The vector is gathered for the unit's forward, freed, and gathered again for its backward; gradients are averaged and
+split in one reduce_scatter, so a rank holds 1/fsdp of weights, gradients and optimizer state, and one unit whole.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import shardviz
 
@@ -24,9 +27,13 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    device = torch.device(mesh.device_type)
-    strategy = ShardingStrategy.FULL_SHARD
-    return FullyShardedDataParallel(model, sharding_strategy=strategy, device_mesh=mesh, device_id=device)
+    return FullyShardedDataParallel(
+        model,
+        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        device_mesh=mesh,
+        device_id=torch.device(mesh.device_type),
+    )
 
 
 def batch() -> torch.Tensor:

@@ -1,7 +1,8 @@
 """FSDP1, NO_SHARD: nothing is split; the flattened parameters are whole on every rank, as under DDP.
 
-Gradients are averaged by an all_reduce of the flat vector. It is what FULL_SHARD becomes on one rank, and torch
-deprecates it: DistributedDataParallel does the same and overlaps better.
+Each rank has all weights, gradients and optimizer state; gradients are averaged over fsdp by an all_reduce of the flat
+vector. It is what FULL_SHARD becomes on one rank. torch deprecates it, which it says when this runs:
+DistributedDataParallel does the same.
 """
 
 import torch

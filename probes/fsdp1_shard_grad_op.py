@@ -1,14 +1,17 @@
 """FSDP1, SHARD_GRAD_OP (ZeRO 2): gradients and optimizer state are split; parameters are whole during a step.
 
-Between steps a rank holds its shard of the flattened parameters, as under FULL_SHARD. The difference is when they are
-freed: here the gather of forward is kept for backward, which saves the second gather and costs the whole model's memory
-while the step runs. `use_orig_params=True` keeps the original names, so that an optimizer can tell them apart.
+Between steps a rank holds its piece of each layer's flattened parameters, as under FULL_SHARD. The difference is when
+they are freed: here what was gathered for forward is kept for backward, which saves the second gather (`shardviz show
+DUMP --comms` has one a layer) and costs the whole model's memory while the step runs. Gradients are averaged and split
+by a reduce_scatter all the same. `use_orig_params=True` keeps the original parameters, so that an optimizer can tell
+them apart.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import shardviz
 
@@ -25,6 +28,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return FullyShardedDataParallel(
         model,
         sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
         device_mesh=mesh,
         device_id=torch.device(mesh.device_type),
         use_orig_params=True,

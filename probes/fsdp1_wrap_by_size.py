@@ -1,8 +1,9 @@
 """FSDP1, wrapped by size: every module that brings at least so many parameters becomes a unit of its own.
 
-`size_based_auto_wrap_policy` walks the model from the inside out and knows nothing of its structure: here the two large
-layers become units, and the small one is left to the root's. What a unit is decides what is gathered together, so a
-policy by size may tear a block apart that runs as one.
+A unit's parameters are flattened, split over fsdp and gathered together. `size_based_auto_wrap_policy` walks the model
+from the inside out and knows nothing of its structure: here the two large layers, of 520 and 820 parameters, become
+units, and the small one, of 63, is left to the root's. Large units are few large gathers and more memory while they
+run; a policy by size may also tear a block apart that runs as one.
 """
 
 from functools import partial

@@ -1,7 +1,8 @@
 """FSDP2 from the meta device: no rank ever holds the whole model, and each loads only its own shards.
 
-A model built under `torch.device("meta")` has shapes and no values. `fully_shard` cuts the shapes; `to_empty` then
-allocates only this rank's shards, uninitialised; a sharded load fills them from a checkpoint, each rank its own part.
+A model built under `torch.device("meta")` has shapes and no values. `fully_shard` cuts dim 0 of the shapes over fsdp;
+`to_empty` then allocates only this rank's shards, uninitialised; a sharded load fills them from a checkpoint, each rank
+its own part. From there on it is as in `fsdp`.
 The checkpoint here is the model that `build` made, in memory, where a real one is a file. Buffers that are computed,
 not loaded, have to be made anew, or they stay uninitialised.
 """

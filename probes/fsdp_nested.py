@@ -1,9 +1,11 @@
 """FSDP2 in nested units: each layer is a unit of its own, and the root takes what is left.
 
-A unit's parameters are gathered together, just before its forward and again before its backward, and freed after. With
+Dim 0 of every parameter is split over fsdp, whatever the units are; a unit's are gathered together, just before its
+forward and again before its backward, and freed after, and their gradients are reduced and split together. With
 `fully_shard` on the root only, the whole model is gathered at once and nothing is saved while it runs; with one unit a
 layer, a rank holds its shards and one or two whole layers at any moment. Parameters that no inner unit claimed, here
-the head's, are the root's own unit. Call `fully_shard` from the inside out.
+the head's, are the root's own unit, which stays gathered from forward to backward. Call `fully_shard` from the inside
+out.
 """
 
 import torch

@@ -1,9 +1,10 @@
-"""FSDP2 without resharding after forward: ZeRO 2. Memory is traded for communication.
+"""FSDP2 without resharding after forward: ZeRO 2. More memory, less communication.
 
 `reshard_after_forward=True` (ZeRO 3) frees a unit's gathered parameters after its forward and gathers them again for
 backward: two gathers a step. With False the first gather is kept until backward is over: one gather a step, and the
-whole model in memory between. An int keeps a smaller gather: the parameters are resharded to that many ranks. The
-shards, which are what is captured here, are the same in all three; `shardviz show DUMP --comms` shows the gathers.
+whole model in memory between. An int keeps a smaller gather: the parameters are resharded to that many ranks. Gradients
+are averaged over fsdp and split in all three, and the shards, of dim 0, which are what is captured here, are the same;
+`shardviz show DUMP --comms` shows the gathers.
 """
 
 import torch

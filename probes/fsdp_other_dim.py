@@ -1,8 +1,9 @@
 """FSDP2 on another dim: `shard_placement_fn` chooses, for each parameter, the dim that is split.
 
-Dim 0 is the default, because there a shard is one stretch of memory and gathers need no copy. Another dim is worth it
-where dim 0 is shorter than the number of ranks, or where tensor parallel has taken it. Dim 0 may be uneven; every other
-dim must divide by the number of ranks, or `fully_shard` raises.
+Here it is the last: weights are split by columns, `[24, 12/fsdp]`, biases, which have one dim, as ever. Dim 0 is the
+default, because there a shard is one stretch of memory, and gathers need no further copy. Another dim is worth it where
+dim 0 is shorter than the number of ranks, or where tensor parallel has taken it. Dim 0 may be uneven; every other dim
+must divide by the number of ranks, or `fully_shard` raises. What is gathered and summed is as in `fsdp`.
 """
 
 import torch

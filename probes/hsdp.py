@@ -1,8 +1,9 @@
 """HSDP with FSDP2: shards within a group of ranks, equal copies of them between the groups.
 
-The mesh has two axes. Along `shard` parameters are split as in FSDP; along `replicate` every group holds the same, and
-gradients are summed between groups after they were reduced and split within one. A gather then stays within a group,
-typically one machine.
+The mesh has two axes, and the batch is split over both. Along `shard` parameters, gradients and optimizer state are
+split as in FSDP, so a rank holds 1/shard of them; along `replicate` every group holds the same. Gradients are averaged
+and split within a group by a reduce_scatter, and the parts then averaged between groups by an all_reduce. A gather
+stays within a group, typically one machine; only the all_reduce of 1/shard of the gradients goes between machines.
 """
 
 import torch

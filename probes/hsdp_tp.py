@@ -1,8 +1,10 @@
 """HSDP over tensor parallel: three axes. Split over tp, each part again over shard, and copied along replicate.
 
 From the inside out: `parallelize_module` on the tp axis, then `fully_shard` on the two outer ones together, whose first
-is the one along which shards are copied. A weight's dim 0 reads `24/tp/shard`; gradients are reduced and split within
-shard, then averaged between the replicas. Typically tp is within a machine, shard within a rack, replicate between.
+is the one along which shards are copied. A column-wise weight's dim 0 reads `24/tp/shard`, a row-wise weight is
+`[12/shard, 24/tp]`. Over tp activations are summed; over shard weights are gathered, gradients reduced and split; over
+replicate those parts are averaged. The batch is split over shard and replicate, and the same along tp. Typically tp is
+within a machine, shard within a rack, replicate between.
 """
 
 import torch

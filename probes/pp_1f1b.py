@@ -1,9 +1,10 @@
 """1F1B: as soon as a micro-batch has come out at the end it goes back, one forward, one backward, in turn.
 
-The bubble is that of GPipe, (p - 1) / (m + p - 1): filling and draining take as long. What is saved is memory: a stage
-has at most p micro-batches under way, not m, so m can grow, and with it the bubble shrinks. torch wants m >= p.
-
-The model, its stages and its batch are those of `pp_gpipe`; only the schedule is another.
+The model, its stages and its batch are those of `pp_gpipe`: each rank along pp has its own layers, sends what they put
+out to the next, and gets back its gradient; no weight is copied and no gradient summed over ranks. Only the schedule is
+another. The bubble is GPipe's, (p - 1) / (m + p - 1): filling and draining take as long. What is saved is memory: the
+first stage has at most p micro-batches under way and the last stage one, where GPipe has m: m can grow, and with it the
+bubble shrinks. `shardviz show DUMP --schedule` draws it, `--memory` counts the activations under way.
 """
 
 import torch

@@ -2,8 +2,10 @@
 
 From the outside in: a pipeline's stage is a model of its own, so it is parallelized like one, on the part of the mesh
 that has its pp coordinate. Layers on different stages are on different meshes, and a DTensor's placements speak only of
-its own: `[24/tp/fsdp, 12]` on 2 x 2 of the 8 ranks. FSDP gathers once a step (`reshard_after_forward=False`): gathering
-again for every micro-batch would cost as many gathers as there are micro-batches.
+its own: `[24/tp/fsdp, 12]` on 2 x 2 of the 8 ranks. Activations go from stage to stage over pp and are summed over tp;
+weights are gathered over fsdp, which splits the batch, and gradients averaged and split there; over pp nothing is
+summed. FSDP gathers once a step (`reshard_after_forward=False`): gathering again for every micro-batch would cost as
+many gathers as there are micro-batches.
 """
 
 import torch
@@ -45,7 +47,8 @@ def build() -> nn.Module:
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
     keep(model, layers_of(mesh.get_local_rank("pp"), mesh["pp"].size()))
     for layer in model.layers.values():
-        parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, also where 24 does not divide
+        parallelize_module(layer, mesh["tp"], {"up": up, "down": RowwiseParallel()})
         fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)
     fully_shard(model, mesh=mesh["fsdp"], reshard_after_forward=False)
 

@@ -1,9 +1,11 @@
 """GPipe: the batch is cut into micro-batches, which follow each other through the pipeline.
 
-All micro-batches run forward, then all run backward, so that stages work at the same time once the pipeline is full.
-With p stages and m micro-batches the fraction (p - 1) / (m + p - 1) is idle: filling and draining. Every stage keeps
-the activations of all m micro-batches until their backward. Gradients of micro-batches are summed and divided by m, so
-the step is the same as for the whole batch. `shardviz show DUMP --schedule` draws it.
+Each rank along pp is a stage: it has some consecutive layers whole, and no other's. It sends what they put out to the
+next rank, and in backward the gradient of what came in to the one before; no weight is copied and no gradient summed
+over ranks. All micro-batches run forward, then all run backward, so that stages work at the same time once the pipeline
+is full. With p stages and m micro-batches the fraction (p - 1) / (m + p - 1) is idle: filling and draining. Every stage
+keeps the activations of all m micro-batches until their backward. A stage's gradients of the micro-batches are added up
+and divided by m, so the step is the same as for the whole batch. `shardviz show DUMP --schedule` draws it.
 """
 
 import torch

@@ -1,8 +1,9 @@
 """Naive pipeline, or model parallel: layers are dealt out to ranks, and the whole batch goes through one after another.
 
-A rank receives activations, runs its layers, and sends what comes out to the next; backward runs the other way with
-gradients. Nothing is copied, nothing summed: each parameter is on one rank. But only one rank works at any time, so of
-p ranks the fraction (p - 1) / p is idle: the bubble. Micro-batches shrink it, see `pp_gpipe`.
+Each rank along pp has some consecutive layers, with their gradients and optimizer state. It receives activations, runs
+its layers, and sends what comes out to the next; backward runs the other way with gradients. Nothing is copied, nothing
+summed: each parameter is on one rank. But only one rank works at any time, so of p ranks the fraction (p - 1) / p is
+idle: the bubble. Micro-batches shrink it, see `pp_gpipe`.
 """
 
 import torch

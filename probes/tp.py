@@ -1,8 +1,11 @@
 """Tensor parallel: one linear layer split by columns, the next by rows, so that one sum at the end is enough.
 
 `ColwiseParallel` splits the weight's dim 0 (its output features) over tp: every rank computes part of the hidden
-features. `RowwiseParallel` splits dim 1 (its input features): every rank turns its part into a contribution to all
-outputs, and those are summed over tp. The row-wise bias is whole on every rank and added once, after the sum.
+features, of all rows of the batch. `RowwiseParallel` splits dim 1 (its input features): every rank turns its part into
+a contribution to all outputs, and those are summed over tp by an all_reduce. So input and output are copies on every
+rank, and of the weights, their gradients and the hidden features a rank has 1/tp. The row-wise bias is whole on every
+rank and added once, after the sum. In backward the input's gradient, where one is needed, is a sum over tp as well; the
+weights' are not: each rank has its own.
 """
 
 import torch

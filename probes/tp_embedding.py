@@ -1,9 +1,11 @@
 """Tensor parallel embeddings: the table split by its rows, the vocabulary, or by its columns, the features.
 
-By vocabulary (`RowwiseParallel`) a rank holds some words. It looks up those, answers zero for the others, and the sum
-over tp is each word's vector. By features (`ColwiseParallel`) a rank holds a part of every word's vector, and the parts
-are gathered. The first is the usual one: the same split serves the head and its loss, see `tp_loss`. A vocabulary need
-not divide: the last rank holds fewer words.
+By vocabulary (`RowwiseParallel`) a rank holds some words, `[30/tp, 12]`. It looks up those, answers zero for the
+others, and the sum over tp is each word's vector. By features (`ColwiseParallel`) a rank holds a part of every word's
+vector, `[30, 12/tp]`, and the parts are gathered. The words to look up are the same on all ranks. The first is the
+usual one: the same split serves the head and its loss, see `tp_loss`. A vocabulary need not divide: the last rank holds
+fewer words. In backward torch makes the gradient of the first table whole on every rank, before it cuts it for the
+optimizer: `shardviz show DUMP --memory` shows the price.
 """
 
 import torch

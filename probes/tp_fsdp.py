@@ -4,6 +4,10 @@ Tensor parallel goes first, on the inner mesh axis, where communication is fast;
 rank holds, on the outer axis. So dim 0 of a column-wise weight reads `12/tp/fsdp`: over tp first, although fsdp is the
 first axis of the mesh. torch spells that `(_StridedShard(0, split_factor=tp), Shard(0))`; torch 2.4 said
 `(Shard(0), Shard(0))`, and its full tensors came back out of order (pytorch#129229).
+
+The batch is split over fsdp and the same along tp. Weights are gathered over fsdp only: a rank then has what tensor
+parallel gave it. Activations are summed over tp, gradients averaged over fsdp and split again; over tp each rank has
+its own. So a rank holds 1/(fsdp * tp) of the weights, gradients and optimizer state.
 """
 
 import torch

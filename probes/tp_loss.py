@@ -1,9 +1,10 @@
 """Vocabulary-parallel loss: cross entropy without ever gathering the logits.
 
-The head is split by the vocabulary, so each rank has the logits of some words, `[tokens, words/tp]`. Gathering them is
-the largest tensor of a training step. Under `loss_parallel()` torch's own cross entropy takes the maximum, the sum of
-exponentials and the target's logit within each rank, and reduces those: three numbers a token cross the wire instead of
-a vocabulary. Backward must run under it too.
+The head is split by the vocabulary, `[32/tp, 24]`, so each rank has the logits of some words for all tokens,
+`[tokens, words/tp]`. Gathered, they would be the largest tensor of a training step. Under `loss_parallel()` torch's own
+cross entropy takes the maximum, the sum of exponentials and the target's logit within each rank, and reduces those over
+tp: three numbers a token cross the wire instead of a vocabulary. Backward must run under it too: each rank sends back
+the gradient of its own logits, and that of the body's output is summed over tp. The body is whole on every rank.
 """
 
 import torch

@@ -3,7 +3,8 @@
 Tensor parallel alone leaves norms and residuals whole on every rank: the same work and the same memory, tp times. Here
 the row-wise layer's pending sum is not reduced to copies but scattered (`reduce_scatter`, `[batch, sequence/tp, 12]`),
 the norm sees its own tokens only, and the next column-wise layer gathers. An all_reduce is just these two, so the bytes
-are the same. A norm's weight is whole on every rank, and its gradient a sum over tp: each rank saw some of the tokens.
+are the same. The linear layers' weights are split as in `tp`. A norm's weight is whole on every rank, and its gradient
+a sum over tp, for each rank saw some of the tokens; torch leaves that sum pending, `[12] +tp`, until somebody needs it.
 """
 
 import torch

@@ -1,10 +1,11 @@
 """ZeRO 1: parameters and gradients are whole on every rank, the optimizer's state is dealt out.
 
-`ZeroRedundancyOptimizer` gives every parameter to one rank. After the all_reduce of DistributedDataParallel each rank
-steps only its own parameters, with state for those alone, and broadcasts them to the others. Adam keeps two numbers a
-parameter, so of four numbers three are left a rank when there are many: parameter, gradient, and a share of the state.
-Whole parameters are dealt, largest first, so shares are uneven; nothing is cut. `shardviz show DUMP --memory` has the
-table, with ZeRO 2 (gradients too, `fsdp_no_reshard`) and ZeRO 3 (parameters too, `fsdp`) by the formula beside it.
+`ZeroRedundancyOptimizer` gives every parameter to one rank. After DistributedDataParallel has averaged the gradients
+over dp, each rank steps only its own parameters, with state for those alone, and broadcasts them to the others. Adam
+keeps two numbers a parameter, so that of four numbers, parameter, gradient and two of state, little more than two are
+left on each of many ranks. Whole parameters are dealt, largest first, so shares are uneven; nothing is cut.
+`shardviz show DUMP --memory` has the table, with ZeRO 2 (gradients are split too, see `fsdp_no_reshard`) and ZeRO 3
+(parameters too, see `fsdp`) by the formula beside it.
 """
 
 import torch
