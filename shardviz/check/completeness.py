@@ -66,7 +66,7 @@ def _absent_tensors(model: Model) -> Iterator[Finding]:
     if not stamped or not unseen:
         return
     said = {name for record in model.dump.ranks.values() for name, _ in record.not_checked}
-    present = {model.stamps[name].first for name in stamped}
+    present = {model.stamps[name].first for name in stamped if name in model.stamps}
     elsewhere = _ids_elsewhere(model, unseen.values())
     for name, stamp in unseen.items():
         if name not in said and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from itertools import product
-from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +45,11 @@ def ranks_of(mask: Mask) -> tuple[int, ...]:
 
 def mask_of(ranks: Iterable[int]) -> Mask:
     """Return ranks as a set."""
-    return reduce(or_, (1 << rank for rank in ranks), 0)
+    known = tuple(ranks)
+    bits = bytearray(max(known, default=0) // 8 + 1)
+    for rank in known:
+        bits[rank // 8] |= 1 << rank % 8
+    return int.from_bytes(bits, "little")
 
 
 @lru_cache(maxsize=1 << 14)

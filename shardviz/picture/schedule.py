@@ -75,12 +75,14 @@ def label(record: StageRecord, stages: Sequence[int]) -> str:
 
 def _row(rank: int, times: Timeline, width: int) -> Text:
     passes, stages = times.begins[rank], stages_of(times, rank)
-    row, at = line(f"rank {rank:<{LABEL - 5}}"), 0
+    idle = "·".ljust(width)
+    parts: list[str | tuple[str, str]] = [f"rank {rank:<{LABEL - 5}}"]
+    at = 0
     for record, begin in passes:
         cell = label(record, stages)
         lasts = duration(record) * width
         gap = int(lasts > len(cell))
-        row = line(row, ("·".ljust(width) * (begin - at), DIM))
-        row = line(row, (cell.ljust(lasts - gap, "=" if record.backward else " "), rank_style(rank)), " " * gap)
+        shown = cell.ljust(lasts - gap, "=" if record.backward else " ")
+        parts += [(idle * (begin - at), DIM), (shown, rank_style(rank)), " " * gap]
         at = begin + duration(record)
-    return line(row, ("·".ljust(width) * (times.length - at), DIM))
+    return line(*parts, (idle * (times.length - at), DIM))

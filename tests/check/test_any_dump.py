@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardviz.check.infer.layout import holds, infer_layout
 from shardviz.check.run import check_dump
 from shardviz.layout import Layout
+from shardviz.mesh import parse_mesh
 from shardviz.notation import write
 from tests.dumps import Made, make_dump
 from tests.layouts import layouts, placed
@@ -76,3 +77,11 @@ def test_any_layout_of_the_notation_is_inferred_from_what_ranks_hold(layout: Lay
         found = infer_layout(layout.mesh, layout.shape, held)
         assert found is not None, write(layout)
         assert holds(found, held)
+
+
+def test_a_tensor_that_was_stamped_by_nobody_breaks_nothing(tmp_path: Path) -> None:
+    dump = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), {"w": "[4/tp]", "v": "[4/tp]"})
+    for file in dump.glob("rank_*.json"):
+        file.write_text(file.read_text().replace('"name":"w"', '"name":"../../etc/passwd"'))
+    report = check_dump(dump)
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("incomplete", "w")]
