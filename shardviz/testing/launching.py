@@ -19,7 +19,7 @@ from shardviz.live import world
 from shardviz.testing import debugging, outcome
 from shardviz.testing.bindings import Collected, pack_bound
 from shardviz.testing.modules import source_of
-from shardviz.testing.options import launch_method, ranks_seed, ranks_timeout
+from shardviz.testing.options import launch_method, ranks_seed, timeout_of
 from shardviz.testing.parcel import Parcel, Style, pack_arguments, pack_instance
 from shardviz.testing.story import Story, find_root, plain_story, story_of
 
@@ -63,7 +63,7 @@ def _launch(item: pytest.Function, spmd: Spmd, folder: Path) -> list[Warned]:
             num_ranks=spmd.mesh.size,
             method=spmd.launch or launch_method(config),
             backend=spmd.backend,
-            timeout=DEBUGGING_TIMEOUT if terminal else spmd.timeout or ranks_timeout(config),
+            timeout=DEBUGGING_TIMEOUT if terminal else timeout_of(item, spmd.timeout),
             coords=_coords(spmd),
             on_output=printed.__setitem__,
         )

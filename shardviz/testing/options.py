@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from shardviz.live.world.starting import Method
 
 TIMEOUT = 60.0
+PART = 0.7
+"""Of pytest-timeout's time, which counts fixtures and the start of ranks too."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -32,6 +34,18 @@ def launch_method(config: pytest.Config) -> Method:
 def ranks_timeout(config: pytest.Config) -> float:
     """Return how many seconds a test may take on its ranks."""
     return float(config.getoption("shardviz_timeout") or TIMEOUT)
+
+
+def timeout_of(item: pytest.Function, own: float | None) -> float:
+    """Return how many seconds a test may take on its ranks, by its own word or the session's.
+
+    Where pytest-timeout allows less, ranks are given a part of that: they say where they hang, it cannot.
+    """
+    seconds = own or ranks_timeout(item.config)
+    marker = item.get_closest_marker("timeout")
+    given = (marker.args[0] if marker.args else marker.kwargs.get("timeout")) if marker else None
+    given = given if given is not None else item.config.getoption("timeout", None)
+    return min(seconds, PART * float(given)) if isinstance(given, int | float) and given > 0 else seconds
 
 
 def ranks_seed(config: pytest.Config) -> int:

@@ -184,3 +184,17 @@ def test_pytest_exit_on_a_rank_ends_the_session(tmp_path: Path) -> None:
     seen = run(tmp_path, STOPPED)
     assert "Exit: no use" in seen.text
     assert "test_never_comes" not in seen.ends
+
+
+LIMITED = """
+@pytest.mark.timeout(2)
+@spmd(mesh={"tp": 2})
+def test_hangs(mesh):
+    if distributed.get_rank() == 0:
+        distributed.barrier()
+"""
+
+
+def test_the_limit_of_pytest_timeout_is_kept_with_ranks_that_say_where_they_are(tmp_path: Path) -> None:
+    seen = run(tmp_path, LIMITED)
+    assert "rank 0 (tp=0) did not finish in 1.4 s: waiting in barrier over tp" in seen.section("test_hangs")
