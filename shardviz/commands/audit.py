@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", default="2,2", help="the mesh to try on; default: 2,2")
     parser.add_argument("--max-size", type=int, default=6, metavar="N", help="the longest vector; default: 6")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each class's repro to this folder")
+    parser.add_argument("--repro", action="store_true", help="print each class's repro; default: the first one's")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
@@ -45,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
         found = audit(mesh, args.max_size, on_progress=count)
     if args.output:
         _write_repros(found, args.output)
-    print(json.dumps(_as_json(found), indent=1) if args.format == "json" else _as_text(found, args.output))
+    print(
+        json.dumps(_as_json(found), indent=1)
+        if args.format == "json"
+        else as_text(found, args.output, all_repros=args.repro)
+    )
     return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
 
 
@@ -63,11 +68,15 @@ def _name(number: int, one: Disagreement) -> str:
     return f"{number:02d}_{one.case.operation}.py"
 
 
-def _as_text(found: Audit, folder: Path | None) -> str:
-    """Write out every class, each with its repro, or with where that was written."""
-    from importlib.metadata import version
+def as_text(found: Audit, folder: Path | None = None, *, all_repros: bool = False) -> str:
+    """Write out every class with its smallest case, and the repro of the first one, ready to be copied.
 
-    from shardviz.live.audit.repro import repro
+    Args:
+        found: What the sweep found.
+        folder: Where the repros were written; they are named then, and not written out.
+        all_repros: Write out the repro of every class.
+    """
+    from importlib.metadata import version
 
     lines = [f"torch {version('torch')}: {found.num_cases:,} cases tried, {found.num_wrong:,} wrong"]
     if found.not_tried:
@@ -75,12 +84,20 @@ def _as_text(found: Audit, folder: Path | None) -> str:
     for number, one in enumerate(found.disagreements, 1):
         lines += ["", f"{number}. {one.case}", f"   {one.count:,} cases of this class; the smallest:"]
         lines += [f"   {line}" for line in _differences(one)]
-        name = _name(number, one)
-        if folder is not None:
-            lines.append(f"   to see it: python {folder / name}")
-        else:
-            lines += ["", *(f"    {line}".rstrip() for line in repro(one.case, name).splitlines())]
+        lines += [f"   to see it: python {folder / _name(number, one)}"] if folder is not None else []
+    if folder is None:
+        lines += _repros(found, 1 if not all_repros else None)
     return "\n".join(lines)
+
+
+def _repros(found: Audit, most: int | None) -> list[str]:
+    from shardviz.live.audit.repro import repro
+
+    lines, shown = [], found.disagreements[:most]
+    for number, one in enumerate(shown, 1):
+        lines += ["", f"# {number} by itself, in plain torch:", repro(one.case, _name(number, one)).rstrip()]
+    left = len(found.disagreements) - len(shown)
+    return [*lines, "", f"# {left} more: --repro prints them, -o DIR writes them to files"] if left else lines
 
 
 def _differences(one: Disagreement) -> list[str]:

@@ -1,0 +1,58 @@
+"""`shardviz audit`: how what a sweep found is printed. The sweep itself is tested on real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardviz.commands.audit import as_text
+from shardviz.live.audit.cases import Case
+from shardviz.live.audit.repro import repro
+from shardviz.live.audit.sweep import Audit, Disagreement
+from shardviz.mesh import parse_mesh
+from shardviz.placements import Replicate, Shard
+
+MESH = parse_mesh("tp=2")
+GATHER = Case("gather", MESH, (2,), (Shard(0),), (Shard(0),))
+MOVE = Case("redistribute", MESH, (2,), (Shard(0),), (Replicate(),))
+FOUND = Audit(90, 7, [Disagreement(GATHER, 4, {0: [2, 1]}), Disagreement(MOVE, 3, {1: "RuntimeError: no"})])
+
+SUMMARY = """
+1. gather [2] on (tp=2): (Shard(0),)
+   4 cases of this class; the smallest:
+   rank 0: wanted [1, 2], got [2, 1]
+{}
+2. redistribute [2] on (tp=2): (Shard(0),) -> (Replicate(),)
+   3 cases of this class; the smallest:
+   rank 1: wanted [1, 2], got RuntimeError: no
+{}"""
+
+
+def test_each_class_is_told_once_and_the_first_repro_follows_ready_to_be_copied() -> None:
+    head, _, text = as_text(FOUND).partition("\n")
+    assert head.endswith(": 90 cases tried, 7 wrong")
+    said, _, script = text.partition("\n# 1 by itself, in plain torch:\n")
+    assert said == SUMMARY.format("", "")
+    script, _, rest = script.partition("\n\n# 1 more: ")
+    assert rest == "--repro prints them, -o DIR writes them to files"
+    assert script == repro(GATHER, "01_gather.py").rstrip()
+    compile(script, "01_gather.py", "exec")
+
+
+def test_every_repro_is_printed_where_that_is_asked_for() -> None:
+    text = as_text(FOUND, all_repros=True)
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [
+        "# 1 by itself, in plain torch:",
+        "# 2 by itself, in plain torch:",
+    ]
+    assert repro(MOVE, "02_redistribute.py").rstrip() in text
+
+
+def test_repros_that_were_written_are_named_and_not_printed() -> None:
+    _, _, text = as_text(FOUND, Path("repros")).partition("\n")
+    assert text == SUMMARY.format(
+        "   to see it: python repros/01_gather.py\n", "   to see it: python repros/02_redistribute.py"
+    )
+
+
+def test_a_torch_without_disagreements_is_one_line() -> None:
+    assert "\n" not in as_text(Audit(90, 0, []))
