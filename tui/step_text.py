@@ -52,7 +52,7 @@ def collective_line(one: Collective, width: int) -> Text:
     record = one.record
     numbers = f"{one.count:>6,} {bytes_text(one.bytes):>8} {bytes_text(one.received):>8}"
     return Text.assemble(
-        "← " if record.backward else "→ ",
+        {"backward": "← ", "forward": "→ "}.get(record.when, "· "),
         (f"{printable(record.op):<15} ", "bold"),
         f"{axes_text(record.axes):<{width}} {numbers}",
         (f"  {printable(str(one.modules)) or '-'}", "dim"),
@@ -62,8 +62,9 @@ def collective_line(one: Collective, width: int) -> Text:
 
 def collective_title(one: Collective) -> str:
     """Write what a collective is, and where it ran."""
-    module, way = printable(str(one.modules)), "backward" if one.record.backward else "forward"
-    return f"{printable(one.record.op)}{f' in {module}' if module else ''}, {way}"
+    module = printable(str(one.modules))
+    when = "outside of modules" if one.record.outside else one.record.when
+    return f"{printable(one.record.op)}{f' in {module}' if module else ''}, {when}"
 
 
 def collective_text(one: Collective, mesh: Mesh, rank: int) -> Text:

@@ -156,6 +156,7 @@ class CollectiveRecord(Record, frozen=True):
         size: The number of ranks in its group.
         module: The module that ran; empty for the model itself, or between modules.
         backward: Whether it ran in the backward pass.
+        outside: Whether it ran in neither pass of any module: the training loop called it, or a library after backward.
         count: How many there were.
         bytes: What they were about, together: the whole tensor that was gathered, reduced or sent.
     """
@@ -167,6 +168,12 @@ class CollectiveRecord(Record, frozen=True):
     backward: bool = False
     count: Count = 1
     bytes: Count = 0
+    outside: bool = False
+
+    @property
+    def when(self) -> str:
+        """Say in a word when it ran."""
+        return "outside" if self.outside else "backward" if self.backward else "forward"
 
 
 class CallRecord(Record, frozen=True):

@@ -32,8 +32,8 @@ _SPELLINGS = {
 }
 _NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
 
-Key = tuple[str, tuple[int, ...], str, bool]
-"""Operation, ranks, module, whether in backward."""
+Key = tuple[str, tuple[int, ...], str, bool, bool]
+"""Operation, ranks, module, whether in backward, whether outside of all modules."""
 
 
 class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
@@ -72,15 +72,15 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)
-        key = (op, ranks, self._running.name, self._running.is_bw)
+        key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
         count, size = self._found.get(key, (0, 0))
         self._found[key] = count + 1, size + _payload(func, args, len(ranks))
 
     def records(self, mesh: Mesh, rank: int) -> tuple[CollectiveRecord, ...]:
         """Return what was seen, with the axes of the run's mesh that each group runs along."""
         return tuple(
-            CollectiveRecord(op, _axes(mesh, rank, ranks), len(ranks), module, backward, count, size)
-            for (op, ranks, module, backward), (count, size) in self._found.items()
+            CollectiveRecord(op, _axes(mesh, rank, ranks), len(ranks), module, backward, count, size, outside)
+            for (op, ranks, module, backward, outside), (count, size) in self._found.items()
         )
 
 

@@ -50,6 +50,11 @@ class Running:
         """Whether a backward pass runs."""
         return in_backward()
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether no module runs, forward or backward."""
+        return not self._forward and not self.is_bw
+
     def __enter__(self) -> None:
         for name, module in self._model.named_modules() if self._model is not None else ():
             self._handles += self._follow(module, clean_name(name))

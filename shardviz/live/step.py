@@ -147,7 +147,8 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
     logged = logged_by(probe, model, batch, loss)
     optimizer = probe.optimizer(model, mesh) if hasattr(probe, "optimizer") else None
     if optimizer is not None:
-        optimizer.step()
+        with seen.comms:
+            optimizer.step()
     output = _output(probe, seen, batch, mesh)
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)

@@ -46,7 +46,7 @@ def traffic(model: Model) -> list[Traffic]:
     found: dict[tuple[object, ...], dict[int, CollectiveRecord]] = {}
     for number, rank in sorted(model.dump.ranks.items()):
         for record in rank.collectives:
-            key = (record.axes, record.op, record.module, record.backward, record.size)
+            key = (record.axes, record.op, record.module, record.when, record.size)
             by_rank = found.setdefault(key, {})
             by_rank[number] = _together(by_rank[number], record) if number in by_rank else record
     return [Traffic(max(by_rank.values(), key=lambda one: one.bytes), tuple(by_rank)) for by_rank in found.values()]
@@ -83,7 +83,7 @@ def _table(own: list[Traffic]) -> list[Text]:
         [
             f"  {printable(one.record.op)}",
             printable(one.record.module) or "-",
-            "backward" if one.record.backward else "forward",
+            one.record.when,
             f"{one.record.count:,}",
             f"{one.record.bytes:,}",
             f"{received(one.record):,}",

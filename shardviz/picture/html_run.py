@@ -146,9 +146,9 @@ def _collectives(found: Sequence[Traffic]) -> str:
     folded = fold((one.record.module or "-", (replace(one.record, module=""), len(one.ranks))) for one in found)
     rows = []
     for modules, (record, num_ranks) in folded[:MOST_ROWS]:
-        where, way = _where(record.axes), "backward" if record.backward else "forward"
+        where = _where(record.axes)
         sizes = bytes_cell(record.bytes), bytes_cell(received(record))
-        texts = (words(text) for text in (record.op, where, modules, way, f"{record.count:,}"))
+        texts = (words(text) for text in (record.op, where, modules, record.when, f"{record.count:,}"))
         rows.append([*texts, *sizes, f"{record.size:,}", f"{num_ranks:,}"])
     return table(heads, rows, "Collectives of a step", left=4) + _more(len(folded), "shardviz show --comms")
 

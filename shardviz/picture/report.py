@@ -10,6 +10,7 @@ from shardviz import notation
 from shardviz.check.step.agreement import agreement
 from shardviz.names import fold, printable
 from shardviz.picture.findings import findings_lines
+from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 
 if TYPE_CHECKING:
@@ -98,10 +99,7 @@ def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
     """Return every name that is listed, with its line."""
     verdicts = _verdicts(report) if report else {}
     usual: Verdict = "good" if report else "unknown"
-    return [
-        (name, _row(tensor, verdicts.get(name, usual), _own_dtype(model, tensor, name)))
-        for name, tensor in _listed(model, verdicts)
-    ]
+    return [(name, _row(model, tensor, name, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
 
 
 def _own_dtype(model: Model, tensor: Tensor, name: str) -> str:
@@ -132,8 +130,10 @@ def _verdicts(report: Report) -> dict[str, Verdict]:
     return found
 
 
-def _row(tensor: Tensor, verdict: Verdict, dtype: str) -> Row:
-    return Row(verdict, layout_text(tensor, dtype), _local_text(tensor))
+def _row(model: Model, tensor: Tensor, name: str, verdict: Verdict) -> Row:
+    ranks = f"rank{'s' if len(tensor.shards) > 1 else ''} {ranks_text(mask_of(tensor.shards))}"
+    some = "" if len(tensor.shards) == len(model.dump.ranks) else f"  on {ranks}"
+    return Row(verdict, layout_text(tensor, _own_dtype(model, tensor, name)), _local_text(tensor) + some)
 
 
 def layout_text(tensor: Tensor, dtype: str = "") -> str:

@@ -185,7 +185,7 @@ class CollectiveLines(Lines):
 
 What the ranks sent each other in one training step, in the order in which it began. Identical layers are one line.
 
-- `→` ran in the forward pass, `←` in the backward pass.
+- `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
 - *bytes* is the whole tensor that was gathered, reduced or sent; *received* is what a rank takes in of it, counted as
   rings.
 - The mesh below lights the ranks that take part, `●`; the group of the chosen rank is underlined.
