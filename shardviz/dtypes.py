@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-USUAL = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "bool")
-USUAL += ("int64", "int32", "int16", "int8", "uint8")
+USUAL = (
+    *("float32", "float16", "bfloat16", "int64", "float64", "float8_e4m3fn", "float8_e5m2"),
+    *("complex64", "bool", "int32", "int16", "int8", "uint8"),
+)
 
 _NAME = re.compile(r"(?:b?float|complex|u?int|qu?int|bits)([0-9]{1,3})[a-z0-9_]{0,24}")
 """By family and bits: a newer torch has types that are not in any list of today."""
@@ -26,4 +28,4 @@ def itemsize(name: str) -> int:
 def dtype_hint(name: str) -> str:
     """Return a hint at the element type that was meant."""
     close = get_close_matches(name, USUAL, n=1)
-    return f"did you mean {close[0]}?" if close else f"such as {', '.join(USUAL[1:4])} or {USUAL[-5]}"
+    return f"did you mean {close[0]}?" if close else f"such as {', '.join(USUAL[:3])} or {USUAL[3]}"
