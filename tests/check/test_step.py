@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from shardviz.check.finding import NotChecked
 from shardviz.check.step import check_step
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, TensorRecord
@@ -94,6 +95,20 @@ def test_a_step_that_rounds_to_a_narrower_dtype_within_is_given_that_rounding_an
     assert list(check_step(inside, [])) == []
     assert [found.kind for found in check_step(nowhere, [])] == ["wrong-value"]
     assert [found.kind for found in check_step(far, [])] == ["wrong-value"]
+
+
+def test_a_bfloat16_step_of_large_tensors_still_shows_a_factor_of_two(tmp_path):
+    large = Body("param", "reference", (1000, 1000), (1000, 1000), "float64", values=None)
+    near = step_dump(tmp_path / "near", on_all(WANTED * (1 + 2.0**-5)), narrowed=("bfloat16",), extra=[("w0", large)])
+    far = step_dump(tmp_path / "far", on_all(WANTED * 2), narrowed=("bfloat16",), extra=[("w0", large)])
+    assert list(check_step(near, [])) == []
+    assert [found.kind for found in check_step(far, [])] == ["wrong-scale"]
+
+
+def test_gradients_that_drown_in_a_narrow_dtypes_rounding_are_said_to_be_unchecked(tmp_path):
+    other = Body("grad", "reference", (1,), (1,), "float64", values=[1000.0])
+    said = check_step(step_dump(tmp_path, on_all(WANTED), narrowed=("bfloat16",), extra=[("w0", other)]), [])
+    assert NotChecked("", "1 of 1 gradients: rounding to bfloat16 allows 125, and they are no larger") in said
 
 
 def test_an_output_of_another_shape_than_the_unsharded_models_is_said_and_not_judged(tmp_path):

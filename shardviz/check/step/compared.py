@@ -1,8 +1,9 @@
 """One tensor after a step beside the same tensor of the unsharded model's step.
 
-How far two right results may be apart: every element is a sum of up to n products, rounded at each step to the
-coarsest dtype that took part. Rounding errors add like a random walk, so their size is eps * sqrt(n) times the size of
-the terms (Higham & Mary 2019, "A new approach to probabilistic rounding error analysis"); `SAFETY` of that is allowed.
+How far two right results may be apart: every element is a sum of up to n products, rounded at each step, and in the
+end to the coarsest dtype that took part. Rounding errors add like a random walk, so their size is eps * sqrt(n) times
+the size of the terms (Higham & Mary 2019, "A new approach to probabilistic rounding error analysis"); `SAFETY` of that
+is allowed. What is narrower than float32 is summed in float32, as torch does.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Rounding:
         """Return how far an element may be from what is wanted."""
         own = float(np.max(np.abs(wanted), initial=0.0))
         size = max(own, self.size) if gradient else max(own, self.epsilon)
-        return SAFETY * self.epsilon * math.sqrt(self.terms) * size
+        return SAFETY * max(self.epsilon, min(self.epsilon, EPSILONS["float32"]) * math.sqrt(self.terms)) * size
 
 
 @dataclass(frozen=True)

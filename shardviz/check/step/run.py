@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import REDUCTIONS, compared
+from shardviz.check.step.compared import EPSILONS, REDUCTIONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.gradients import check_unreduced
 from shardviz.check.step.scalars import check_scalar
 from shardviz.check.step.scale import check_scale
 from shardviz.check.step.terms import check_terms
+from shardviz.check.step.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,9 +42,21 @@ def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | N
     missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
     yield from (NotChecked(name, "the unsharded model's step has no tensor of this name") for name in missing)
     yield from _without_gradient(model)
-    results = [(one, result) for one in compared(model) for result in _check(model, one)]
+    found = list(compared(model))
+    yield from _lost_in_rounding([one for one in found if one.role == "grad"])
+    results = [(one, result) for one in found for result in _check(model, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     yield from without_consequences([(one, result) for one, result in results if isinstance(result, Finding)])
+
+
+def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
+    """Say how many gradients are so small beside the others that in a narrow dtype a wrong factor would not show."""
+    narrow = {EPSILONS[dtype]: dtype for dtype in EPSILONS if EPSILONS[dtype] > EPSILONS["float32"]}
+    sizes = [(one, float(np.max(np.abs(one.wanted), initial=0.0))) for one in gradients]
+    lost = [one for one, size in sizes if one.rounding.epsilon in narrow and 0.0 < size <= one.tolerance]
+    if lost:
+        allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
+        yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger")
 
 
 def _named(finding: Finding) -> str:
