@@ -23,7 +23,7 @@ TORCH = (2, 6)
 
 EXPERTS = 8
 
-expect = {"experts.weight": "[*/ep/fsdp, *, *]", "router.weight": "[*/fsdp_ep, *]"}
+expect = {"experts.weight": "[*/ep/fsdp, *, *]"}
 
 
 def check_mesh(mesh: Mesh) -> None:
