@@ -1,4 +1,4 @@
-"""`shardviz.show`: a dump, a layout, a DTensor or a module as a picture, in a notebook or printed.
+"""`shardviz.show`: a dump, a layout, a mesh, a DTensor or a module as a picture, in a notebook or printed.
 
 Nothing here communicates: a DTensor is drawn as its placements say. What needs torch is imported only for its objects.
 """
@@ -6,6 +6,7 @@ Nothing here communicates: a DTensor is drawn as its placements say. What needs 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from html import escape
 from importlib import import_module
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.dump.tensors import Model
+    from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
     from shardviz.picture.subject import Subject
     from shardviz.picture.terminal import Terminal
 
@@ -28,23 +31,29 @@ if TYPE_CHECKING:
     Picture = tuple[Lines, dict[str, str]]
     """The lines for a terminal, and what a notebook shows, by MIME type."""
 
+_LAYOUT = re.compile(r"\s*[\w.]*\[")
+"""How a layout in the notation begins."""
+
 FRAME = '<iframe srcdoc="{}" style="width:100%;height:640px;border:0" title="shardviz"></iframe>'
 """A page of its own within a notebook's: neither's style reaches the other."""
 
 
-def show(what: object, tensor: str | None = None) -> None:
+def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = None) -> None:
     """Display a picture in a notebook; elsewhere print it, once: only rank 0 prints, whatever ranks call this.
 
     Args:
-        what: A dump, or the path of one; a `shardviz.Layout`; a DTensor; or a module, of which the parameters and
-            buffers are listed.
+        what: A dump, or the path of one; a `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a
+            DTensor; or a module, of which the parameters and buffers are listed.
         tensor: Of a dump or a module, the name of the one tensor to draw.
+        mesh: Of a layout in the notation, the mesh that it is on, `"fsdp=2,tp=4"`.
 
     Raises:
         ShardvizError: It is none of these, or the dump or the tensor is not there.
     """
     if _rank() != 0:
         return
+    if isinstance(what, str) and _LAYOUT.match(what) and not Path(what).exists():
+        what = _layout(what, mesh)
     lines, markup = _of_torch(what, tensor) or _of_plain(what, tensor)
     if "IPython" in sys.modules and _display(lines, markup):
         return
@@ -53,6 +62,15 @@ def show(what: object, tensor: str | None = None) -> None:
     terminal = Terminal.of(sys.stdout)
     terminal.write(sys.stdout, lines(terminal))
     sys.stdout.flush()
+
+
+def _layout(text: str, mesh: Mesh | str | None) -> Layout:
+    from shardviz.mesh import parse_mesh
+    from shardviz.notation import parse
+
+    if mesh is None:
+        raise ShardvizError(f"layout {text!r} needs a mesh to be on", f'shardviz.show({text!r}, mesh="fsdp=2,tp=4")')
+    return parse(text).layout(parse_mesh(mesh) if isinstance(mesh, str) else mesh)
 
 
 def _rank() -> int:
@@ -82,11 +100,14 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
     from shardviz.dump.read import Dump, read_dump
     from shardviz.dump.tensors import Model, model_of
     from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
 
     if isinstance(what, Layout):
         from shardviz.picture.subject import of_layout
 
         return _of_subject(of_layout(what))
+    if isinstance(what, Mesh):
+        return _of_mesh(what)
     if isinstance(what, (str, Path)):
         what = read_dump(Path(what), strict=False)
     if isinstance(what, Dump):
@@ -95,7 +116,7 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
         return _of_model(what, tensor)
     raise ShardvizError(
         f"shardviz.show cannot draw a {type(what).__name__}",
-        "give it a dump or its path, a shardviz.Layout, a DTensor or a module",
+        "give it a dump or its path, a layout, a mesh, a DTensor or a module",
     )
 
 
@@ -130,12 +151,26 @@ def _of_subject(subject: Subject) -> Picture:
     return lines, {"image/svg+xml": svg(subject)}
 
 
+def _of_mesh(mesh: Mesh) -> Picture:
+    from shardviz.picture.meshes import mesh_lines
+    from shardviz.picture.svg import mesh_figure
+    from shardviz.picture.terminal import line
+
+    def lines(terminal: Terminal) -> list[Text]:
+        return [line((f"mesh {mesh}", "bold")), *mesh_lines(mesh, terminal.width, terminal.glyphs)]
+
+    return lines, {"image/svg+xml": mesh_figure(mesh, style=True)}
+
+
 def _of_torch(what: object, name: str | None) -> Picture | None:
     """Draw a tensor or a module; None for what is neither."""
     if "torch" not in sys.modules:
         return None
-    from shardviz.live.showing import subject_of, table_of
+    from shardviz.live.showing import mesh_of, subject_of, table_of
 
+    mesh = mesh_of(what)
+    if mesh is not None:
+        return _of_mesh(mesh)
     subject = subject_of(what, name)
     if subject is not None:
         return _of_subject(subject)

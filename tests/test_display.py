@@ -34,6 +34,24 @@ def test_a_layout_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2:4 │       4        │" in out
 
 
+def test_a_layout_in_the_notation_is_drawn_on_the_mesh_that_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    shardviz.show("float32[16/tp/fsdp, 8]", mesh="fsdp=2,tp=4")
+    written = capsys.readouterr().out
+    shardviz.show(parse("[16/tp/fsdp, 8]").layout(MESH))
+    assert capsys.readouterr().out == written
+    with pytest.raises(ShardvizError) as raised:
+        shardviz.show("[8/tp]")
+    assert raised.value.message == "layout '[8/tp]' needs a mesh to be on"
+    assert raised.value.hint == "shardviz.show('[8/tp]', mesh=\"fsdp=2,tp=4\")"
+
+
+def test_a_mesh_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    shardviz.show(MESH)
+    assert capsys.readouterr().out == (
+        "mesh (fsdp=2, tp=4)\n        tp=0 tp=1 tp=2 tp=3\nfsdp=0     0    1    2    3\nfsdp=1     4    5    6    7\n"
+    )
+
+
 def test_a_dump_prints_its_report_by_path_or_as_it_was_read(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shardviz.show(dump)
     by_path = capsys.readouterr().out
@@ -57,7 +75,7 @@ def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(ShardvizError) as raised:
         shardviz.show(3)
     assert raised.value.message == "shardviz.show cannot draw a int"
-    assert raised.value.hint == "give it a dump or its path, a shardviz.Layout, a DTensor or a module"
+    assert raised.value.hint == "give it a dump or its path, a layout, a mesh, a DTensor or a module"
 
 
 def test_under_torchrun_only_rank_0_prints(
@@ -120,6 +138,7 @@ def rank(number):
     store = distributed.FileStore(sys.argv[1], 2)
     distributed.init_process_group("gloo", rank=number, world_size=2, store=store)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    shardviz.show(mesh)
     shardviz.show(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
     def cut(name, module, mesh):
         for key, param in list(module.named_parameters(recurse=False)):
@@ -147,6 +166,7 @@ if other:
 
 def test_ranks_that_all_show_a_dtensor_and_a_module_print_it_once(tmp_path: Path) -> None:
     out = python(RANKS, tmp_path / "store")
+    assert out.startswith("mesh (tp=2)\n tp=0 tp=1\n    0    1\n")
     assert out.count("float32 4 × 2 on mesh (tp=2)\nclaimed  float32[4/tp, 2]  (Shard(0),)\n") == 2
     assert out.count("[0-1].weight           float32[4/tp, 2]  on mesh (tp=2)\n") == 1
     assert out.count("2.running_mean         float32[4] plain\n") == 1

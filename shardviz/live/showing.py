@@ -8,22 +8,30 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz import notation
 from shardviz.dump.read import layout_of
 from shardviz.dump.records import LayoutRecord
 from shardviz.errors import ShardvizError
 from shardviz.live.capture import Local, local_tensors, of_tensor
+from shardviz.live.meshes import plain_mesh
 from shardviz.picture.subject import of_layout
 
 if TYPE_CHECKING:
     from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
     from shardviz.picture.subject import Subject
 
 
 def rank() -> int | None:
     """Return this process's rank; None where no process group is up."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
+
+
+def mesh_of(what: object) -> Mesh | None:
+    """Return a device mesh as it is; None for anything else."""
+    return plain_mesh(what) if isinstance(what, DeviceMesh) else None
 
 
 def subject_of(what: object, name: str | None) -> Subject | None:

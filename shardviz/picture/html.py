@@ -19,8 +19,7 @@ from shardviz.picture.html_tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.report import listed_rows, step_results, step_text, summary_line
 from shardviz.picture.subject import of_tensor
-from shardviz.picture.svg import PATTERN, STYLE, figure
-from shardviz.picture.svg_mesh import mesh_drawing
+from shardviz.picture.svg import PATTERN, STYLE, figure, mesh_figure
 from shardviz.picture.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -208,16 +207,5 @@ KEYS: tuple[tuple[Verdict, str], ...] = (
 
 
 def _mesh(model: Model) -> str:
-    drawn, mesh = mesh_drawing(model.dump.mesh), model.dump.mesh
-    picture = element(
-        "svg",
-        element("title", words(f"mesh {mesh}")),
-        drawn.markup,
-        class_="sv",
-        role="img",
-        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid",
-        width=drawn.width,
-        height=drawn.height,
-        viewBox=f"0 0 {drawn.width} {drawn.height}",
-    )
-    return section("mesh", TITLES["mesh"], element("p", words(mesh)), element("figure", picture, tabindex=0))
+    picture = element("figure", mesh_figure(model.dump.mesh, style=False), tabindex=0)
+    return section("mesh", TITLES["mesh"], element("p", words(model.dump.mesh)), picture)

@@ -23,6 +23,7 @@ from shardviz.placements import spell
 
 if TYPE_CHECKING:
     from shardviz.layout import Layout
+    from shardviz.mesh import Mesh
     from shardviz.picture.drawing import Drawing, Panel
     from shardviz.picture.subject import Subject
 
@@ -107,6 +108,31 @@ def figure(subject: Subject, *, style: bool) -> str:
         width=width,
         height=height,
         viewBox=f"0 0 {width} {height}",
+    )
+
+
+def mesh_figure(mesh: Mesh, *, style: bool) -> str:
+    """Draw a mesh alone as an `svg` element.
+
+    Args:
+        mesh: The mesh.
+        style: As in `figure`.
+    """
+    drawn = mesh_drawing(mesh)
+    return element(
+        "svg",
+        element("title", words(f"mesh {mesh}")),
+        f"<style>{STYLE}</style>" + element("rect", width=drawn.width, height=drawn.height, class_="sv-paper")
+        if style
+        else "",
+        drawn.markup,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sv",
+        role="img",
+        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid",
+        width=drawn.width,
+        height=drawn.height,
+        viewBox=f"0 0 {drawn.width} {drawn.height}",
     )
 
 
