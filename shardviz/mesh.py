@@ -196,9 +196,9 @@ def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[s
     if not default_axes:
         return [f"dim{index}" for index in range(count)]
     if count != len(default_axes):
-        names = ", ".join(default_axes)
+        names, sizes = ", ".join(default_axes), "1 size" if count == 1 else f"{count} sizes"
         raise MeshError(
-            f"mesh {text!r} has {count} sizes where {len(default_axes)} are wanted: {names}",
+            f"mesh {text!r} has {sizes} where {len(default_axes)} are wanted: {names}",
             "--mesh " + ",".join(f"{axis}=2" for axis in default_axes),
         )
     return list(default_axes)

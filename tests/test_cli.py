@@ -99,6 +99,7 @@ ERRORS = {
     "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
     "show d.shardviz w": "2 tensors end in 'w': layers.0.w, layers.1.w\nHint: name one, or all of them as '*.w'",
+    "show d.shardviz layers": "the dump has no tensor 'layers'\nHint: did you mean layers.0.w?",
     "show d.shardviz z*": "the dump has no tensor 'z*'\nHint: it has layers.0.w, layers.1.w",
     "show d.shardviz layers.0.w -o no/such/file": (
         "cannot write no/such/file: No such file or directory\nHint: choose another file with -o"

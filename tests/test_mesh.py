@@ -80,7 +80,7 @@ def test_every_mistake_is_told_in_one_line(text: str, message: str, hint: str):
 def test_a_mesh_of_another_number_of_axes_than_the_probe_wants_is_told_how_to_be_written():
     with pytest.raises(MeshError) as caught:
         parse_mesh("8", ("fsdp", "tp"))
-    assert caught.value.message == "mesh '8' has 1 sizes where 2 are wanted: fsdp, tp"
+    assert caught.value.message == "mesh '8' has 1 size where 2 are wanted: fsdp, tp"
     assert caught.value.hint == "--mesh fsdp=2,tp=2"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.chain import JOIN
 from shardviz.check.advice import CATALOGUE, FUSED_QKV
-from shardviz.check.finding import Finding, Kind
+from shardviz.check.finding import Finding, Kind, NotChecked
 from shardviz.check.infer.explain import explain
 from shardviz.check.infer.layout import same_region
 from shardviz.errors import ShardvizError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardviz.chain import Chain
     from shardviz.check.case import Case
-    from shardviz.dump.tensors import Tensor
+    from shardviz.dump.tensors import Model, Tensor
     from shardviz.layout import Layout
 
 CAUSE = "The dim was split as a whole, across the segments that the model reads, as ColwiseParallel does a fused weight"
@@ -35,6 +35,14 @@ CAUSE = "The dim was split as a whole, across the segments that the model reads,
 def intended_text(intended: Mapping[str, str], name: str) -> str:
     """Return the layout that is wanted for a name, in the notation; empty where nothing was said."""
     return next((text for pattern, text in intended.items() if fnmatchcase(name, pattern)), "")
+
+
+def unmatched(model: Model) -> Iterator[NotChecked]:
+    """Yield the patterns that fit no name, misspelt ones among them."""
+    names = [name for tensor in model.stage("stamped") for name in tensor.names]
+    for pattern in model.dump.run.intended if names else ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name")
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:

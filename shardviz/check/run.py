@@ -18,7 +18,7 @@ from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.foreign import check_foreign, is_rewritten
 from shardviz.check.gathered import check_gathered
 from shardviz.check.groups import check_rank_order
-from shardviz.check.intent import check_intent, intended_text, is_intended
+from shardviz.check.intent import check_intent, intended_text, is_intended, unmatched
 from shardviz.check.places import check_places
 from shardviz.check.seeds import check_seeds
 from shardviz.check.sequence import check_sequence
@@ -74,6 +74,7 @@ def check_model(model: Model) -> Report:
         *check_ties(model),
         *check_writes(model),
         *of_values,
+        *unmatched(model),
         *_not_checked_by_ranks(model),
     ]
     weights = of_ids + [result for result in others if isinstance(result, Finding)]

@@ -78,8 +78,13 @@ def find_tensors(model: Model, pattern: str) -> list[tuple[str, Tensor]]:
 def _meant(name: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
+    of_module = [known for known in names if f".{name}." in f".{known}"]
     by_end = {known.rpartition(".")[2]: known for known in reversed(names)}
-    close = get_close_matches(name, names, n=1) or [by_end[end] for end in get_close_matches(name, by_end, n=1)]
+    close = (
+        of_module[:1]
+        or get_close_matches(name, names, n=1)
+        or [by_end[end] for end in get_close_matches(name, by_end, n=1)]
+    )
     return f"did you mean {printable(close[0])}?" if close else f"it has {_some(names)}"
 
 

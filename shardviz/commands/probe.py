@@ -57,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
     recipes.check_torch(recipe)
     joined = world.torchrun_world(args.backend)
     mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
+    if not recipe.axes and args.mesh and "=" not in args.mesh and not recipes.is_shipped(recipe):
+        print(
+            f"the mesh's axes are called {', '.join(mesh.axes)}: AXES in {recipe.path.name} names them", file=sys.stderr
+        )
     stem = recipe.name.rpartition("/")[2] if recipe.module else recipe.path.stem
     folder = args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
     if joined is not None:

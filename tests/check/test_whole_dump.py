@@ -41,6 +41,14 @@ def test_what_is_as_intended_is_right_however_it_is_spelled(tmp_path: Path, text
     assert (report.findings, report.not_checked) == ((), ())
 
 
+def test_a_name_that_no_tensor_has_is_said_and_fails_nothing(tmp_path: Path) -> None:
+    check_made(tmp_path, MESH, {"w": "[24/tp, 8]"})
+    change_run(tmp_path / "made.shardviz", intended={"w": "[24/tp, 8]", "layer.*.w": "[*/tp, *]"})
+    report = check_dump(tmp_path / "made.shardviz")
+    assert report.findings == ()
+    assert [one.why for one in report.not_checked] == ["what is expected of 'layer.*.w': no tensor has such a name"]
+
+
 def test_another_layout_than_intended_is_a_wrong_placement(tmp_path: Path) -> None:
     found = only(with_intent(tmp_path, "[24/fsdp/tp, 8]", w="[*/tp/fsdp, *]"))
     assert (found.kind, found.intended) == ("wrong-placement", "[*/tp/fsdp, *]")

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from shardviz.cli import main
 from shardviz.errors import RankError
 from shardviz.notation import parse, write
 from tests.live.probing import run_probe
@@ -118,3 +119,10 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     assert model.dump.ranks[0].not_checked == (
         ("", "reductions over fsdp: every rank saw the same batch, BATCH_AXES names no such axis"),
     )
+
+
+def test_a_file_that_names_no_axes_is_told_how_its_mesh_is_called(tmp_path, capsys):
+    probe = tmp_path / "mine.py"
+    probe.write_text(STEPPED)
+    assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0
+    assert "the mesh's axes are called dim0: AXES in mine.py names them\n" in capsys.readouterr().err
