@@ -6,6 +6,7 @@ Data goes to stdout and talk to stderr; what a user can mend is one line and a h
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from importlib import import_module
@@ -70,10 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without stdout or stderr, `>&-`, somewhere to write."""
+    """Give a process that was started without stdout or stderr, `>&-`, somewhere to write; no character stops it."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _forget_stdout() -> None:

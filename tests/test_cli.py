@@ -269,6 +269,14 @@ def test_a_stream_that_cannot_say_box_drawing_gets_ascii(swapped: Path) -> None:
     assert "| != 4" in done.stdout.replace("      ", " ")
 
 
+@pytest.mark.parametrize("style", ["text", "json", "github", "junit"])
+def test_a_name_that_a_stream_cannot_say_is_spelled_out(style: str, tmp_path: Path) -> None:
+    dump = make_dump(tmp_path / "d.shardviz", MESH, {"层.w": SWAPPED})
+    done = shardviz("check", dump, "--format", style, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search(r"\\u5c42\.w|&#23618;\.w", done.stdout)
+
+
 def test_view_of_two_into_a_pipe_prints_what_diff_prints(healthy: Path, swapped: Path) -> None:
     assert shardviz("view", healthy, swapped).stdout == shardviz("diff", healthy, swapped).stdout != ""
     assert shardviz("view", healthy, "nowhere").returncode == 2

@@ -7,17 +7,19 @@ EXAMPLES_OF: dict[str, tuple[str, ...]] = {
         "shardviz probe tp_fsdp --mesh 2,4",
         "shardviz probe path/to/my_model.py --mesh fsdp=2,tp=4 -o mine.shardviz",
     ),
-    "probes": ("shardviz probes",),
+    "probes": ("shardviz probes", "shardviz probes --bugs"),
     "check": (
         "shardviz check tp_fsdp-2x4.shardviz",
         "shardviz check tp_fsdp-2x4.shardviz --format github",
+        "shardviz check tp_fsdp-2x4.shardviz --format junit > shardviz.xml",
     ),
     "show": (
         "shardviz show tp_fsdp-2x4.shardviz",
         "shardviz show tp_fsdp-2x4.shardviz layers.0.weight -o weight.svg",
         "shardviz show tp_fsdp-2x4.shardviz -o run.html",
+        "shardviz show tp_fsdp-2x4.shardviz --memory",
     ),
-    "view": ("shardviz view tp_fsdp-2x4.shardviz",),
+    "view": ("shardviz view tp_fsdp-2x4.shardviz", "shardviz view before.shardviz after.shardviz"),
     "diff": ("shardviz diff before.shardviz after.shardviz",),
     "explain": (
         'shardviz explain "[12/tp/fsdp, 12]" --mesh fsdp=2,tp=4',
