@@ -62,8 +62,8 @@ def of_all_ranks(mine: Sent) -> list[Sent]:
     return of_all
 
 
-def agreed_errors(error: Exception | None, folder: Path) -> list[str]:
-    """Return what every rank raised in the step, in words; empty for ranks that raised nothing. Every rank calls this.
+def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str]:
+    """Return what every rank raised in a phase, in words; empty for ranks that raised nothing. Every rank calls this.
 
     A rank that raised while others wait for it in a collective cannot ask them. So each leaves a mark in the dump's
     folder first, and a rank that raised goes on only once all are there.
@@ -71,13 +71,14 @@ def agreed_errors(error: Exception | None, folder: Path) -> list[str]:
     Args:
         error: What this rank raised.
         folder: A folder that all ranks reach.
+        phase: A name for the marks, another for each call.
 
     Raises:
         Exception: This rank's own error, where some rank does not come: it waits for what this one will not do.
     """
-    mark = folder / f".step_{distributed.get_rank():05d}.tmp"
+    mark = folder / f".{phase}_{distributed.get_rank():05d}.tmp"
     mark.touch()
-    if error is not None and not _all_come(folder):
+    if error is not None and not _all_come(folder, phase):
         raise error
     line = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}" if error else ""
     errors = of_all_ranks(line)
@@ -85,10 +86,10 @@ def agreed_errors(error: Exception | None, folder: Path) -> list[str]:
     return errors
 
 
-def _all_come(folder: Path) -> bool:
+def _all_come(folder: Path, phase: str) -> bool:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        if len(list(folder.glob(".step_*.tmp"))) == distributed.get_world_size():
+        if len(list(folder.glob(f".{phase}_*.tmp"))) == distributed.get_world_size():
             return True
         time.sleep(0.05)
     return False

@@ -7,7 +7,7 @@ import math
 import sys
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -29,21 +29,25 @@ from shardviz.live.step import (
     results,
     sharded_step,
     unnamed_batch_axes,
+    updated,
     whole_batch,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import ModuleType
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.live.capture import Local
     from shardviz.live.job import ProbeJob
     from shardviz.live.stamp import Stamped
     from shardviz.live.step import Step
     from shardviz.live.world import World
+
+Done = TypeVar("Done")
 
 
 def run_probe(world: World, job: ProbeJob) -> None:
@@ -144,15 +148,8 @@ class Run:
             return
         model = reference.mode(self._initialized(self._parallelized(self._built().double())))
         own = own_batch(batch, axes, self.device_mesh)
-        step, failure = None, None
-        try:
-            step = sharded_step(self.probe, model, own, self.device_mesh)
-        except Exception as error:
-            failure = error
-        errors = gather.agreed_errors(failure, self.job.folder)
-        if step is None or any(errors):
-            rank, first = next((rank, text) for rank, text in enumerate(errors) if text)
-            self.capture.not_checked.append(("", f"the step: rank {rank} raised {first}"))
+        step = self._attempt("step", lambda: sharded_step(self.probe, model, own, self.device_mesh))
+        if step is None:
             return
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
             why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
@@ -163,11 +160,35 @@ class Run:
             for local in [*reference.before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
 
+    def _attempt(self, what: str, work: Callable[[], Done]) -> Done | None:
+        """Do what may raise on some ranks only; None, and the first error noted, where it does on any."""
+        done, failure = None, None
+        try:
+            done = work()
+        except Exception as error:
+            failure = error
+        errors = gather.agreed_errors(failure, self.job.folder, what)
+        for rank, text in enumerate(errors):
+            if text:
+                self.capture.not_checked.append(("", f"the {what}: rank {rank} raised {text}"))
+                return None
+        return done
+
+    def _states(self, model: nn.Module, locals_: Sequence[Local], step: Step) -> list[Local]:
+        """Return the optimizer's state after its step: of Adam, where the probe has none of its own."""
+        if not hasattr(self.probe, "optimizer"):
+            return adam_states(model, locals_)
+        own = self._attempt("optimizer", lambda: updated(self.probe, model, self.device_mesh, step.seen))
+        return [] if own is None else optimizer_states(own, unwrapped(model), locals_)
+
     def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
         locals_ = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
-        own = step.optimizer
-        states = adam_states(model, locals_) if own is None else optimizer_states(own, unwrapped(model), locals_)
+        states = self._states(model, locals_, step)
+        if step.output is not None and step.runs != reference.runs:
+            why = f"the output: the model ran {step.runs} times in a step, the unsharded model {reference.runs} times"
+            self.capture.not_checked.append(("", why))
+            step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
         of_step = [*gradients(locals_), *self.stage.own([*states, *activations])]

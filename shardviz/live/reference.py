@@ -88,11 +88,11 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) 
             torch.autograd.backward(loss)
             losses.append(loss.detach())
     draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
-    output = torch.cat(seen.outputs) if parts > 1 and seen.outputs and seen.outputs[0].ndim else None
-    if parts == 1 and seen.outputs:
-        output = seen.outputs[-1]
-    whole = torch.stack(losses).sum()
-    return Reference(model, before, Step(whole, output, logged_by(probe, model, batch, whole), seen), draws=draws)
+    outputs = [output for output in seen.outputs if output.ndim]
+    output = None if not outputs else torch.cat(outputs) if parts > 1 else outputs[-1]
+    loss = torch.stack(losses).sum()
+    step = Step(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
+    return Reference(model, before, step, draws=draws)
 
 
 def _generators() -> list[torch.Tensor]:

@@ -62,6 +62,7 @@ class Running:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
 
     def _follow(self, module: nn.Module, name: str) -> Iterator[Any]:
         def enter(*_: Any) -> None:

@@ -56,14 +56,14 @@ class Step:
         output: The model's output in its last forward; None where it is no tensor.
         logged: What `log` returned.
         seen: What was watched while it ran.
-        optimizer: What updated the weights; None of the unsharded model's, and where the probe defines none.
+        runs: How often the model ran to put that out; micro-batches that make up the batch are one run.
     """
 
     loss: torch.Tensor
     output: torch.Tensor | None
     logged: Mapping[str, Any]
     seen: Observed
-    optimizer: torch.optim.Optimizer | None = None
+    runs: int = 1
 
 
 def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -145,14 +145,18 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
             loss = loss_of(probe, model, batch)
             torch.autograd.backward(loss)
     logged = logged_by(probe, model, batch, loss)
-    optimizer = probe.optimizer(model, mesh) if hasattr(probe, "optimizer") else None
-    if optimizer is not None:
-        with seen.comms:
-            optimizer.step()
-    output = _output(probe, seen, batch, mesh)
+    output, runs = _output(probe, seen, batch, mesh)
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
-    return Step(loss.detach(), output, logged, seen, optimizer)
+    return Step(loss.detach(), output, logged, seen, runs)
+
+
+def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observed) -> torch.optim.Optimizer:
+    """Let the probe's optimizer update the weights, watched as the step was, and return it."""
+    optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
+    with seen.comms:
+        optimizer.step()
+    return optimizer
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
@@ -161,15 +165,15 @@ def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRec
     return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
 
 
-def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -> torch.Tensor | None:
-    """Return what the model put out last, or over all micro-batches where it ran on one after the other."""
+def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -> tuple[torch.Tensor | None, int]:
+    """Return what the model put out last, or over micro-batches where it ran on one after the other, and its runs."""
     axes = getattr(probe, "STAGE_AXES", ())
     outputs = [output for output in seen.outputs if output.ndim]
     if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
-        return None
+        return None, len(outputs)
     rows = next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), 0)
     in_parts = len(outputs) > 1 and len(outputs[-1]) != rows == sum(map(len, outputs))
-    return torch.cat(outputs) if axes or in_parts else outputs[-1]
+    return (torch.cat(outputs), 1) if axes or in_parts else (outputs[-1], len(outputs))
 
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:

@@ -61,6 +61,34 @@ def step(model, rows, mesh):
     assert (report.findings, report.not_checked) == ((), ())
 
 
+def test_an_optimizer_that_raises_takes_nothing_from_what_is_known_of_the_step(tmp_path):
+    failing = """
+class Failing(torch.optim.SGD):
+    def step(self): raise RuntimeError("no such state")
+def optimizer(model, mesh): return Failing(model.parameters(), lr=0.1)
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    (2 * loss).backward()
+    return loss
+"""
+    report = checked(failing, "dp=2", tmp_path)
+    assert {finding.kind for finding in report.findings} == {"wrong-scale"}
+    assert [entry.why for entry in report.not_checked] == ["the optimizer: rank 0 raised RuntimeError: no such state"]
+
+
+def test_outputs_of_models_that_ran_more_often_unsharded_are_not_laid_side_by_side(tmp_path):
+    halves = """
+def loss(model, rows):
+    parts = rows.chunk(2, dim=0) if len(rows) == 12 else [rows]
+    return torch.stack([model(part).square().mean() for part in parts]).mean()
+"""
+    report = checked(halves, "dp=2", tmp_path)
+    assert report.findings == ()
+    assert [entry.why for entry in report.not_checked] == [
+        "the output: the model ran 1 times in a step, the unsharded model 2 times"
+    ]
+
+
 def test_a_batch_may_be_a_dict_and_an_output_too(tmp_path):
     keywords = """
 class Model(nn.Linear):

@@ -150,6 +150,7 @@ def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
 def _on_some_ranks(model: Model, one: Compared, right: list[int]) -> tuple[str, str]:
     """Return cause and fix where some ranks are right: what they have and the others lack, if there is any."""
     ranks = ", ".join(map(str, one.wrong[:MAX_LISTED])) + (", ..." if len(one.wrong) > MAX_LISTED else "")
+    alone = len(one.wrong) == 1
     lacking = [
         name
         for tensor in model.stage("initial")
@@ -159,9 +160,11 @@ def _on_some_ranks(model: Model, one: Compared, right: list[int]) -> tuple[str, 
         for name in tensor.names
     ]
     if lacking:
-        cause = f"Ranks {ranks} have no {lacking[0]}, which the ranks that are right compute with"
+        who = f"Rank {ranks} has" if alone else f"Ranks {ranks} have"
+        cause = f"{who} no {lacking[0]}, which the ranks that are right compute with"
         return cause, f"put {lacking[0]} on every rank"
     return (
-        f"Ranks {ranks} compute something else than the others, which are right",
+        f"{f'Rank {ranks} computes' if alone else f'Ranks {ranks} compute'} something else than the others, which are "
+        "right",
         "look for what depends on the rank: an input, a seed, a branch, a buffer that is made anew",
     )
