@@ -63,18 +63,23 @@ def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[T
         (f"  {printable(str(folded))}{count}" if str(folded) else "", "bold"),
         (_ranks(finding.ranks), DIM),
     )
-    clauses = finding.summary.split("; ")
-    summary = "; ".join(clause for clause in clauses if not clause.startswith(ALSO))
-    others = [("or", clause.removeprefix(ALSO)) for clause in clauses if clause.startswith(ALSO)]
+    summary, advice = told(finding)
     lines = [head, *wrapped(printable(summary), terminal.width, line("  "), 2)]
     for title, text in layouts_of(finding):
         lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
-    advice = (("cause", finding.cause), ("fix", finding.fix), *others, ("see", ", ".join(finding.refs)))
     for title, text in advice:
-        if text:
-            start = line((f"  {title:<{INDENT - 2}}", DIM))
-            lines += wrapped(printable(text), terminal.width, start, INDENT)
+        start = line((f"  {title:<{INDENT - 2}}", DIM))
+        lines += wrapped(printable(text), terminal.width, start, INDENT)
     return lines
+
+
+def told(finding: Finding) -> tuple[str, list[tuple[str, str]]]:
+    """Return what is wrong in a sentence, and what stands below it: cause, fix, what else would fit, references."""
+    clauses = finding.summary.split("; ")
+    summary = "; ".join(clause for clause in clauses if not clause.startswith(ALSO))
+    others = [("or", clause.removeprefix(ALSO)) for clause in clauses if clause.startswith(ALSO)]
+    advice = (("cause", finding.cause), ("fix", finding.fix), *others, ("see", ", ".join(finding.refs)))
+    return summary, [(title, text) for title, text in advice if text]
 
 
 def layouts_of(finding: Finding) -> Iterable[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.names import fold
-from shardviz.picture.findings import folded_findings, layouts_of
+from shardviz.picture.findings import folded_findings, layouts_of, told
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.html_parts import section
 from shardviz.picture.html_run import comms_section, memory_section, schedule_section
@@ -145,16 +145,16 @@ def _nav(anchors: Sequence[str]) -> str:
 def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
     """Write every finding, and return by entry the finding that its map stands in: the first one of it."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
-    told = folded_findings(report.findings)
+    folded = folded_findings(report.findings)
     parts, seen = [], dict[int, int]()
-    for at, (names, finding) in enumerate(told[:MOST_FINDINGS]):
+    for at, (names, finding) in enumerate(folded[:MOST_FINDINGS]):
         entry = of_name.get(names.names()[0])
         is_first = entry is not None and entry.picture != "" and entry.at not in seen
         parts.append(_finding(at, names, finding, entry, drawn=is_first))
         if entry is not None and is_first:
             seen[entry.at] = at
-    if len(told) > MOST_FINDINGS:
-        parts.append(element("p", f"{len(told) - MOST_FINDINGS:,} more: shardviz check prints them"))
+    if len(folded) > MOST_FINDINGS:
+        parts.append(element("p", f"{len(folded) - MOST_FINDINGS:,} more: shardviz check prints them"))
     unchecked = fold((entry.tensor, entry.why) for entry in report.not_checked)
     if unchecked:
         items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in unchecked)
@@ -168,8 +168,8 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     ranks = ranks_text(mask_of(finding.ranks))
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     facts = [*((title, element("code", words(text))) for title, text in layouts_of(finding))]
-    facts += [(title, words(text)) for title, text in (("cause", finding.cause), ("fix", finding.fix)) if text]
-    facts += [("see", words(", ".join(finding.refs)))] if finding.refs else []
+    summary, advice = told(finding)
+    facts += [(title, words(text)) for title, text in advice]
     facts += [("ranks", words(ranks if len(ranks) <= 80 else f"{ranks[:80].rpartition(',')[0]},..."))] if ranks else []
     picture = ""
     if entry is not None and entry.picture:
@@ -179,7 +179,7 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     return element(
         "article",
         element("h3", kind, " ", element("code", words(names)), count),
-        element("p", words(finding.summary)),
+        element("p", words(summary)),
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,
         id=f"finding-{at}",
@@ -194,8 +194,8 @@ def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) ->
     )
     signs = (element("span", sign(verdict), " ", text) for verdict, text in KEYS)
     many = f"{report.num_tensors:,} tensors in {len(entries):,} lines: identical layers share one."
-    told = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
-    return section("tensors", TITLES["tensors"], told, element("p", *signs, class_="keys"), tree(entries, shown))
+    about = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
+    return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
 
 
 KEYS: tuple[tuple[Verdict, str], ...] = (

@@ -60,7 +60,8 @@ def report_junit(report: Report, names: Sequence[str]) -> str:
             failure.text = _xml(_details(finding))
         if name in skipped:
             ElementTree.SubElement(case, "skipped", message=_xml("; ".join(unchecked[name])))
-    return ElementTree.tostring(suite, encoding="us-ascii", xml_declaration=True).decode("ascii") + "\n"
+    written: bytes = ElementTree.tostring(suite, encoding="us-ascii", xml_declaration=True)
+    return written.decode("ascii") + "\n"
 
 
 def _findings_by_tensor(report: Report) -> dict[str, list[Finding]]:

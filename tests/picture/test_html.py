@@ -164,6 +164,12 @@ def test_landmarks_headings_and_names_are_there_for_a_screen_reader(tmp_path: Pa
     assert all(one["scope"] in ("col", "row") for one in found.all("th"))
 
 
+def test_what_else_would_explain_a_finding_stands_below_it_not_in_its_sentence(tmp_path: Path) -> None:
+    text = page(tmp_path, {"w": Made("[8/fsdp/tp]", "[8/tp/fsdp]")}, "fsdp=2,tp=2").read_text(encoding="utf-8")
+    assert "<dt>or</dt><dd>rank i holds the shard of rank" in text
+    assert "this fits as well" not in text[: text.index("<dl>")]
+
+
 def test_a_clean_run_says_so(tmp_path: Path) -> None:
     text = page(tmp_path, {"w": "[16/tp/fsdp, 8]"}).read_text(encoding="utf-8")
     assert "✓ the tensor is in order on 8 ranks" in text
