@@ -14,6 +14,7 @@ from tests.demos.pages import pictures, rewritten, steps, without_what_varies
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]
+ANEW = "the page says otherwise; SHARDVIZ_GOLDEN=write pytest tests/demos writes it anew, look at the difference"
 WRITE = os.environ.get("SHARDVIZ_GOLDEN") == "write"
 
 
@@ -30,9 +31,11 @@ def test_a_page_shows_what_its_commands_print_and_draw(path, tmp_path, monkeypat
             (path.parent / picture).write_bytes((tmp_path / Path(picture).name).read_bytes())
         return
     for step, text in zip(todo, texts, strict=True):
-        assert without_what_varies(text) == without_what_varies(step.text), step.command or step.file
+        assert without_what_varies(text) == without_what_varies(step.text), f"{step.command or step.file}: {ANEW}"
     for picture in pictures(page):
-        assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), picture
+        assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), (
+            f"{picture}: {ANEW}"
+        )
 
 
 LINK = re.compile(r"\]\(([^)#:]+)\)")
