@@ -52,10 +52,9 @@ def apply_plan(model, mesh):
 
 def shard(model, mesh):
     """Apply FSDP2 layer by layer."""
-    for layer in [
-        part for part in model.modules() if type(part).__name__.endswith(("DecoderLayer", "Block", "BertLayer"))
-    ]:
-        fully_shard(layer, mesh=mesh)
+    for module in list(model.modules()):
+        if type(module).__name__.endswith(("DecoderLayer", "GPT2Block", "BertLayer", "T5Block")):
+            fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
