@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.errors import ShardvizError
@@ -48,5 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 def meant(word: str, known: Iterable[str]) -> str:
     """Return a hint at the word that is most like one that is not known; empty where none is."""
+    from difflib import get_close_matches
+
     close = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else ""
