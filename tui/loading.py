@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from textual.message import Message
 
 
+MOST_WARM = 32
+"""Tensors, identical layers counting as one, whose holders are worked out before they are looked at."""
+
+
 def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
     """Read a dump, damaged files and all, then check it; post what there is after each, as `read`."""
 
@@ -36,9 +41,18 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     document = Document(path, model_of(dump))
     post(read(document))
     document = checked(document)
-    _ = document.step  # worked out here, so that no key has to wait for it
     gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
     post(read(document))
+    warm(document)
+    gc.freeze()
+
+
+def warm(document: Document) -> None:
+    """Work out here, away from the event loop, what the first keys ask for: the step, who holds the first tensors."""
+    _ = document.step
+    for entry in range(min(MOST_WARM, len(document.entries))):
+        with suppress(ShardvizError):
+            document.sides(entry)
 
 
 def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:

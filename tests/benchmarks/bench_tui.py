@@ -97,7 +97,8 @@ def measure(folder: Path, keys: list[str]) -> None:
                 await pilot.pause()
                 taken.append((key, app.painted - pressed, time.process_time() - worked))
         for key, seconds, work in taken:
-            print(f"    {key:<12} {seconds * 1000:6.1f} ms, of them {work * 1000:5.1f} ms of processor")
+            frame = f"{seconds * 1000:6.1f} ms" if seconds > 0 else " no frame"
+            print(f"    {key:<12} {frame}, {work * 1000:5.1f} ms of processor")
         pilots = statistics.median(work for key, _, work in taken if key == NOTHING)
         print(f"    of which the pilot takes {pilots * 1000:.1f} ms for a key that does nothing")
         return first, loaded, [work - pilots for key, _, work in taken if key != NOTHING]

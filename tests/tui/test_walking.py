@@ -225,3 +225,19 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
     assert asyncio.run(run()) == ("held", (3, 2), 5, "mesh")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])
+def test_leaving_while_views_are_made_is_no_failure(
+    healthy: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(main, "MAKE_AHEAD", 0.001)
+
+    async def run() -> int | None:
+        app = ShardvizApp(healthy)
+        async with app.run_test():
+            await asyncio.sleep(seconds)
+            app.exit()
+        return app.return_code
+
+    assert asyncio.run(run()) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from textual.containers import Horizontal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
 
+    from ..app import ShardvizApp
     from ..document import Document
     from .view import View
 
@@ -35,6 +37,7 @@ class MainScreen(Screen[None]):
         names: The views that there are, in order; the first is made at once, the others soon after.
     """
 
+    app: ShardvizApp
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual paints the whole screen again for it
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -61,9 +64,11 @@ class MainScreen(Screen[None]):
     async def _make_ahead(self) -> None:
         """Make one view that nobody has asked for yet."""
         missing = [name for name in self._names if name not in self._views]
-        if missing and self.is_running:
+        if missing and not self.app.is_leaving:
             await self._view(missing[0])
             self.set_timer(MAKE_AHEAD, self._make_ahead)
+        elif not missing:
+            gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms
 
     async def _view(self, name: str) -> View:
         """Return a view, made if it was not yet."""

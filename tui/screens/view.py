@@ -45,7 +45,7 @@ class View(Vertical):
         """Show the app's state; a view that is not on screen waits until it is."""
         state = (self.app.document, self.app.selection)
         is_new = self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]
-        if is_new and (self.display or self._shown is None):
+        if is_new and (self.display or self._shown is None) and not self.app.is_leaving:
             self._shown = state
             self.show(*state)
 

@@ -41,8 +41,11 @@ class Grid(ScrollView, can_focus=True):
             self._behind = self.background_colors[1].hex
         return self._behind
 
+    def watch_has_focus(self, _has_focus: bool) -> None:
+        """Leave styles alone: no rule is about a grid's focus, and Textual would style its scroll bars again too."""
+
     def notify_style_update(self) -> None:
-        """Look styles up again after the theme or the focus changed."""
+        """Look styles up again after the theme changed."""
         self._base, self._behind = None, ""
         super().notify_style_update()
 
@@ -54,6 +57,14 @@ class Grid(ScrollView, can_focus=True):
 
     def fit(self) -> None:
         """Fit what is shown into its new room, where that changes anything."""
+
+    def extend(self, size: Size) -> None:
+        """Say how large all of it is; the screen is laid out anew only where scroll bars may come, change or go."""
+        before = self.virtual_size
+        if max(before.width, size.width) <= self.size.width and max(before.height, size.height) <= self.size.height:
+            self.set_reactive(ScrollView.virtual_size, size)
+        else:
+            self.virtual_size = size
 
     def bring_into_view(self, box: Region) -> None:
         """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case.

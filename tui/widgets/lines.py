@@ -72,7 +72,7 @@ class Lines(Grid):
         self.count, self._line = count, line
         self.cursor = min(self.cursor if cursor is None else cursor, max(count - 1, 0))
         self._width = width
-        self.virtual_size = Size(width, count)
+        self.extend(Size(width, count))
         self.refresh()
         self._scroll_to_cursor()
 
@@ -92,9 +92,9 @@ class Lines(Grid):
     def action_move(self, step: int) -> None:
         """Move the cursor."""
         if self.count:
-            self.cursor = min(max(self.cursor + step, 0), self.count - 1)
+            before, self.cursor = self.cursor, min(max(self.cursor + step, 0), self.count - 1)
             self._scroll_to_cursor()
-            self.refresh()
+            self._refresh_lines(before, self.cursor)
             self.post_message(self.Highlighted(self, self.cursor))
 
     def action_end(self, index: int) -> None:
@@ -118,13 +118,18 @@ class Lines(Grid):
         """Keep the cursor in view."""
         self._scroll_to_cursor()
 
+    def _refresh_lines(self, *lines: int) -> None:
+        """Paint some lines again."""
+        for line in lines:
+            self.refresh(Region(0, line - self.scroll_offset.y, self.size.width, 1))
+
     def on_focus(self) -> None:
         """Show the cursor."""
-        self.refresh()
+        self._refresh_lines(self.cursor)
 
     def on_blur(self) -> None:
         """Show that keys go elsewhere."""
-        self.refresh()
+        self._refresh_lines(self.cursor)
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse; a double click chooses."""

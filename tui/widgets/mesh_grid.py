@@ -84,7 +84,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
             titles = [mesh.axes[axis] for axis in self.plan.across]
             titles += map(self.plan.row_title, range(self.plan.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.across)
-            self.virtual_size = Size(self._gutter + columns, self._heads + lines)
+            self.extend(Size(self._gutter + columns, self._heads + lines))
         elif lights == self.lights:
             if rank != self.rank:
                 self._move_to(rank)

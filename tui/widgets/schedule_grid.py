@@ -76,7 +76,7 @@ The order on each rank is what ran; the time is when it could begin at the earli
         if (times := self.timeline) is not None:
             self._cell = 1 + len(str(times.num_microbatches - 1))
             self._cell += self._gutter + (self._cell + 1) * times.length <= self.size.width
-            self.virtual_size = Size(self._gutter + self._cell * times.length, len(self._ranks))
+            self.extend(Size(self._gutter + self._cell * times.length, len(self._ranks)))
         self.refresh()
 
     @property

@@ -131,7 +131,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
     def _layout_map(self) -> None:
         frame = self.frame
         width, height = (frame.cols.extent, frame.rows.extent) if frame else (0, 0)
-        self.virtual_size = Size(self._gutter + width, HEADER + height)
+        self.extend(Size(self._gutter + width, HEADER + height))
         self._view = None
         self.refresh()
 

@@ -43,7 +43,7 @@ The local tensor, row by row; the last dim to the right. The numbers on the left
             samples = [text for row in ends for begin in (0, last) for text in memory.row(row, begin, SAMPLE)]
             self._cell = max(len(str(memory.num_columns - 1)), *map(len, samples)) + 1
             self._gutter = max(map(len, map(memory.row_title, ends))) + 1
-            self.virtual_size = Size(self._gutter + self._cell * memory.num_columns, memory.num_rows + 1)
+            self.extend(Size(self._gutter + self._cell * memory.num_columns, memory.num_rows + 1))
         self.scroll_to(0, 0, animate=False)
         self.refresh()
 
