@@ -7,7 +7,6 @@ storage: where no rank has both names, the check says that it could not be made.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
@@ -35,9 +34,11 @@ def check_ties(model: Model) -> Iterator[Finding | NotChecked]:
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:
+    """Return the names of what a rank has of the model; the unsharded one that rank 0 runs beside it is not meant."""
     names = set()
     for tensor in record.tensors:
-        if math.prod(record.bodies[tensor.body].local_shape):
+        body = record.bodies[tensor.body]
+        if body.stage != "reference" and 0 not in body.local_shape:
             if tensor.numbers:
                 numbers = (number for start, stop in tensor.numbers for number in range(start, stop))
                 names |= {f"{tensor.name}{number}{tensor.suffix}" for number in numbers}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shardviz.check.run import check_dump
-from shardviz.dump.records import GatherRecord, Position, RunRecord
+from shardviz.dump.records import Body, GatherRecord, Position, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE
 from tests.check.checking import arange, check_made, kinds, only
 from tests.check.records import change_rank, change_run, read_rank, without
@@ -141,12 +141,17 @@ def test_group_ranks_that_are_not_coordinates_are_found(tmp_path: Path) -> None:
     assert "rank 0 is tp=0 but number 1 of its group" in found.summary
 
 
-def tied_dump(path: Path, *, ranks_that_tie: tuple[int, ...], claimed: str = "[8/tp]") -> Report:
-    check_made(path, "tp=2", {"a": claimed, "b": claimed})
-    folder = path / "made.shardviz"
+def tie(folder: Path) -> None:
+    """Say that in the unsharded model b shared a's storage."""
     run = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunRecord)
     tied = msgspec.structs.replace(run.stamps[1], first=run.stamps[0].first, tied_to="a")
     change_run(folder, stamps=(run.stamps[0], tied))
+
+
+def tied_dump(path: Path, *, ranks_that_tie: tuple[int, ...], claimed: str = "[8/tp]") -> Report:
+    check_made(path, "tp=2", {"a": claimed, "b": claimed})
+    folder = path / "made.shardviz"
+    tie(folder)
     for rank in ranks_that_tie:
         change_rank(folder, rank, tied=(("a", "b"),))
     return check_dump(folder)
@@ -163,6 +168,24 @@ def test_names_that_still_share_storage_are_tied(tmp_path: Path) -> None:
 
 def test_empty_shards_cannot_be_untied(tmp_path: Path) -> None:
     assert tied_dump(tmp_path, ranks_that_tie=(0,), claimed="[1/tp]").findings == ()
+
+
+def test_names_on_different_stages_are_not_untied_by_the_unsharded_model_that_rank_0_runs(tmp_path: Path) -> None:
+    check_made(tmp_path, "pp=2", {"a": Made(None, shape=(8,), held="[8]"), "b": Made(None, shape=(8,), held="[8]")})
+    folder = tmp_path / "made.shardviz"
+    tie(folder)
+    for rank, name in enumerate("ab"):
+        own = tuple(tensor for tensor in read_rank(folder, rank).tensors if tensor.name == name)
+        change_rank(folder, rank, tensors=own)
+    record = read_rank(folder, 0)
+    whole = Body("grad", "reference", (8,), (8,), "float64", values=[0.0] * 8)
+    both = tuple(TensorRecord(name, len(record.bodies)) for name in "ab")
+    change_rank(folder, 0, bodies=(*record.bodies, whole), tensors=(*record.tensors, *both))
+    report = check_dump(folder)
+    assert "untied" not in {found.kind for found in report.findings}
+    assert ("b", "it was tied to a, and no rank has both any more") in {
+        (one.tensor, one.why) for one in report.not_checked
+    }
 
 
 def with_gathered(path: Path, made: Made | str, gathered: GatherRecord) -> Report:

@@ -105,6 +105,17 @@ class Compared:
         """How far an element may be from what is wanted."""
         return self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
 
+    @cached_property
+    def incomparable(self) -> str:
+        """Why it cannot be laid beside its reference; empty where it can."""
+        if self.claimed is not None and not self.claimed.flat and self.claimed.shape != self.wanted.shape:
+            return f"it is {list(self.claimed.shape)} over all ranks, the unsharded model has {list(self.wanted.shape)}"
+        for rank, values in self.values.items():
+            if values.shape != self.regions[rank].shape:
+                return f"rank {rank} has {list(values.shape)}, which part that is is not known"
+        unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
+        return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
+
     def wanted_of(self, rank: int) -> NDArray[np.float64]:
         """Return what a rank should hold."""
         return self.wanted.ravel()[self.regions[rank].flat_ids(self.wanted.shape)]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.scalars import is_unproven
 from shardviz.check.step.scale import ratio_to_wanted
 from shardviz.check.step.terms import is_unexplained
 
@@ -23,13 +22,22 @@ Found = tuple["Compared", Finding]
 
 def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecked]:
     """Yield the findings of a step that are not consequences of others among them."""
-    differing = any(one.role == "output" and one.copies_differ_along for one, _ in found)
-    told = [pair for pair in found if not (differing and is_unproven(pair[1]))]
-    told = [pair for pair in told if not is_unexplained(pair[1])] or told
-    outputs = [pair for pair in told if pair[0].role == "output"]
-    if outputs and len(outputs) < len(found):
-        yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong")
-    yield from _with_loss_first(outputs or told)
+    outputs = [pair for pair in found if pair[0].role == "output"]
+    if outputs:
+        if len(outputs) < len(found):
+            yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong")
+        explained = [finding for _, finding in outputs if not is_unexplained(finding)]
+        yield from explained or [finding for _, finding in outputs]
+        return
+    told = [pair for pair in found if not _comes_of_loss(pair, found)]
+    left_out = len(found) - len(told)
+    if left_out:
+        yield NotChecked("", f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too")
+    yield from _with_loss_first(told)
+
+
+def _comes_of_loss(pair: Found, found: Sequence[Found]) -> bool:
+    return pair[0].role == "grad" and is_unexplained(pair[1]) and any(one.name == "loss" for one, _ in found)
 
 
 def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.reductions import missing_reduction
+from shardviz.check.step.reductions import missing_reduction, ranks_by_part, reduction_over
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.check.step.compared import Compared
+
+MAX_LISTED = 4
+OPS = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
+"""Reductions, as torch calls what is sent."""
 
 REFS = ("pytorch#154888", "Megatron-LM#1446")
 
@@ -26,13 +32,13 @@ def check_unreduced(one: Compared) -> Finding | None:
     """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
     missing = missing_reduction(one) if one.copies_differ_along else None
     if missing is None:
-        return None
+        return _among_holders(one)
     reduction, over, ratio = missing
     axes = " and ".join(over)
-    low, high, worst = _farthest(one)
+    low, high, worst = _farthest(one, one.mesh.groups(one.copies_differ_along[0]))
     whole = "the unsharded model's" if ratio == 1 else f"{ratio} of the unsharded model's"
     what = "gradient" if one.role == "grad" else "output"
-    op = "AVG" if reduction == "mean" else "SUM"
+    op = OPS[reduction]
     cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
     return Finding(
         "unreduced-gradient" if one.role == "grad" else "unreduced-output",
@@ -46,6 +52,33 @@ def check_unreduced(one: Compared) -> Finding | None:
         cause=cause,
         fix=fix,
         refs=REFS if one.role == "grad" else (),
+    )
+
+
+def _among_holders(one: Compared) -> Finding | None:
+    """Return the finding if a reduction over the ranks that hold the same part, fewer than along any axis, is right."""
+    holders = ranks_by_part(one)
+    if one.role != "grad" or max(map(len, holders), default=0) < 2:
+        return None
+    low, high, worst = _farthest(one, holders)
+    reduction = reduction_over(one, holders) if worst > one.tolerance else None
+    if reduction is None:
+        return None
+    groups = [list(ranks) for ranks in holders]
+    return Finding(
+        "unreduced-gradient",
+        "error",
+        one.name,
+        one.wrong,
+        f"the gradient differs between ranks that hold the same part: rank {low} and rank {high} are up to "
+        f"{number(worst)} apart; the {reduction} over those that do is the unsharded model's",
+        claimed=claimed_text(one),
+        held="each rank's own contribution",
+        cause=f"There are {len(holders)} parts on {len(one.reduced)} ranks, as of key and value heads that are fewer "
+        "than ranks, and nothing reduced the gradient of a part over the ranks that hold it",
+        fix=f"after backward, all_reduce(grad, op=ReduceOp.{OPS[reduction]}, group=group), with group, _ = "
+        f"torch.distributed.new_subgroups_by_enumeration({groups[:MAX_LISTED]}{' + ...' * (len(groups) > MAX_LISTED)})",
+        refs=("transformers#47811",),
     )
 
 
@@ -68,11 +101,11 @@ def _of_output(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
     )
 
 
-def _farthest(one: Compared) -> tuple[int, int, float]:
-    """Return the two neighbours along the first such axis whose copies are farthest apart, and how far."""
+def _farthest(one: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
+    """Return the two neighbours within groups whose copies of one part are farthest apart, and how far."""
     pairs = [
         (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
-        for group in one.mesh.groups(one.copies_differ_along[0])
+        for group in groups
         for low, high in pairwise(group)
         if low in one.reduced and high in one.reduced and one.regions[low] == one.regions[high]
     ]

@@ -6,14 +6,14 @@ What only lacks a reduction is each rank's own part; where none fits, ranks comp
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from shardviz.check.step.scale import ratio_to_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
@@ -53,3 +53,21 @@ def _reduced(one: Compared, kind: Reduction, axes: tuple[str, ...]) -> Mapping[i
     for axis in axes:
         values = one.over(axis, "avg" if kind == "mean" else "sum", values)
     return {rank: np.sqrt(value) for rank, value in values.items()} if kind == "norm" else values
+
+
+def ranks_by_part(one: Compared) -> list[tuple[int, ...]]:
+    """Return the ranks that hold the same part of a tensor, a group a part."""
+    groups: dict[object, list[int]] = {}
+    for rank in sorted(one.reduced):
+        groups.setdefault(one.regions[rank], []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]
+
+
+def reduction_over(one: Compared, groups: Sequence[Sequence[int]]) -> Literal["mean", "sum"] | None:
+    """Return the reduction within groups of ranks that makes every rank right; None where neither does."""
+    kinds: tuple[tuple[Literal["mean", "sum"], Callable[..., Any]], ...] = (("mean", np.mean), ("sum", np.sum))
+    for kind, reduce in kinds:
+        whole = {rank: reduce([one.reduced[at] for at in ranks], axis=0) for ranks in groups for rank in ranks}
+        if all(one.is_right(rank, values) for rank, values in whole.items()):
+            return kind
+    return None

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import EPSILONS, REDUCTIONS, compared
+from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
+from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.gradients import check_unreduced
+from shardviz.check.step.norms import check_norm
 from shardviz.check.step.scalars import check_scalar
 from shardviz.check.step.scale import check_scale
 from shardviz.check.step.terms import check_terms
+from shardviz.check.step.tied import check_tied
 from shardviz.check.step.words import number
 
 if TYPE_CHECKING:
@@ -41,10 +44,11 @@ def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | N
         return
     missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
     yield from (NotChecked(name, "the unsharded model's step has no tensor of this name") for name in missing)
-    yield from _without_gradient(model)
-    found = list(compared(model))
-    yield from _lost_in_rounding([one for one in found if one.role == "grad"])
-    results = [(one, result) for one in found for result in _check(model, one)]
+    evidence = Evidence(model, tuple(compared(model)))
+    why = "its gradient: .grad is None on every rank after the step"
+    yield from (NotChecked(name, why) for name in evidence.without_gradient)
+    yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
+    results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     yield from without_consequences([(one, result) for one, result in results if isinstance(result, Finding)])
 
@@ -63,38 +67,19 @@ def _named(finding: Finding) -> str:
     return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
-def _without_gradient(model: Model) -> Iterator[NotChecked]:
-    """Yield parameters that have a gradient in the unsharded model's step and on no rank of the sharded one."""
-    for tensor in model.stage("reference"):
-        if tensor.role == "grad":
-            absent = (name for name in tensor.names if model.find("step", "grad", name) is None)
-            yield from (NotChecked(name, "its gradient: .grad is None on every rank after the step") for name in absent)
-
-
 def _has_reference(model: Model, role: str, name: str) -> bool:
     return role in ("param", "activation", "optim") or model.find("reference", role, name) is not None
 
 
-def _check(model: Model, one: Compared) -> Iterator[Finding | NotChecked]:
-    if one.claimed is not None and not one.claimed.flat and one.claimed.shape != one.wanted.shape:
-        shapes = f"{list(one.claimed.shape)} over all ranks, the unsharded model has {list(one.wanted.shape)}"
-        yield NotChecked(one.name, f"its {one.role}: it is {shapes}")
-        return
-    misshapen = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
-    if misshapen:
-        shape = list(one.values[misshapen[0]].shape)
-        yield NotChecked(one.name, f"its {one.role}: rank {misshapen[0]} has {shape}, which part that is is not known")
-        return
-    unknown = [op for _, op in one.claimed.partial if op not in REDUCTIONS] if one.claimed else []
-    if unknown:
-        yield NotChecked(one.name, f"its {one.role}: shardviz cannot make up for a pending {unknown[0]}")
-        return
-    if not one.wrong:
-        return
-    rules = [check_scalar if one.role == "scalar" else check_unreduced, check_scale]
-    for rule in rules:
-        found = rule(one)
-        if found is not None:
-            yield found
-            return
-    yield check_terms(model, one)
+def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
+    if one.incomparable:
+        yield NotChecked(one.name, f"its {one.role}: {one.incomparable}")
+    elif one.wrong:
+        yield _explained(evidence, one) or check_scale(one) or check_terms(evidence, one)
+
+
+def _explained(evidence: Evidence, one: Compared) -> Finding | None:
+    """Return what rules of its role say of a wrong result."""
+    if one.role == "scalar":
+        return check_scalar(one) or check_norm(evidence, one)
+    return check_unreduced(one) or (check_tied(evidence, one) if one.role == "grad" else None)

@@ -43,11 +43,6 @@ def check_scalar(one: Compared) -> Finding | None:
     )
 
 
-def is_unproven(finding: Finding) -> bool:
-    """Whether a scalar differs from rank to rank and no reduction makes it right: outputs that differ do that too."""
-    return finding.held == OWN_VALUE
-
-
 _PART = (
     ".item() or float() of a DTensor with a Partial placement, or of a local tensor, reads its own part only",
     "log tensor.full_tensor().item(), or all_reduce the value over {axes} first",

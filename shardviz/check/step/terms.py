@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.advice import UNEXPLAINED, where_to_look
 from shardviz.check.step.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
-from shardviz.names import Fold
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
     from shardviz.dump.tensors import Model
 
-UNEXPLAINED = "The sharded step computes something else than the unsharded model"
 DIFFERING = f"{UNEXPLAINED}, and another thing on each rank along"
 MAX_LISTED = 8
 
 
-def check_terms(model: Model, one: Compared) -> Finding:
+def check_terms(evidence: Evidence, one: Compared) -> Finding:
     """Return the finding of a tensor that is off by no ratio."""
+    model = evidence.model
     rank = one.wrong[0]
     excess = one.reduced[rank] - one.wanted_of(rank)
     for name, bias in _vectors(model, excess.shape[-1:] if excess.ndim else ()):
@@ -37,7 +38,7 @@ def check_terms(model: Model, one: Compared) -> Finding:
     mixed = _mixed_shards(one)
     if mixed is not None:
         return mixed
-    cause, fix = UNEXPLAINED, _where_to_look(model)
+    cause, fix = where_to_look(evidence, one)
     right = [rank for rank in one.reduced if rank not in one.wrong]
     if one.copies_differ_along and not right:
         cause = f"{DIFFERING} {' and '.join(one.copies_differ_along)}: no sum or mean of them is right"
@@ -51,17 +52,6 @@ def check_terms(model: Model, one: Compared) -> Finding:
 def is_unexplained(finding: Finding) -> bool:
     """Whether a finding only says that numbers are off, as they are wherever something explained goes into them."""
     return finding.kind == "wrong-value" and finding.cause.startswith(UNEXPLAINED)
-
-
-def _where_to_look(model: Model) -> str:
-    """Name the first module that ran whose output no placement explains; activations are placed when captured."""
-    record = next(iter(model.dump.ranks.values()))
-    for tensor in record.tensors:
-        body = record.bodies[tensor.body]
-        if (body.role, body.stage, body.layout) == ("activation", "step", None):
-            name = Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
-            return f"look at {name} first: its output is no part of the unsharded model's, or a sum is pending there"
-    return "compare the outputs module by module, first to last, and look at the first that differs"
 
 
 def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:

@@ -1,0 +1,62 @@
+"""Where to look for what no rule explains: past all that the step shows to be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+
+UNEXPLAINED = "The sharded step computes something else than the unsharded model"
+MAX_LISTED = 3
+
+Advice = tuple[str, str]
+"""A cause and a fix."""
+
+
+def where_to_look(evidence: Evidence, one: Compared) -> Advice:
+    """Return what can be said of a wrong result that no rule explains."""
+    if one.role == "output" or not evidence.outputs_are_right:
+        return UNEXPLAINED, _in_forward(evidence)
+    if one.role == "scalar":
+        return _LOSS if one.name == "loss" else _SCALAR
+    return _in_backward(evidence) if evidence.loss_is_right else _LOSS
+
+
+def _in_forward(evidence: Evidence) -> str:
+    name = evidence.first_odd_module
+    if name:
+        return (
+            f"look at {name} first, and at what it is given: no even split over the mesh makes its output a part of "
+            "the unsharded model's, or a sum is pending there"
+        )
+    return "compare the outputs module by module, first to last, and look at the first that differs"
+
+
+def _in_backward(evidence: Evidence) -> Advice:
+    cut = evidence.without_gradient
+    if cut:
+        more = ", ..." if len(cut) > MAX_LISTED else ""
+        return (
+            f"{UNEXPLAINED} in backward, of outputs and a loss that are right: nothing flows back to "
+            f"{', '.join(cut[:MAX_LISTED])}{more} (.grad is None)",
+            f"look for what cuts the graph after {cut[0]}: a collective of torch.distributed, which has no backward "
+            "(torch.distributed.nn.functional's have), .detach() or .data",
+        )
+    return (
+        f"{UNEXPLAINED} in backward, of outputs and a loss that are right",
+        "look for a collective without a backward, or with another one than its forward needs, and for a term of the "
+        "loss that the step scales otherwise: an auxiliary loss",
+    )
+
+
+_LOSS = (
+    f"{UNEXPLAINED}, of outputs that are right: a mean of the ranks' means where they count unequal numbers of tokens, "
+    "or labels or masks that were shifted or padded after they were cut",
+    "divide each rank's sum by the number of all ranks' tokens, all_reduced; shift labels before they are cut",
+)
+_SCALAR = (
+    f"{UNEXPLAINED}, of outputs that are right",
+    "look at what it is computed of: each part counts once, over the axes that split it and no others",
+)

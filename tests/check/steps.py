@@ -1,0 +1,106 @@
+"""Dumps of a step, made without torch: each tensor's values by rank, beside what the unsharded model has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step import check_step
+from shardviz.dump.read import read_dump
+from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.tensors import model_of
+from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MESH = Mesh(("dp", "tp"), (2, 2))
+WANTED = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 1.0, -1.25, 2.0], [-0.75, 4.0, 1.0, 0.125], [2.5, -1.0, 3.5, 0.25]])
+COPIES = ("Replicate()", "Replicate()")
+ROWS_OVER_TP = ("Replicate()", "Shard(0)")
+
+Values = dict[int, Any]
+Told = tuple[list[Finding], list[NotChecked]]
+
+
+class Step:
+    """A step's dump in the making: each tensor's values by rank, beside what the unsharded model has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bodies: dict[int, list[Body]] = {rank: [] for rank in MESH.ranks}
+        self.names: dict[int, list[str]] = {rank: [] for rank in MESH.ranks}
+        self.layouts: list[LayoutRecord] = []
+        self.stamps: list[Stamp] = []
+
+    def add(
+        self, name: str, role: Any, values: Mapping[int, Any], wanted: Any = WANTED, claim: tuple[str, ...] = COPIES
+    ) -> Step:
+        whole = np.asarray(wanted, np.float64)
+        self.layouts.append(LayoutRecord(0, claim, whole.shape))
+        for rank, held in values.items():
+            self._put(rank, name, role, "step", held, len(self.layouts) - 1, whole.shape)
+        self._put(0, name, role, "reference", whole, None, whole.shape)
+        return self
+
+    def put(self, rank: int, name: str, role: Any, stage: Any, held: Any, shape: Any = None) -> Step:
+        self._put(rank, name, role, stage, held, None, shape or np.asarray(held).shape)
+        return self
+
+    def stamp(self, name: str, shape: tuple[int, ...], tied_to: str = "") -> Step:
+        first = next((one.first for one in self.stamps if one.name == tied_to), 1 + 1000 * len(self.stamps))
+        self.stamps.append(Stamp(name, first, shape, tied_to=tied_to))
+        return self
+
+    def hold(self, rank: int, name: str, shape: tuple[int, ...], *spans: tuple[int, int]) -> Step:
+        """Say which part of a stamped plain tensor a rank was seen to hold: a span a dim."""
+        local = tuple(stop - start for start, stop in spans)
+        held = tuple((span,) for span in spans)
+        self.bodies[rank].append(Body("param", "stamped", shape, local, "float64", held=held))
+        self.names[rank].append(name)
+        return self
+
+    def _put(self, rank: int, name: str, role: Any, stage: Any, held: Any, layout: int | None, shape: Any) -> None:
+        array = np.asarray(held, np.float64)
+        body = Body(role, stage, shape, array.shape, "float64", layout=layout, values=array.tolist())
+        self.bodies[rank].append(body)
+        self.names[rank].append(name)
+
+    def check(self) -> Told:
+        record = MeshRecord(MESH.axes, MESH.shape, MESH.ranks)
+        folder = prepare_folder(self.path / "step")
+        write_run(folder, RunRecord(1, "test", "none", MESH.size, mesh=record, stamps=tuple(self.stamps)))
+        for rank in MESH.ranks:
+            tensors = tuple(TensorRecord(name, index) for index, name in enumerate(self.names[rank]))
+            write_rank(
+                folder,
+                RankRecord(
+                    1,
+                    rank,
+                    MESH.size,
+                    "testhost",
+                    meshes=(record,),
+                    layouts=tuple(self.layouts),
+                    bodies=tuple(self.bodies[rank]),
+                    tensors=tensors,
+                ),
+            )
+        results = list(check_step(model_of(read_dump(folder)), []))
+        findings = [one for one in results if isinstance(one, Finding)]
+        return findings, [one for one in results if isinstance(one, NotChecked)]
+
+
+def on_all(values: Any) -> Values:
+    return dict.fromkeys(MESH.ranks, values)
+
+
+def rows_over_tp(values: Any) -> Values:
+    return {rank: np.split(values, 2)[rank % 2] for rank in MESH.ranks}
+
+
+def by_tp(first: Any, second: Any) -> Values:
+    return {rank: second if rank % 2 else first for rank in MESH.ranks}
