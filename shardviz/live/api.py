@@ -67,7 +67,7 @@ def capture(
         MeshError: The mesh has no such axis.
         ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
     """
-    from shardviz.live.capture import local_tensors, unwrapped
+    from shardviz.live.locals import local_tensors, unwrapped
     from shardviz.live.meshes import plain_mesh
     from shardviz.live.stages import agree
 
@@ -114,7 +114,7 @@ def capture_sharding(
     """
     import torch
 
-    from shardviz.live.capture import local_tensors, unwrapped
+    from shardviz.live.locals import local_tensors, unwrapped
     from shardviz.live.meshes import plain_mesh
     from shardviz.live.passes import Sharding, capture_passes
     from shardviz.live.stages import agree
@@ -153,7 +153,7 @@ def add_model(
     Returns:
         How many tensors could not hold their ids.
     """
-    from shardviz.live.capture import local_tensors
+    from shardviz.live.locals import local_tensors
     from shardviz.live.meshes import plain_mesh
     from shardviz.live.passes import add_ids
     from shardviz.live.stages import Stage

@@ -97,13 +97,6 @@ def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:
     return tuple(runs) if len(runs) <= MAX_RUNS else None
 
 
-def array(values: torch.Tensor) -> NDArray[np.generic]:
-    """Return values as numpy has them; bfloat16, which it does not, as float32, which holds it exactly."""
-    wide = values.float() if values.dtype == torch.bfloat16 else values
-    found: NDArray[np.generic] = wide.detach().cpu().numpy()
-    return found
-
-
 def nested(values: torch.Tensor) -> Any:
     """Return values as nested lists that JSON can say; what is not finite becomes a string."""
     if values.is_complex():
@@ -120,9 +113,10 @@ def _spelled(value: Any) -> Any:
 
 
 def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
-    """Return values as numpy has them; bfloat16, which it has not, as float32."""
-    array: NDArray[np.generic] = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
-    return array
+    """Return values as numpy has them; bfloat16, which it does not, as float32, which holds it exactly."""
+    wide = values.float() if values.dtype == torch.bfloat16 else values
+    found: NDArray[np.generic] = wide.detach().cpu().numpy()
+    return found
 
 
 def digest(values: torch.Tensor) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.dump.records import StageRecord
-from shardviz.live.capture import Local, of_tensor, unwrapped
 from shardviz.live.comms import Comms
 from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution
+from shardviz.live.locals import Local, of_tensor, unwrapped
 from shardviz.live.running import tensors_in
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 
 from shardviz.dump.tensors import ID_NONE
 from shardviz.live import describe, gather
-from shardviz.live.capture import Local, local_tensors, unwrapped
 from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.locals import Local, local_tensors, unwrapped
 from shardviz.live.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from shardviz.placements import Placement, Replicate, Shard
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardviz.live.capture import Local
+    from shardviz.live.locals import Local
     from shardviz.mesh import Mesh
 
 MAX_CANDIDATES = 1 << 10

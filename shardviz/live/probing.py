@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live import gather, placing
-from shardviz.live.capture import Capture, local_tensors, run_record, unwrapped
+from shardviz.live.capture import Capture, run_record
+from shardviz.live.locals import local_tensors, unwrapped
 from shardviz.live.observe import adam_states, optimizer_states
 from shardviz.live.passes import Sharding, capture_passes
 from shardviz.live.reference import reference_of
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.live.capture import Local
     from shardviz.live.job import ProbeJob
+    from shardviz.live.locals import Local
     from shardviz.live.stamp import Stamped
     from shardviz.live.step import Step
     from shardviz.live.world import World

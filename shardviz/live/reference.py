@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.capture import local_tensors
+from shardviz.live.locals import local_tensors
 from shardviz.live.observe import observed
 from shardviz.live.step import Step, logged_by, loss_of, part_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.capture import Local
+    from shardviz.live.locals import Local
     from shardviz.live.step import Batch
 
 EQUAL = 1e-12

@@ -18,7 +18,7 @@ import torch
 from shardviz.dump.records import Stamp
 from shardviz.errors import ProbeError
 from shardviz.live import gather
-from shardviz.live.capture import Local
+from shardviz.live.locals import Local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from shardviz import notation
 from shardviz.dump.read import layout_of
 from shardviz.dump.records import LayoutRecord
 from shardviz.errors import ShardvizError
-from shardviz.live.capture import Local, local_tensors, of_tensor
+from shardviz.live.locals import Local, local_tensors, of_tensor
 from shardviz.live.meshes import plain_mesh
 from shardviz.picture.subject import of_layout
 

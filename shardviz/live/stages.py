@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records import Stamp
-    from shardviz.live.capture import Local
+    from shardviz.live.locals import Local
     from shardviz.mesh import Coord, Mesh
 
 

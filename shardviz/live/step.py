@@ -27,8 +27,8 @@ import torch
 
 from shardviz.dump.records import CallRecord
 from shardviz.errors import ProbeError
-from shardviz.live.capture import Local, of_tensor, unwrapped
 from shardviz.live.compat import DTensor
+from shardviz.live.locals import Local, of_tensor, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.observe import Observed, observed
 from shardviz.placements import Partial, Placement, Replicate, Shard

@@ -156,7 +156,7 @@ def _read(dump: AnyDump) -> Model:
 
 def _gather_ids(model: nn.Module, mesh: DeviceMesh | None) -> Model:
     from shardviz.live.api import add_model
-    from shardviz.live.capture import unwrapped
+    from shardviz.live.locals import unwrapped
     from shardviz.live.stamp import stamps_of
     from shardviz.testing.gathering import gather
     from shardviz.testing.subjects import device_mesh_of

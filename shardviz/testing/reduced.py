@@ -10,7 +10,7 @@ import numpy as np
 from shardviz.check.copies import copies_of
 from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
-from shardviz.live.capture import local_tensors, unwrapped
+from shardviz.live.locals import local_tensors, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.step import gradients
 from shardviz.notation import write

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Finding
     from shardviz.dump.records import Role
     from shardviz.dump.tensors import Model, Tensor
-    from shardviz.live.capture import Capture, Local
+    from shardviz.live.capture import Capture
+    from shardviz.live.locals import Local
     from shardviz.testing.subjects import Subject
 
     Key = tuple[Role, str]

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import DTensor, root_mesh
+from shardviz.live.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.step import gradients
 from shardviz.testing import current
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.dump.records import Role
-    from shardviz.live.capture import Local
+    from shardviz.live.locals import Local
 
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
 UNNAMED = "tensor"
