@@ -9,6 +9,7 @@ from shardviz.check.step.agreement import agreement
 from shardviz.cli import main
 from shardviz.errors import EXIT_USAGE, ProbeError
 from shardviz.notation import write
+from shardviz.picture.report import listed_rows
 from tests.live.probing import run_probe
 
 OTHERS = {
@@ -23,8 +24,10 @@ OTHERS = {
     "fsdp1_full_shard": ("2", "5"),
     "fsdp1_no_shard": ("2", "3"),
     "fsdp1_shard_grad_op": ("2", "5"),
+    "fsdp1_tp": ("3,2", "2,3"),
     "fsdp1_wrap_by_size": ("2", "5"),
     "fsdp1_wrap_transformer": ("2", "5"),
+    "fsdp_lora": ("2", "5"),
     "fsdp_meta": ("2", "5"),
     "fsdp_mixed_precision": ("2", "5"),
     "fsdp_nested": ("2", "5"),
@@ -174,6 +177,26 @@ def test_the_optimizer_state_that_zero_deals_out_is_whole_once(tmp_path):
         f"{stamp.name}.{kind}" for stamp in model.dump.run.stamps for kind in ("exp_avg", "exp_avg_sq")
     )
     assert all(len(tensor.shards) == 1 for tensor in states)
+
+
+def test_what_an_optimizer_sends_is_seen_and_is_outside_of_modules(tmp_path):
+    rank = run_probe("zero1", "2", tmp_path / "dump").dump.ranks[0]
+    seen = {(one.op, one.when): one.bytes for one in rank.collectives}
+    whole = 8 * (24 * 12 + 24 + 24 * 24 + 24 + 10 * 24 + 10)
+    assert seen == {("all_reduce", "backward"): whole, ("broadcast", "outside"): whole}
+
+
+def test_adams_state_of_a_tensor_whose_gradient_is_whole_is_as_large_as_its_shard(tmp_path):
+    model = run_probe("tp_embedding", "2", tmp_path / "dump")
+    assert model.find("step", "grad", "by_words.weight").first.body.local_shape == (30, 12)
+    assert model.find("step", "optim", "by_words.weight.exp_avg").first.body.local_shape == (15, 12)
+
+
+def test_the_table_of_a_pipeline_says_which_rank_has_which_layers(tmp_path):
+    rows = dict(listed_rows(run_probe("pp_interleaved", "2", tmp_path / "dump"), None))
+    assert [rows[f"layers.{layer}.up.bias"].local for layer in range(8)] == [
+        f"[24]  on rank {rank}" for rank in (0, 0, 1, 1, 0, 0, 1, 1)
+    ]
 
 
 def test_the_worked_product_gives_the_same_numbers_both_ways(tmp_path):
