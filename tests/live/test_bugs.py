@@ -8,6 +8,11 @@ from tests.live.probing import run_probe
 
 BUGS = [recipe for recipe in recipes.shipped() if recipe.name.startswith("bugs/")]
 QUIET = [recipe for recipe in recipes.shipped() if recipe.name.startswith("quiet/")]
+SAID = {
+    "quiet/batch_norm": "the step on the whole batch: its loss is ",
+    "quiet/hsdp_before_all_reduce": "its gradient: .grad is None on every rank after the step",
+}
+"""How what was not checked of a quiet probe begins; of the others nothing is left out."""
 
 
 @pytest.mark.parametrize("recipe", BUGS, ids=[recipe.name for recipe in BUGS])
@@ -46,5 +51,5 @@ def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
     report = check_model(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
     assert report.findings == ()
     unseen = {one.why for one in report.not_checked}
-    assert unseen <= {"its gradient: .grad is None on every rank after the step"}
-    assert bool(unseen) == (recipe.name == "quiet/hsdp_before_all_reduce")
+    assert all(why.startswith(SAID.get(recipe.name, "nothing")) for why in unseen)
+    assert bool(unseen) == (recipe.name in SAID)
