@@ -65,7 +65,8 @@ class MainScreen(Screen[None]):
         """Make one view that nobody has asked for yet."""
         missing = [name for name in self._names if name not in self._views]
         if missing and not self.app.is_leaving:
-            await self._view(missing[0])
+            if self.query_one(ContentSwitcher).is_attached:
+                await self._view(missing[0])
             self.set_timer(MAKE_AHEAD, self._make_ahead)
         elif not missing:
             gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms
@@ -73,8 +74,9 @@ class MainScreen(Screen[None]):
     async def _view(self, name: str) -> View:
         """Return a view, made if it was not yet."""
         if name not in self._views:
-            self._views[name] = VIEWS[name]()
-            await self.query_one(ContentSwitcher).add_content(self._views[name])
+            view = self._views[name] = VIEWS[name]()
+            view.display = False
+            await self.query_one(ContentSwitcher).mount(view)
         return self._views[name]
 
     async def show_view(self, name: str) -> None:
