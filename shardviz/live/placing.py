@@ -31,7 +31,9 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 
 
 def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[Local]:
-    """Give activations that do not say where they are the claim that fits on every rank. Every rank calls this.
+    """Give activations that do not say where they are the claim that fits on every rank that has them.
+
+    Every rank calls this; the stages of a pipeline have activations of their own.
 
     Args:
         locals_: This rank's activations by module.
@@ -62,7 +64,7 @@ def _claimed(
     mesh: Mesh,
 ) -> Local:
     for placements in fitting:
-        if all(placements in of_rank.get(local.name, ()) for of_rank in of_all):
+        if all(placements in of_rank[local.name] for of_rank in of_all if local.name in of_rank):
             return replace(local, shape=wholes[local.name].shape, claim=(mesh, placements))
     whole = wholes.get(local.name)
     return replace(local, shape=whole.shape) if whole is not None and local.claim is None else local

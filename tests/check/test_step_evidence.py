@@ -124,3 +124,33 @@ def test_a_gradient_that_no_rule_explains_is_told_beside_one_that_lacks_a_reduct
     step.add("norm", "grad", by_tp(WANTED - 1, np.ones(SHAPE))).add("w", "grad", on_all(WANTED**2))
     findings, _ = step.check()
     assert [(found.kind, found.tensor) for found in findings] == [("unreduced-gradient", "norm"), ("wrong-value", "w")]
+
+
+def test_an_output_whose_rows_are_in_another_order_says_what_stands_where(tmp_path: Path) -> None:
+    turned = np.roll(WANTED, 1, axis=0)
+    (found,), _ = Step(tmp_path).add("output", "output", by_tp(WANTED, turned)).check()
+    assert (found.kind, found.ranks) == ("misordered", (1, 3))
+    assert found.summary.endswith("4 of 4 slices are out of place, at 0 stands what belongs at 3")
+
+
+def test_shards_of_an_output_that_ranks_have_of_each_other_are_misordered(tmp_path: Path) -> None:
+    first, second = np.split(WANTED, 2)
+    (found,), _ = Step(tmp_path).add("output", "output", by_tp(second, first), claim=ROWS_OVER_TP).check()
+    assert found.kind == "misordered"
+    assert "at 0 stands what belongs at 2" in found.summary
+
+
+def test_columns_in_another_order_name_their_dim(tmp_path: Path) -> None:
+    (found,), _ = Step(tmp_path).add("output", "output", on_all(WANTED[:, [0, 2, 1, 3]])).check()
+    assert "with dim 1 in another order" in found.summary
+
+
+def test_a_row_that_stands_twice_is_no_other_order(tmp_path: Path) -> None:
+    (found,), _ = Step(tmp_path).add("output", "output", on_all(WANTED[[0, 0, 2, 3]])).check()
+    assert found.kind == "wrong-value"
+
+
+def test_under_a_pipeline_the_module_to_look_at_is_the_first_odd_one_of_any_stage(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("output", "output", on_all(WANTED**2))
+    (found,), _ = step.put(2, "late", "activation", "step", WANTED).check()
+    assert found.fix.startswith("look at late first")

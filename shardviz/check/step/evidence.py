@@ -56,12 +56,12 @@ class Evidence:
 
     @cached_property
     def first_odd_module(self) -> str:
-        """The first module that ran whose output no placement explains; empty where none is known."""
-        record = next(iter(self.model.dump.ranks.values()))
-        for tensor in record.tensors:
-            body = record.bodies[tensor.body]
-            if (body.role, body.stage, body.layout) == ("activation", "step", None):
-                return Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
+        """The module that first put out what no placement explains, on the lowest rank that has one; else empty."""
+        for record in self.model.dump.ranks.values():
+            for tensor in record.tensors:
+                body = record.bodies[tensor.body]
+                if (body.role, body.stage, body.layout) == ("activation", "step", None):
+                    return Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
         return ""
 
 

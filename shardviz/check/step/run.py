@@ -12,6 +12,7 @@ from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.gradients import check_unreduced
 from shardviz.check.step.norms import check_norm
+from shardviz.check.step.order import check_order
 from shardviz.check.step.scalars import check_scalar
 from shardviz.check.step.scale import check_scale
 from shardviz.check.step.terms import check_terms
@@ -82,4 +83,5 @@ def _explained(evidence: Evidence, one: Compared) -> Finding | None:
     """Return what rules of its role say of a wrong result."""
     if one.role == "scalar":
         return check_scalar(one) or check_norm(evidence, one)
-    return check_unreduced(one) or (check_tied(evidence, one) if one.role == "grad" else None)
+    tied = check_tied(evidence, one) if one.role == "grad" else None
+    return check_unreduced(one) or tied or check_order(one)
