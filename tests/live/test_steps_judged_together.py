@@ -1,0 +1,143 @@
+"""Bugs of a step that only several of its results together prove, on real ranks, each beside its right twin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.check.run import check_model
+from tests.live.probing import run_probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.check.finding import Report
+
+SHARED_HEADS = """
+import torch
+from torch import distributed, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+AXES = ("tp",)
+HEADS, KEY_HEADS, WIDTH = 4, 2, 4
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.o = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.k = nn.Linear(16, KEY_HEADS * WIDTH, bias=False)
+    def forward(self, x):
+        q, k = self.q(x).unflatten(-1, (-1, WIDTH)), self.k(x).unflatten(-1, (-1, WIDTH))
+        return self.o((q * k.repeat_interleave(q.shape[-2] // k.shape[-2], -2)).sigmoid().flatten(-2))
+def build(): return Heads()
+def parallelize(model, mesh):
+    parallelize_module(model, mesh, {"q": ColwiseParallel(), "o": RowwiseParallel()})
+    head = mesh.get_local_rank() // 2
+    model.k.weight = nn.Parameter(model.k.weight.detach().chunk(KEY_HEADS)[head].clone())
+def batch(): return torch.randn(8, 16)
+def step(model, x, mesh):
+    loss = model(x).square().mean()
+    loss.backward()
+    group, _ = distributed.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+    if RIGHT: distributed.all_reduce(model.k.weight.grad, group=group)
+    return loss
+"""
+
+TIED_STAGES = """
+import torch
+from torch import distributed, nn
+AXES = STAGE_AXES = ("pp",)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+    def forward(self, x):
+        x = self.embed(x) if hasattr(self, "embed") else x
+        return self.head(x) if hasattr(self, "head") else x
+def build(): return Model()
+def parallelize(model, mesh):
+    if mesh.get_local_rank(): del model.embed
+    else: del model.head
+def stages(model, mesh): return {mesh.get_local_rank(): model}
+def batch(): return torch.randint(10, (12,))
+def step(model, tokens, mesh):
+    (weight,), loss = model.parameters(), torch.zeros((), dtype=torch.float64)
+    between = torch.empty(12, 4, dtype=weight.dtype)
+    if mesh.get_local_rank() == 0:
+        output = model(tokens)
+        distributed.send(output.detach(), dst=1)
+        distributed.recv(between, src=1)
+        output.backward(between)
+    else:
+        distributed.recv(between, src=0)
+        loss = model(between.requires_grad_()).square().mean()
+        loss.backward()
+        distributed.send(between.grad, dst=0)
+    if RIGHT: distributed.all_reduce(weight.grad)
+    loss = loss.detach().clone()
+    distributed.broadcast(loss, src=1)
+    return loss
+"""
+
+SWAPPED_STAGES = """
+from shardviz.probes.pp_naive import STAGE_AXES, batch, build, keep, layers_of, stages, step
+AXES = ("pp",)
+def parallelize(model, mesh):
+    rank = mesh.get_local_rank()
+    keep(model, layers_of(rank if RIGHT else (0, 2, 1)[rank], 3))
+"""
+
+CHUNKS_AS_THEY_CAME = """
+import torch
+from torch import distributed, nn
+AXES = ("tp",)
+class Whole(nn.Module):
+    def forward(self, x): return x
+class Gathered(nn.Module):
+    def __init__(self, mesh):
+        super().__init__()
+        self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
+    def forward(self, x):
+        mine = x.chunk(self.ranks)[self.rank].contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.ranks)]
+        distributed.all_gather(parts, mine)
+        return torch.cat(parts if RIGHT else parts[self.rank:] + parts[:self.rank])
+def build(): return nn.Sequential(Whole(), nn.Linear(6, 6))
+def parallelize(model, mesh): model[0] = Gathered(mesh)
+def batch(): return torch.randn(12, 6)
+"""
+
+
+def checked(text: str, mesh: str, folder: Path, *, right: bool) -> Report:
+    probe = folder / "mine.py"
+    probe.write_text(text.replace("RIGHT", str(right)))
+    return check_model(run_probe(str(probe), mesh, folder / "dump"))
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "kind", "says"),
+    [
+        (SHARED_HEADS, "tp=4", "unreduced-gradient", "the sum over those that do is the unsharded model's"),
+        (TIED_STAGES, "pp=2", "unreduced-gradient", "the sum of their gradients is the unsharded model's"),
+        (CHUNKS_AS_THEY_CAME, "tp=2", "misordered", "with dim 0 in another order"),
+    ],
+)
+def test_a_bug_is_named_by_what_proves_it(text: str, mesh: str, kind: str, says: str, tmp_path: Path) -> None:
+    report = checked(text, mesh, tmp_path, right=False)
+    assert {found.kind for found in report.findings} == {kind}
+    assert all(says in found.summary for found in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [(SHARED_HEADS, "tp=4"), (TIED_STAGES, "pp=2"), (SWAPPED_STAGES, "pp=3"), (CHUNKS_AS_THEY_CAME, "tp=2")],
+)
+def test_the_same_model_without_the_bug_has_no_findings(text: str, mesh: str, tmp_path: Path) -> None:
+    assert checked(text, mesh, tmp_path, right=True).findings == ()
+
+
+def test_stages_with_each_others_layers_are_looked_for_in_the_first_layer_that_got_another_input(
+    tmp_path: Path,
+) -> None:
+    (found,) = checked(SWAPPED_STAGES, "pp=3", tmp_path, right=False).findings
+    assert found.fix.startswith("look at layers.6.up first")
