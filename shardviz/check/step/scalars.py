@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
 
 
-OWN_VALUE = "a value of each rank's own"
-
-
 def check_scalar(one: Compared) -> Finding | None:
     """Return the finding if a scalar differs along an axis, and is not just wrong on some ranks."""
     missing = missing_reduction(one)
@@ -36,7 +33,7 @@ def check_scalar(one: Compared) -> Finding | None:
         f"ranks log {shown}{more} where the unsharded model logs {number(float(one.wanted.sum()))}"
         + (f"; their {missing[0]} over {axes} is the whole's" if missing else ""),
         claimed=claimed_text(one),
-        held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else OWN_VALUE,
+        held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else "a value of each rank's own",
         cause=cause,
         fix=fix.format(axes=axes),
         refs=("pytorch#144054",),
