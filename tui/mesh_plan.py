@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,11 +84,7 @@ class MeshPlan:
 
     def rank_at(self, row: int, col: int) -> int:
         """Return the rank in a row and a column of the grid."""
-        coord = [0] * self.mesh.ndim
-        for axes, number in ((self.down, row), (self.across, col)):
-            for axis in reversed(axes):
-                number, coord[axis] = divmod(number, self.mesh.shape[axis])
-        return self.mesh.rank_at(tuple(coord))
+        return _rank_at(self, row, col)
 
     def row_and_col(self, rank: int) -> tuple[int, int]:
         """Return the row and the column of the grid in which a rank stands."""
@@ -116,3 +112,12 @@ class MeshPlan:
             if other == axis:
                 break
         return position
+
+
+@lru_cache(maxsize=1 << 14)
+def _rank_at(plan: MeshPlan, row: int, col: int) -> int:
+    coord = [0] * plan.mesh.ndim
+    for axes, number in ((plan.down, row), (plan.across, col)):
+        for axis in reversed(axes):
+            number, coord[axis] = divmod(number, plan.mesh.shape[axis])
+    return plan.mesh.rank_at(tuple(coord))

@@ -59,12 +59,17 @@ class Grid(ScrollView, can_focus=True):
         """Fit what is shown into its new room, where that changes anything."""
 
     def extend(self, size: Size) -> None:
-        """Say how large all of it is; the screen is laid out anew only where scroll bars may come, change or go."""
-        before = self.virtual_size
-        if max(before.width, size.width) <= self.size.width and max(before.height, size.height) <= self.size.height:
-            self.set_reactive(ScrollView.virtual_size, size)
-        else:
+        """Say how large all of it is; the screen is laid out anew only where scroll bars come or go."""
+        bars = (size.height > self.size.height, size.width > self.size.width)
+        if not self.size or bars != (self.show_vertical_scrollbar, self.show_horizontal_scrollbar):
             self.virtual_size = size
+            return
+        self.set_reactive(ScrollView.virtual_size, size)
+        if bars[0]:
+            self.vertical_scrollbar.window_virtual_size = size.height
+        if bars[1]:
+            self.horizontal_scrollbar.window_virtual_size = size.width
+        self.scroll_x, self.scroll_y = self.validate_scroll_x(self.scroll_x), self.validate_scroll_y(self.scroll_y)
 
     def bring_into_view(self, box: Region) -> None:
         """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case.
