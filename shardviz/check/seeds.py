@@ -99,7 +99,19 @@ def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Find
         write(layout),
         f"the same values along {along}",
         cause="Every rank drew its own shard after sharding, with one seed on all of them",
-        fix="initialise the DTensors themselves, not their local tensors, after torch.manual_seed: each shard then has "
-        f"its own stream; or seed each rank by its coordinate along {along}",
+        fix=_fix(tensor.first.body.device, along),
         refs=("OLMo-core#307", "torchtitan#3106"),
+    )
+
+
+def _fix(device: str, along: str) -> str:
+    """Return what helps: only on accelerators does torch give each shard of a DTensor random numbers of its own."""
+    by_hand = f"seed each rank by its coordinate along {along}"
+    if device.startswith("cpu"):
+        return (
+            f"draw the weights before they are sharded, or {by_hand}: on CPUs torch draws every shard from one stream"
+        )
+    return (
+        "initialise the DTensors themselves, not their local tensors, after torch.manual_seed: each shard then has its "
+        f"own stream; or {by_hand}"
     )

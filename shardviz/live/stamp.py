@@ -155,7 +155,8 @@ def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
         raise ShardvizError(f"{name} is sharded already", "stamp the model before it is parallelized")
     if tensor.is_meta:
         raise ShardvizError(
-            f"{name} is on the meta device and has no values", "stamp the model after it is materialized"
+            f"{name} is on the meta device and has no values",
+            "build it with values here, and put it on meta where it is sharded: the probe fsdp_meta does so",
         )
 
 
