@@ -5,7 +5,6 @@ They build what the dump's reader builds and run the checks that `shardviz check
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +16,19 @@ from shardviz.errors import ShardvizError
 from shardviz.testing.message import ShardAssertionError, raise_for
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.check.finding import Finding, NotChecked
     from shardviz.dump.records import Role
+    from shardviz.live.stamp import Stamped
     from shardviz.testing.subjects import Subject
 
 AnyDump = Dump | Path | str
-BENIGN = "cannot hold ids"
-"""Why a mask or a flag is not checked, which is no reason to fail."""
+BENIGN = ("cannot hold ids", "full_tensor")
+"""Why a tensor's order may be right all the same: a mask or a flag has none, torch's own gathering was not tried."""
 
 
 def assert_clean(dump: AnyDump) -> None:
@@ -43,20 +43,29 @@ def assert_clean(dump: AnyDump) -> None:
     raise_for(model, check_model(model).findings)
 
 
-def assert_ordered(model: nn.Module | AnyDump, *, mesh: DeviceMesh | None = None) -> None:
+def assert_ordered(
+    model: nn.Module | AnyDump,
+    *,
+    mesh: DeviceMesh | None = None,
+    stamps: Stamped | None = None,
+    stage_axes: Sequence[str] = (),
+) -> None:
     """Assert that every rank holds the elements that its placements say it holds.
 
     Args:
         model: A model that `shardviz.testing.stamp` filled before it was sharded and that has not been changed since,
             or a dump.
         mesh: The mesh of the job; by default the test's, or that of the model's DTensors.
+        stamps: What `stamp` returned, where the weights have come from another model than this one.
+        stage_axes: The mesh axes along which ranks have different layers, as a pipeline's stages do: `("pp",)`.
 
     Raises:
+        MeshError: The mesh has no such axis.
         ShardAssertionError: It does not hold, or cannot be told, as where ids are not exact in a dtype.
         ShardvizError: The model was not stamped.
     """
     __tracebackhide__ = True
-    seen = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh)
+    seen = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh, stamps, stage_axes)
     if not seen.dump.run.stamps:
         raise ShardvizError(f"{seen.dump.path} has no ids", "write it with stamps=shardviz.stamp(model)")
     report = check_model(seen)
@@ -154,21 +163,21 @@ def _read(dump: AnyDump) -> Model:
     return model_of(dump if isinstance(dump, Dump) else read_dump(dump, strict=False))
 
 
-def _gather_ids(model: nn.Module, mesh: DeviceMesh | None) -> Model:
-    from shardviz.live.api import add_model
-    from shardviz.live.locals import unwrapped
+def _gather_ids(
+    model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None = None, stage_axes: Sequence[str] = ()
+) -> Model:
     from shardviz.live.stamp import stamps_of
-    from shardviz.testing.gathering import gather
+    from shardviz.testing.gathering import gather_ids
     from shardviz.testing.subjects import device_mesh_of
 
-    stamps = stamps_of(model)
+    stamps = stamps or stamps_of(model)
     if stamps is None:
         raise ShardvizError(
             f"the {type(model).__name__} was not stamped, so that nobody knows where its elements belong",
-            "call shardviz.testing.stamp(model) before it is sharded",
+            "call shardviz.testing.stamp(model) before it is sharded, and where its weights go into another model, "
+            "assert_ordered(other, stamps=...) with what stamp returned",
         )
-    known = device_mesh_of(model, mesh)
-    return gather(lambda seen: add_model(seen, unwrapped(model), known, stamps), known, stamps)
+    return gather_ids(model, device_mesh_of(model, mesh), stamps, stage_axes)
 
 
 def _gather_values(
@@ -214,12 +223,13 @@ def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Model | None:
 
 
 def _refuse(not_checked: Iterable[NotChecked]) -> None:
-    """Fail rather than pass what was not looked at."""
+    """Fail rather than pass tensors whose order was not looked at; what is said of a step is something else."""
     __tracebackhide__ = True
-    reasons = [replace(one, tensor=one.tensor or "the model") for one in not_checked if BENIGN not in one.why]
+    reasons = [one for one in not_checked if one.tensor and not any(known in one.why for known in BENIGN)]
     if reasons:
         lines = "\n".join(f"  {one.tensor}: {one.why}" for one in reasons)
         raise ShardAssertionError(
             f"whether {reasons[0].tensor} is in order cannot be told: {reasons[0].why}\n{lines}\n"
-            "  fix       stamp a model whose dtypes hold every id: model.double() before it is stamped"
+            "  fix       stamp a model whose dtypes hold every id, model.double() before it is stamped; or let "
+            "shardviz.capture_sharding write them a digit a pass"
         )

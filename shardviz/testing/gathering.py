@@ -18,18 +18,21 @@ from shardviz.dump.read import Dump
 from shardviz.dump.records import RankRecord
 from shardviz.dump.tensors import Model, model_of
 from shardviz.errors import DumpError, ShardvizError
+from shardviz.live.api import add_model
 from shardviz.live.capture import Capture, run_record
+from shardviz.live.locals import local_tensors, unwrapped
 from shardviz.live.meshes import plain_mesh
+from shardviz.live.stages import agree
+from shardviz.live.stamp import Stamped
 from shardviz.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-
-    from shardviz.live.stamp import Stamped
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,26 @@ class Gathered(Dump):
         return array
 
 
+def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage_axes: Sequence[str]) -> Model:
+    """Return what all ranks hold of a stamped model. Every rank of the job calls this.
+
+    Args:
+        model: The model, or this rank's stage of it.
+        mesh: The mesh of the job; without one, ranks stand in a row.
+        stamps: What stamping did before the model was sharded.
+        stage_axes: The mesh axes along which ranks have different layers.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+        ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
+    """
+    _refuse_without_group()
+    inner = unwrapped(model)
+    names = [local.name for local in local_tensors(inner)]
+    stage = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
+    return gather(lambda seen: add_model(seen, inner, mesh, stamps, stage), mesh, Stamped(stage.stamps))
+
+
 def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Model:
     """Let every rank capture, and return what all of them hold. Every rank of the job calls this.
 
@@ -65,11 +88,7 @@ def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: St
     Raises:
         ShardvizError: No process group is initialised.
     """
-    if not distributed.is_initialized():
-        raise ShardvizError(
-            "no process group is initialised: there are no ranks to compare",
-            "mark the test with @spmd(mesh=...), or give a dump's folder",
-        )
+    _refuse_without_group()
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
     if mesh is not None:
@@ -77,8 +96,19 @@ def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: St
     add(seen)
     sent: list[tuple[bytes, bytes]] = [(b"", b"")] * num_ranks
     distributed.all_gather_object(sent, (msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
-    plain = plain_mesh(mesh) if mesh is not None else Mesh(("rank",), (num_ranks,))
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
-    run = run_record(plain, stamps, None)
+    run = run_record(_job_mesh(mesh), stamps, None)
     return model_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))
+
+
+def _job_mesh(mesh: DeviceMesh | None) -> Mesh:
+    return plain_mesh(mesh) if mesh is not None else Mesh(("rank",), (distributed.get_world_size(),))
+
+
+def _refuse_without_group() -> None:
+    if not distributed.is_initialized():
+        raise ShardvizError(
+            "no process group is initialised: there are no ranks to compare",
+            "mark the test with @spmd(mesh=...), or give a dump's folder",
+        )

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from shardviz.dump.records import Stage
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.mesh import Mesh
     from shardviz.recipes import Recipe
 
-EXACT_FLOAT32 = 1 << 24
-TEMPLATE = '''"""Where {name} puts every weight, as `shardviz probe` saw it on mesh {mesh} with torch {torch}."""
+EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
+"""Ids below this are exact in a dtype; the others hold them all, or none."""
+TEMPLATE = '''"""Where {name} puts every weight.
+
+As `shardviz probe` saw it on mesh {mesh} with torch {torch}.
+"""
 
 {imports}
 LAYOUTS = {{
@@ -28,13 +33,20 @@ LAYOUTS = {{
 
 
 @spmd(mesh={{{axes}}})
-def test_every_weight_is_where_it_was(mesh):
+{test}'''
+STAMPED = """def test_every_weight_is_where_it_was(mesh):
     model = probe.{build}(){double}
-    stamp(model)
+    stamps = stamp(model)
     model = probe.parallelize(model, mesh) or model
     assert_layout(model, LAYOUTS)
-    assert_ordered(model)
-'''
+    assert_ordered(model, stamps=stamps{stages})
+"""
+CAPTURED = """def test_every_weight_is_where_it_was(mesh, shard_dump):
+    capture_sharding(probe.{build}, probe.parallelize, shard_dump, mesh=mesh{stages})
+    assert_layout(shard_dump, LAYOUTS)
+    assert_ordered(shard_dump)
+"""
+"""Where sharding casts to a dtype that does not hold every id: they are written a digit a pass."""
 
 
 def check_file(file: Path, *, force: bool) -> None:
@@ -64,40 +76,58 @@ def save_test(file: Path, model: Model, recipe: Recipe, mesh: Mesh) -> None:
 
 def written(file: Path, model: Model, recipe: Recipe, mesh: Mesh) -> str:
     """Return the text of the test that `save_test` writes."""
-    last = max((id_ for id_ in model.id_owners[0]), default=0)
+    stages = "STAGE_AXES" in recipe.path.read_text(encoding="utf-8")
+    in_passes = not _are_exact(model, "stamped")
     return TEMPLATE.format(
         name=recipe.name,
         mesh=mesh,
         torch=model.dump.run.torch,
-        imports=_imports(file, recipe),
+        imports=_imports(file, recipe, in_passes=in_passes),
         layouts="\n".join(f'    "{name}": {text},' for name, text in _layouts(model)),
         axes=", ".join(f'"{axis}": {size}' for axis, size in zip(mesh.axes, mesh.shape, strict=True)),
-        build=recipe.build,
-        double=".double()" if last >= EXACT_FLOAT32 else "",
+        test=(CAPTURED if in_passes else STAMPED).format(
+            build=recipe.build,
+            double="" if _are_exact(model, "initial") else ".double()",
+            stages=", stage_axes=probe.STAGE_AXES" if stages else "",
+        ),
     )
 
 
-def _imports(file: Path, recipe: Recipe) -> str:
-    ours = "from shardviz.testing import assert_layout, assert_ordered, spmd, stamp\n"
+def _are_exact(model: Model, stage: Stage) -> bool:
+    """Whether the dtypes of a stage hold every id."""
+    last = max((stamp.last for stamp in model.dump.run.stamps), default=0)
+    dtypes = {shard.body.dtype for tensor in model.stage(stage) for shard in tensor.shards.values()}
+    return all(last < EXACT.get(dtype, last + 1) for dtype in dtypes)
+
+
+def _imports(file: Path, recipe: Recipe, *, in_passes: bool) -> str:
+    names = ["assert_layout", "assert_ordered", "spmd", *([] if in_passes else ["stamp"])]
+    capture = "from shardviz import capture_sharding\n" if in_passes else ""
     if is_shipped(recipe) or recipe.module:
         package, _, name = (recipe.module or f"shardviz.probes.{recipe.name.replace('/', '.')}").rpartition(".")
-        return f"from {package} import {name} as probe\n{ours}" if package else f"import {name} as probe\n{ours}"
+        probe = f"from {package} import {name} as probe\n" if package else f"import {name} as probe\n"
+        return f"{capture}{probe}from shardviz.testing import {', '.join(names)}\n"
     path = os.path.relpath(recipe.path, file.resolve().parent)
+    ours = f"{capture}from shardviz.testing import {', '.join(sorted([*names, 'load_probe']))}\n"
     load = f'probe = load_probe(Path(__file__).parent / "{path}", "{recipe.build}")\n'
-    ours = ours.replace("assert_ordered, spmd", "assert_ordered, load_probe, spmd")
     return f"from pathlib import Path\n\n{ours}\n{load}"
 
 
 def _layouts(model: Model) -> Iterator[tuple[str, str]]:
-    """Yield a rule for each parameter; one for a fold of layers where its pattern matches no other name."""
+    """Yield a rule for each parameter; one for layers that are alike, where its pattern matches nothing else."""
     tensors = [tensor for tensor in model.stage("stamped") if tensor.role == "param"]
-    every = {name for tensor in tensors for name in tensor.names}
+    texts = {name: _layout(tensor) for tensor in tensors for name in tensor.names}
+    told: set[str] = set()
     for tensor in tensors:
-        text = _layout(tensor)
         pattern = f"{tensor.fold.prefix}*{tensor.fold.suffix}"
-        alone = {name for name in every if fnmatchcase(name, pattern)} == set(tensor.names)
-        names = [pattern] if len(tensor.names) > 1 and alone else tensor.names
-        yield from ((name, text) for name in names)
+        matched = {name for name in texts if fnmatchcase(name, pattern)}
+        if len(tensor.names) > 1 and len({texts[name] for name in matched}) == 1 and not matched <= told:
+            yield pattern, texts[tensor.names[0]]
+            told |= matched
+        for name in tensor.names:
+            if name not in told:
+                yield name, texts[name]
+                told.add(name)
 
 
 def _layout(tensor: Tensor) -> str:

@@ -52,6 +52,47 @@ def test_the_saved_test_of_a_shipped_probe_imports_it_by_name(tmp_path):
     assert '@spmd(mesh={"fsdp": 2, "tp": 2})\n' in text
 
 
+NARROW = """
+from torch import nn
+from shardviz.live.compat import fully_shard
+
+AXES = ("fsdp",)
+
+
+def build():
+    return nn.Sequential(*(nn.Linear(32, 32) for _ in range(2)))
+
+
+def parallelize(model, mesh):
+    model.bfloat16()
+    fully_shard(model, mesh=mesh)
+"""
+
+
+def test_where_sharding_casts_to_a_dtype_without_room_for_ids_they_are_written_in_passes(tmp_path):
+    probe = tmp_path / "narrow.py"
+    probe.write_text(NARROW)
+    file = saved(str(probe), "2", tmp_path)
+    assert "    capture_sharding(probe.build, probe.parallelize, shard_dump, mesh=mesh)\n" in file.read_text()
+    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_saved_test_of_a_pipeline_names_the_axes_of_its_stages_and_layers_once(tmp_path):
+    file = saved("pp_fsdp_tp", "2,2,2", tmp_path)
+    text = file.read_text()
+    assert '    "layers.*.up.weight": "[24/tp/fsdp, 12]",\n' in text
+    assert "    assert_ordered(model, stamps=stamps, stage_axes=probe.STAGE_AXES)\n" in text
+    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_saved_test_of_weights_that_move_to_another_model_passes(tmp_path):
+    file = saved("fsdp_meta", "2", tmp_path)
+    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_file_that_is_there_is_not_replaced_unless_forced(tmp_path):
     file = tmp_path / "test_saved.py"
     file.touch()
