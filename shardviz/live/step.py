@@ -14,7 +14,7 @@ difference is no rounding. What a probe may define:
     collective_calls(model, mesh)
                                modules that call one collective each, to be compared with its definition: by name, the
                                collective and the ranks of its group; their part `before` puts out what goes in
-    log(model, batch, loss)    what the training loop would print after the step, by name
+    log(model, batch, loss)    what the training loop would print after the step, by name; or one number
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
-    """Return what the training loop would print after the step, by name."""
-    logged: Mapping[str, Any] = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
-    return logged
+    """Return what the training loop would print after the step, by name; one number alone is called log."""
+    logged = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
+    return logged if isinstance(logged, Mapping) else {"log": logged}
 
 
 def _passed(batch: Batch) -> Any:

@@ -141,3 +141,9 @@ def test_stages_with_each_others_layers_are_looked_for_in_the_first_layer_that_g
 ) -> None:
     (found,) = checked(SWAPPED_STAGES, "pp=3", tmp_path, right=False).findings
     assert found.fix.startswith("look at layers.6.up first")
+
+
+def test_one_number_that_a_loop_logs_needs_no_name(tmp_path: Path) -> None:
+    counted = CHUNKS_AS_THEY_CAME + "def log(model, rows, loss): return loss * getattr(model[0], 'ranks', 1)"
+    (found,) = checked(counted, "tp=2", tmp_path, right=True).findings
+    assert (found.kind, found.tensor) == ("wrong-scale", "log")
