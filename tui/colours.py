@@ -38,7 +38,7 @@ def block_style(look: Look, background: str) -> Style:
         return _filled(VERMILLION, background, 0.6 if look.rank % 2 else 0.45) + Style(bold=True)
     if look.tone in ("in place", "unlit"):
         return _filled(GREY, background, 0.15)
-    return _filled(RANK_COLOURS[look.rank % len(RANK_COLOURS)], background, 0.25 if look.tone == "mixed" else 0.45)
+    return rank_style(look.rank, background, 0.25 if look.tone == "mixed" else 0.45)
 
 
 @lru_cache(maxsize=1024)
@@ -64,31 +64,26 @@ def verdict_style(verdict: Verdict) -> Style:
     return ink(VERDICT_COLOURS[verdict], bold=verdict in ("error", "warning"))
 
 
+def _theme(name: str, accent: str, foreground: str, behind: tuple[str, str, str], *, dark: bool) -> Theme:
+    """Make a theme; `behind` are the colours of the background, of what lies on it, and of bars."""
+    background, surface, panel = behind
+    return Theme(
+        name,
+        primary=accent,
+        accent=accent,
+        success=GREEN,
+        warning=ORANGE,
+        error=VERMILLION,
+        foreground=foreground,
+        background=background,
+        surface=surface,
+        panel=panel,
+        dark=dark,
+    )
+
+
 THEMES = (
-    Theme(
-        "shardviz-dark",
-        primary=SKY,
-        accent=SKY,
-        success=GREEN,
-        warning=ORANGE,
-        error=VERMILLION,
-        foreground="#d8dee6",
-        background="#11151a",
-        surface="#171c23",
-        panel="#1f262f",
-    ),
-    Theme(
-        "shardviz-light",
-        primary=BLUE,
-        accent=BLUE,
-        success=GREEN,
-        warning=ORANGE,
-        error=VERMILLION,
-        foreground="#1d2430",
-        background="#fbfbf9",
-        surface="#f3f3f0",
-        panel="#e6e7e4",
-        dark=False,
-    ),
+    _theme("shardviz-dark", SKY, "#d8dee6", ("#11151a", "#171c23", "#1f262f"), dark=True),
+    _theme("shardviz-light", BLUE, "#1d2430", ("#fbfbf9", "#f3f3f0", "#e6e7e4"), dark=False),
 )
 """shardviz's own themes, the one it starts in first."""
