@@ -1,6 +1,6 @@
 """pytest's own fixtures that act on the process that they are in, `capsys` and its like: made on each rank.
 
-They are made by pytest's own functions, which is private of pytest. Tried on pytest 8.2, 8.4 and 9.2.
+They are made by pytest's own functions, which is private of pytest. Tried on pytest 8.2 and 9.2.
 """
 
 from __future__ import annotations
