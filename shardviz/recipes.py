@@ -189,22 +189,19 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _constant(tree: ast.Module, name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:
-    """Return a tuple that the module assigns literally; empty where it does not."""
-    for node in tree.body:
-        value = _assigned(node, name)
-        if value is None:
-            continue
-        try:
-            items = ast.literal_eval(value)
-        except ValueError:
-            items = None
-        if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
-            example = '("fsdp", "tp")' if kind is str else "(2, 4)"
-            raise ProbeError(
-                f"probe {path}: {name} is no literal tuple of {kind.__name__}", f"write {name} = {example}"
-            )
-        return tuple(items)
-    return ()
+    """Return a tuple that the module assigns literally; empty where it has no such name."""
+    value = next((value for node in tree.body if (value := _assigned(node, name)) is not None), None)
+    if value is None and name not in _top_level_names(tree):
+        return ()
+    try:
+        items = ast.literal_eval(value) if value is not None else None
+    except ValueError:
+        items = None
+    if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
+        example = '("fsdp", "tp")' if kind is str else "(2, 4)"
+        hint = f"write {name} = {example} in the probe itself: it is read without running or importing anything"
+        raise ProbeError(f"probe {path}: {name} is no literal tuple of {kind.__name__}", hint)
+    return tuple(items)
 
 
 def _assigned(node: ast.stmt, name: str) -> ast.expr | None:

@@ -40,6 +40,7 @@ def test_functions_that_a_users_file_imports_count_as_its_own(tmp_path):
         ("def build(): ...", "has no parallelize()"),
         ("def build(:", "is not Python: invalid syntax (mine.py, line 1)"),
         ("AXES = 3\ndef build(): ...\ndef parallelize(m, d): ...", "AXES is no literal tuple of str"),
+        ("from plan import AXES, build, parallelize", "AXES is no literal tuple of str"),
         ("MESH = ('2',)\ndef build(): ...\ndef parallelize(m, d): ...", "MESH is no literal tuple of int"),
     ],
 )
