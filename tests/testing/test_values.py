@@ -41,7 +41,7 @@ def test_sums_that_another_layout_rounds_otherwise_are_the_same(mesh, dtype):
     assert_same(DTensor.from_local(output.detach(), mesh["fsdp"], [Shard(0)]), whole.detach())
 
 
-@spmd(mesh=FSDP_TP)
+@spmd(mesh={"fsdp": 2, "tp": 4})
 def test_a_gradient_that_is_off_by_half_is_found_in_bfloat16(mesh):
     reference = MLP().to(torch.bfloat16)
     model = parallelize(copy.deepcopy(reference), mesh)
