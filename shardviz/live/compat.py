@@ -43,6 +43,7 @@ __all__ = [
     "asks_for_shapes",
     "clean_name",
     "distribute_tensor",
+    "dividing_float64_once",
     "flat_params",
     "flatten_mesh",
     "follow_modules_by",
@@ -190,6 +191,35 @@ def quiet_redistribution() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def dividing_float64_once() -> Iterator[None]:
+    """Let FSDP2 divide float64 gradients as it divides float32's, which is what the model is trained in.
+
+    Over a group of one rank, as experts have it, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy,
+    and once more for float16 and float64, by what `_get_gradient_divide_factors` says: so in torch 2.13.0 and 2.15.0.
+    In 2.4.1 there is no such factor.
+    """
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+    except ImportError:
+        yield
+        return
+    collectives: Any = _fsdp_collectives
+    factors = collectives._get_gradient_divide_factors
+
+    def once(group: Any, all_reduce_group: Any, dtype: torch.dtype, *rest: Any, **named: Any) -> Any:
+        pre, post, *ops = factors(group, all_reduce_group, dtype, *rest, **named)
+        factor = named.get("factor", rest[1] if len(rest) > 1 else None)
+        is_copied = factor is not None and (group is None or group.size() == 1)
+        return (None, None, *ops) if is_copied and dtype == torch.float64 else (pre, post, *ops)
+
+    collectives._get_gradient_divide_factors = once
+    try:
+        yield
+    finally:
+        collectives._get_gradient_divide_factors = factors
 
 
 @dataclass(frozen=True)

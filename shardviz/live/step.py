@@ -27,7 +27,7 @@ import torch
 
 from shardviz.dump.records import CallRecord
 from shardviz.errors import ProbeError
-from shardviz.live.compat import DTensor
+from shardviz.live.compat import DTensor, dividing_float64_once
 from shardviz.live.locals import Local, of_tensor, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.observe import Observed, observed
@@ -138,7 +138,7 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
     """Step the sharded model on this rank's part of the batch."""
     torch.manual_seed(2)
     stages = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
-    with observed(model, stages) as seen:
+    with dividing_float64_once(), observed(model, stages) as seen:
         if hasattr(probe, "step"):
             loss = probe.step(model, _passed(batch), mesh)
         else:

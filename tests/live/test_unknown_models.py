@@ -61,6 +61,22 @@ def step(model, rows, mesh):
     assert (report.findings, report.not_checked) == ((), ())
 
 
+def test_a_divide_factor_over_a_group_of_one_counts_once_as_in_the_models_own_float32(tmp_path):
+    expert = """
+BATCH_AXES = ()
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"])
+    model.set_gradient_divide_factor(2.0)
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    (loss * {scale}).backward()
+    return loss
+"""
+    assert checked(expert.format(scale=2), "dp=1,ep=2", tmp_path / "right").findings == ()
+    wrong = checked(expert.format(scale=4), "dp=1,ep=2", tmp_path / "wrong")
+    assert {finding.kind for finding in wrong.findings} == {"wrong-scale"}
+
+
 def test_an_optimizer_that_raises_takes_nothing_from_what_is_known_of_the_step(tmp_path):
     failing = """
 class Failing(torch.optim.SGD):
