@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from _pytest._code.code import ExceptionChainRepr
 
+from shardviz.errors import ShardvizError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,7 @@ Warned = tuple[bytes, str, int]
 """A pickled warning, the file and the line that it points to."""
 
 _OURS = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 _MAX_TEXT = 1 << 20
 
 
@@ -120,12 +123,16 @@ def _shown(error: BaseException, function: Callable[..., Any], style: Style) -> 
 
 
 def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[..., Any], style: Style) -> Any:
-    """Keep what is from the test on and not hidden; between the first and the last frame, a line each."""
+    """Keep what is from the test on and not hidden; between the first and the last frame, a line each.
+
+    A mistake that shardviz tells is shown where the test makes it.
+    """
     from _pytest._code.code import Traceback
 
     code = inspect.unwrap(function).__code__
     kept = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
-    kept = Traceback([entry for entry in kept if not str(entry.path).startswith(_OURS)]) or kept
+    ours = _PACKAGE if isinstance(excinfo.value, ShardvizError) else _OURS
+    kept = Traceback([entry for entry in kept if not str(entry.path).startswith(ours)]) or kept
     kept = kept.filter(excinfo)
     if style.traceback == "auto" and len(kept) > 2:
         kept = Traceback((kept[0], *(entry.with_repr_style("short") for entry in kept[1:-1]), kept[-1]))

@@ -79,6 +79,13 @@ def test_keeps_its_dump(mesh, shard_dump):
     raise ValueError("look at the dump")
 
 
+@spmd(mesh={"tp": 2})
+def test_mistakes_an_axis(mesh):
+    from shardviz.testing import assert_replicated
+
+    assert_replicated(torch.ones(2), axis="dp")
+
+
 def test_takes_a_mesh_but_has_none(mesh): ...
 """
 
@@ -90,7 +97,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_each_failure_fails_its_own_test_only(failing: Run) -> None:
     assert failing.code == 1
-    assert sum(end == "FAILED" for end in failing.ends.values()) == 8
+    assert sum(end == "FAILED" for end in failing.ends.values()) == 9
     assert failing.ends["test_takes_a_mesh_but_has_none"] == failing.ends["test_no_mesh"] == "ERROR"
     assert "mark it with @spmd(mesh=...)" in failing.text
 
@@ -139,6 +146,12 @@ def test_a_fixture_that_cannot_be_sent_is_named(failing: Run) -> None:
     told = failing.section("test_a_fixture_that_cannot_be_sent")
     assert "fixture 'lock' gave a lock, which cannot be sent to ranks" in told
     assert "Hint: make it in the test" in told
+
+
+def test_a_mistake_in_a_test_is_shown_on_its_own_line(failing: Run) -> None:
+    told = failing.section("test_mistakes_an_axis")
+    assert '>       assert_replicated(torch.ones(2), axis="dp")\nE       shardviz.errors.MeshError: mesh (tp=2)' in told
+    assert "/mesh.py" not in told
 
 
 def test_a_marker_without_axes_says_how_to_write_one(failing: Run) -> None:
