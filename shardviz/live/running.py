@@ -14,7 +14,7 @@ import torch
 from shardviz.live.compat import clean_name, in_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -36,6 +36,8 @@ class Running:
         self._handles: list[Any] = []
         self._forward: list[str] = []
         self._backward = ""
+        self._innermost = ""
+        self._gradient: torch.Tensor | None = None
         self.module_parents_dict: defaultdict[str, set[str]] = defaultdict(set)
 
     @property
@@ -63,26 +65,36 @@ class Running:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._gradient = None
 
     def _follow(self, module: nn.Module, name: str) -> Iterator[Any]:
         def enter(*_: Any) -> None:
             self._forward.append(name)
 
+        def put_out(_module: Any, _inputs: Any, output: Any) -> None:
+            on_gradient(output, prepare_backward)
+
         def leave(_module: Any, _inputs: Any, output: Any) -> None:
             self._forward.pop()
-            meet(_module, _inputs, output)
+            on_gradient(output, begin_backward)
 
-        def meet(_module: Any, _inputs: Any, output: Any) -> None:
+        def on_gradient(output: Any, hook: Callable[[torch.Tensor], None]) -> None:
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(begin_backward)  # type: ignore[no-untyped-call]
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
-        def begin_backward(_gradient: torch.Tensor) -> None:
+        def prepare_backward(gradient: torch.Tensor) -> None:
+            if gradient is not self._gradient:
+                self._gradient, self._innermost = gradient, name
             self._backward = name
 
-        # What FSDP does before a module's backward hangs on its output too: the first hook is met before that.
+        def begin_backward(_gradient: torch.Tensor) -> None:
+            self._backward = self._innermost
+
+        # What FSDP does before a module's backward hangs on its output too, between these two. One tensor may be what a
+        # module and its last child put out: then the child, whose hooks come first, is the one whose backward begins.
         yield module.register_forward_pre_hook(enter, prepend=True)
-        yield module.register_forward_hook(meet, prepend=True)
+        yield module.register_forward_hook(put_out, prepend=True)
         yield module.register_forward_hook(leave, always_call=True)
 
 

@@ -170,6 +170,12 @@ def _padded(numbers: int) -> int:
     return (numbers - 12 + 2 * 12) // 4 * 8
 
 
+def test_the_backward_of_a_last_layer_is_its_own_though_the_model_puts_out_the_same_tensor(tmp_path):
+    rank = run_probe("hsdp", "2,2", tmp_path / "dump").dump.ranks[0]
+    reductions = {(one.op, one.module) for one in rank.collectives if one.op in ("all_reduce", "reduce_scatter")}
+    assert reductions == {(op, layer) for op in ("all_reduce", "reduce_scatter") for layer in ("0", "2")}
+
+
 def test_the_optimizer_state_that_zero_deals_out_is_whole_once(tmp_path):
     model = run_probe("zero1", "3", tmp_path / "dump")
     states = [tensor for tensor in model.stage("step") if tensor.role == "optim"]
