@@ -94,12 +94,17 @@ def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
 
 @contextmanager
 def _made(sent: Parcel) -> Iterator[dict[str, Any]]:
-    """Make pytest's own fixtures; logging is left alone where ranks are threads, which share it."""
+    """Make pytest's own fixtures.
+
+    Raises:
+        FixtureError: Ranks are threads, and the fixture captures what all of them share.
+    """
     threads = torch.distributed.get_backend() == "threaded"
-    if threads and not sent.made_arguments:
-        yield {}
-        return
-    with own_fixtures.made(sent.made_arguments, modules.config(sent.source.root), sent.log_level) as made:
+    if threads and (shared := [name for name in sent.made_arguments if name.startswith("cap")]):
+        message = f"{shared[0]} captures a process's output, which ranks that are threads share"
+        raise parcel.FixtureError(message, "run this test with --shardviz-launch=fork, or @spmd(..., launch='fork')")
+    config = modules.config(sent.source.root)
+    with own_fixtures.made(sent.made_arguments, config, sent.log_level, catch_logs=not threads) as made:
         yield made
 
 

@@ -13,7 +13,7 @@ from shardviz.notation import parse, write
 from shardviz.testing.message import ShardAssertionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.layout import Layout
@@ -62,9 +62,15 @@ def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]
     if unused := [rule for rule in rules if rule not in by_name.values()]:
         raise ShardAssertionError(
             f"no tensor is matched by {', '.join(map(repr, unused))}, or an earlier rule took it\n"
-            f"  fix       drop the rule, or mend its pattern; the tensors are {', '.join(names)}"
+            f"  fix       drop the rule, or mend its pattern; {_said(names)}"
         )
     return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
+
+
+def _said(names: Collection[str]) -> str:
+    if not names:
+        return "there are no tensors: an optimizer has none before its first step"
+    return f"the tensors are {', '.join(names)}"
 
 
 def _rule_of(rules: Mapping[str, str], name: str) -> str | None:

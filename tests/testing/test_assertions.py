@@ -122,6 +122,8 @@ def test_a_parameter_without_a_rule_and_a_rule_without_a_parameter_fail(mesh):
     assert text_of(assert_layout, model, {"up.*": None, "down.bias": None}).startswith("no rule matches down.weight\n")
     unused = text_of(assert_layout, model, {"*": None, "head.weight": "[*]"})
     assert unused.startswith("no tensor is matched by 'head.weight', or an earlier rule took it\n")
+    stateless = text_of(assert_layout, torch.optim.Adam(model.parameters()), {"*": None})
+    assert stateless.endswith("there are no tensors: an optimizer has none before its first step")
 
 
 @spmd(mesh={"tp": 2})
