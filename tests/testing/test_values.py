@@ -75,6 +75,17 @@ def test_a_reference_that_differs_from_rank_to_rank_is_a_mistake_of_the_test(mes
     assert text.startswith("activation tensor: the reference is not the same on every rank\n")
 
 
+@spmd(mesh={"pp": 2})
+def test_tensors_that_only_some_ranks_have_are_told_by_those(mesh):
+    name = f"layers.{distributed.get_rank()}"
+    assert_same({name: torch.ones(2)}, {name: torch.ones(2)})
+    off = torch.tensor([1.0, 1.0 + distributed.get_rank()])
+    if distributed.get_rank() == 0:
+        assert_same({name: off}, {name: torch.ones(2)})
+    else:
+        assert "layers.1: 1 of 1 ranks hold other values" in text_of(assert_same, {name: off}, {name: torch.ones(2)})
+
+
 @spmd(mesh={"tp": 2})
 def test_infinities_that_are_wanted_are_not_what_is_off(mesh):
     assert_same(torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 1.0]))
