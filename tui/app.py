@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import textual
 from rich.console import Group
@@ -94,7 +94,6 @@ class ShardvizApp(App[None]):
         self.path = path
         self.other = other
         self.failure: ShardvizError | None = None
-        self.is_leaving = False
         self._main = MainScreen(self.view_names)
         self._opened_on = self.selection
         self._written = (0, 0)
@@ -185,11 +184,6 @@ class ShardvizApp(App[None]):
 
     def _run_binding(self, active: ActiveBinding) -> None:
         self.call_later(self.run_action, active.binding.action, active.node)
-
-    def exit(self, *args: Any, **options: Any) -> None:
-        """Leave; views that are being made are not filled any more, for their parts go first."""
-        self.is_leaving = True
-        super().exit(*args, **options)
 
     def _fatal_error(self) -> None:
         """Say where the viewer failed; Textual would write out every local, and here those are whole dumps."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
 
-    from ..app import ShardvizApp
     from ..document import Document
     from .view import View
 
@@ -37,7 +36,6 @@ class MainScreen(Screen[None]):
         names: The views that there are, in order; the first is made at once, the others soon after.
     """
 
-    app: ShardvizApp
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual paints the whole screen again for it
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -62,10 +60,10 @@ class MainScreen(Screen[None]):
         self.set_timer(MAKE_AHEAD, self._make_ahead)
 
     async def _make_ahead(self) -> None:
-        """Make one view that nobody has asked for yet."""
+        """Make one view that nobody has asked for yet, unless the app is just opening or closing."""
         missing = [name for name in self._names if name not in self._views]
-        if missing and not self.app.is_leaving:
-            if self.query_one(ContentSwitcher).is_attached:
+        if missing:
+            if any(views.is_attached for views in self.query(ContentSwitcher)):
                 await self._view(missing[0])
             self.set_timer(MAKE_AHEAD, self._make_ahead)
         elif not missing:

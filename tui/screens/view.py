@@ -36,7 +36,7 @@ class View(Vertical):
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """Follow the app, and show what it has already: a view may be made before it is looked at."""
+        """Follow the app, and show what it has already."""
         self.watch(self.app, "document", self.follow, init=False)
         self.watch(self.app, "selection", self.follow, init=False)
         self.follow()
@@ -45,7 +45,7 @@ class View(Vertical):
         """Show the app's state; a view that is not on screen waits until it is."""
         state = (self.app.document, self.app.selection)
         is_new = self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]
-        if is_new and (self.display or self._shown is None) and not self.app.is_leaving:
+        if is_new and self.display:
             self._shown = state
             self.show(*state)
 
