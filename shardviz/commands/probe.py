@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     joined = world.torchrun_world(args.backend)
     mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
     if not recipe.axes and args.mesh and "=" not in args.mesh and not recipes.is_shipped(recipe):
-        print(
-            f"the mesh's axes are called {', '.join(mesh.axes)}: AXES in {recipe.path.name} names them", file=sys.stderr
-        )
+        _say_names(recipe, mesh, joined)
     stem = recipe.name.rpartition("/")[2] if recipe.module else recipe.path.stem
     folder = args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
     if joined is not None:
@@ -74,6 +72,14 @@ def run(args: argparse.Namespace) -> int:
             args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
         )
     return _report(args, recipe, mesh, folder)
+
+
+def _say_names(recipe: Recipe, mesh: Mesh, joined: World | None) -> None:
+    """Say what axes without names are called, and how they get some, once for all ranks of a job."""
+    if joined is None or joined.rank == 0:
+        named = ",".join(f"NAME={size}" for size in mesh.shape)
+        how = f"AXES written in {recipe.path.name} itself, or --mesh {named}, names them"
+        print(f"the mesh's axes are called {', '.join(mesh.axes)}: {how}", file=sys.stderr)
 
 
 def _told(folder: Path, num_ranks: int) -> str:

@@ -184,9 +184,11 @@ def _dump(
 
     from shardviz.live.capture import Capture, run_record
     from shardviz.live.gather import of_all_ranks
+    from shardviz.live.intended import check_intended
     from shardviz.live.meshes import plain_mesh
     from shardviz.live.stamp import Stamped
 
+    check_intended(intended or {})
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
     if refused is not None:
@@ -205,5 +207,5 @@ def _refusal(folder: Path, *, force: bool) -> DumpError | None:
     try:
         prepare_folder(folder, force=force)
     except DumpError as error:
-        return error
+        return DumpError(error.message, error.hint.replace("--force", "force=True").replace(" with -o", ""))
     return None

@@ -11,7 +11,7 @@ import shardviz
 from shardviz.check.run import check_dump
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
-from shardviz.errors import DumpError, MeshError, ShardvizError
+from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
 from shardviz.live.compat import fully_shard
 from shardviz.notation import write
 from shardviz.testing import spmd
@@ -213,9 +213,16 @@ def test_stages_of_a_bfloat16_job_are_built_one_by_one(mesh, shard_dump):
 
 
 @spmd(mesh={"fsdp": 2})
+def test_a_layout_that_cannot_be_read_is_refused_before_a_dump_is_spoilt(mesh, shard_dump):
+    with pytest.raises(NotationError, match=r"what is expected of 'weight': layout '\[2/fsdp': expected"):
+        shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, intended={"weight": "[2/fsdp"})
+    assert not shard_dump.exists()
+
+
+@spmd(mesh={"fsdp": 2})
 def test_a_folder_that_is_there_is_an_error_on_every_rank_and_none_waits_for_another(mesh, shard_dump):
     shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
-    with pytest.raises(DumpError, match="exists"):
+    with pytest.raises(DumpError, match=r"exists\nHint: give force=True to replace it, or another folder$"):
         shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
     with suppress(DumpError):
         shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, force=True)

@@ -121,8 +121,29 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     )
 
 
+UNREADABLE = [
+    ('{"weight": "[*/fsdp, *"}', "what is expected of 'weight': layout '[*/fsdp, *': expected ',' or ']' at column 11"),
+    (
+        '{"weight": "[*/tp, *]"}',
+        "what is expected of 'weight': mesh (fsdp=2) has no axis 'tp'\nHint: its axes are fsdp",
+    ),
+    ('{"weight": ("fsdp", None)}', "what is expected of 'weight' is a tuple, no layout\nHint: write a layout as text"),
+    ('"[*/fsdp, *]"', "what is expected is a str, not a dictionary by name\n"),
+]
+
+
+@pytest.mark.parametrize(("expect", "said"), UNREADABLE)
+def test_an_expectation_that_is_none_is_the_probes_mistake_and_leaves_no_dump(expect, said, tmp_path, capsys):
+    probe = tmp_path / "mine.py"
+    probe.write_text(f"{STEPPED}AXES = ('fsdp',)\nexpect = {expect}\n")
+    assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 2
+    assert f"shardviz: error: {said}" in capsys.readouterr().err
+    assert not (tmp_path / "dump").exists()
+
+
 def test_a_file_that_names_no_axes_is_told_how_its_mesh_is_called(tmp_path, capsys):
     probe = tmp_path / "mine.py"
     probe.write_text(STEPPED)
     assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0
-    assert "the mesh's axes are called dim0: AXES in mine.py names them\n" in capsys.readouterr().err
+    said = "the mesh's axes are called dim0: AXES written in mine.py itself, or --mesh NAME=2, names them\n"
+    assert said in capsys.readouterr().err
