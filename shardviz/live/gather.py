@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
@@ -10,10 +12,10 @@ from torch import distributed
 from shardviz.layout import Layout
 from shardviz.live.compat import DTensor, placement_of, quiet_redistribution
 from shardviz.live.meshes import plain_mesh
+from shardviz.live.world.stacks import Frame, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import torch
 
@@ -80,10 +82,17 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
     mark.touch()
     if error is not None and not _all_come(folder, phase):
         raise error
-    line = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}" if error else ""
-    errors = of_all_ranks(line)
+    errors = of_all_ranks(_told(error) if error else "")
     mark.unlink()
     return errors
+
+
+def _told(error: Exception) -> str:
+    """Say in a line what was raised, and where in the user's own code."""
+    frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame in user_frames(tuple(frames)) if Path(frame.file).parent != Path(__file__).parent]
+    place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""
+    return f"{type(error).__name__}{place}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _all_come(folder: Path, phase: str) -> bool:
