@@ -34,7 +34,7 @@ VERBS = {
 EXAMPLES = """\
 examples:
   shardviz probe tp_fsdp --mesh 2,4
-  shardviz show tp_fsdp-2x4.shardviz layers.0.weight
+  shardviz show tp_fsdp-2x4.shardviz up.weight
   shardviz explain "[12/tp/fsdp, 12]" --mesh fsdp=2,tp=4
 """
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.picture.terminal import Terminal
 
+_NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
+
 
 def read_model(path: Path) -> Model:
     """Read a dump; files that are damaged are said on stderr, and the rest is read.
@@ -98,6 +100,17 @@ def terminal_for(colour: str, output: Path | None = None) -> Terminal:
     from shardviz.picture.terminal import Terminal
 
     return Terminal.of(sys.stdout, colour) if output is None else Terminal(colour=colour == "always")
+
+
+def refuse_pixels(output: Path | None) -> None:
+    """Refuse to write text or SVG into a file whose name says that it is made of pixels or pages.
+
+    Raises:
+        ShardvizError: It does.
+    """
+    if output is not None and output.suffix.lower() in _NOT_WRITTEN:
+        hint = f"-o {output.with_suffix('.svg')}; browsers, inkscape and rsvg-convert make the other of it"
+        raise ShardvizError(f"{output}: pictures are written as SVG, not as {output.suffix[1:].upper()}", hint)
 
 
 def write_answer(lines: Iterable[Text], terminal: Terminal, output: Path | None = None) -> None:

@@ -15,7 +15,7 @@ EXAMPLES_OF: dict[str, tuple[str, ...]] = {
     ),
     "show": (
         "shardviz show tp_fsdp-2x4.shardviz",
-        "shardviz show tp_fsdp-2x4.shardviz layers.0.weight -o weight.svg",
+        "shardviz show tp_fsdp-2x4.shardviz up.weight -o weight.svg",
         "shardviz show tp_fsdp-2x4.shardviz -o run.html",
         "shardviz show tp_fsdp-2x4.shardviz --memory",
     ),

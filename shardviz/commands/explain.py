@@ -48,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit.
     """
-    from shardviz.commands._dumps import terminal_for, write_answer, write_markup
+    from shardviz.commands._dumps import refuse_pixels, terminal_for, write_answer, write_markup
     from shardviz.mesh import parse_mesh
     from shardviz.picture.subject import MAX_DRAWN_RANKS, of_layout
 
+    refuse_pixels(args.output)
     mesh = parse_mesh(args.mesh)
     if mesh.size > MAX_DRAWN_RANKS:
         raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than the {MAX_DRAWN_RANKS:,} that are explained")

@@ -42,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The dump or the tensor is not there, or the format cannot say what is asked for.
     """
+    from shardviz.commands._dumps import refuse_pixels
+
+    refuse_pixels(args.output)
     if args.memory or args.comms or args.schedule:
         _show_table(args)
         return EXIT_CLEAN

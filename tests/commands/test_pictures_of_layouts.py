@@ -106,6 +106,17 @@ def test_a_layout_is_written_as_a_picture(tmp_path: Path) -> None:
     assert "float32[24/3/tp, 8]" in drawn.read_text(encoding="utf-8")
 
 
+def test_a_picture_of_pixels_is_refused_rather_than_text_written_under_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = tmp_path / "qkv.png"
+    assert main(["explain", "[24/3/tp, 8]", "--mesh", "tp=2", "-o", str(drawn)]) == 2
+    assert (
+        f"{drawn}: pictures are written as SVG, not as PNG\nHint: -o {tmp_path / 'qkv.svg'};" in capsys.readouterr().err
+    )
+    assert not drawn.exists()
+
+
 def test_the_way_between_two_layouts_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = tmp_path / "way.svg"
     assert main(["explain", "[12/tp]", "[12]", "--mesh", "tp=2", "-o", str(drawn)]) == 2

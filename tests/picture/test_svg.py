@@ -166,3 +166,5 @@ def test_show_writes_the_picture_that_the_files_ending_asks_for(
     check_golden("misordered_uneven", (tmp_path / "w.svg").read_text(encoding="utf-8"), "svg")
     assert main(["show", str(dump), "--format", "svg"]) == 0
     check_golden("misordered_uneven", capsys.readouterr().out, "svg")
+    assert main(["show", str(dump), "layers.0.weight", "-o", str(tmp_path / "w.pdf")]) == 2
+    assert not (tmp_path / "w.pdf").exists()
