@@ -197,8 +197,9 @@ def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[s
         return [f"dim{index}" for index in range(count)]
     if count != len(default_axes):
         names, sizes = ", ".join(default_axes), "1 size" if count == 1 else f"{count} sizes"
+        wanted = f"{len(default_axes)} {'is' if len(default_axes) == 1 else 'are'} wanted"
         raise MeshError(
-            f"mesh {text!r} has {sizes} where {len(default_axes)} are wanted: {names}",
+            f"mesh {text!r} has {sizes} where {wanted}: {names}",
             "--mesh " + ",".join(f"{axis}=2" for axis in default_axes),
         )
     return list(default_axes)

@@ -37,7 +37,7 @@ def check_completeness(model: Model) -> Iterator[Finding]:
             missing,
             f"{len(missing)} of {dump.run.num_ranks} ranks wrote no file: {_listed(missing)}",
             cause="A rank died, hung or wrote to a disk that was not collected",
-            fix="copy every rank_*.json into the folder, or run again",
+            fix="copy the rank_* files of every rank into the folder, or run again",
         )
     for tensor in model.tensors:
         yield from _absent_shards(dump, tensor)

@@ -37,8 +37,14 @@ def assert_clean(dump: AnyDump) -> None:
     Raises:
         ShardAssertionError: It finds something.
         DumpError: The folder is no dump.
+        ShardvizError: It is a module.
     """
     __tracebackhide__ = True
+    if not isinstance(dump, Dump | Path | str):
+        raise ShardvizError(
+            f"assert_clean is about a dump, not a {type(dump).__name__}",
+            "give it what shardviz.capture wrote; assert_ordered and assert_layout take a module",
+        )
     model = _read(dump)
     raise_for(model, check_model(model).findings)
 

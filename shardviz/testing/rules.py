@@ -57,7 +57,7 @@ def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]
     if unmatched := [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]:
         raise ShardAssertionError(
             f"no rule matches {', '.join(unmatched)}\n"
-            f"  fix       add a rule, or {{{unmatched[0]!r}: None}} where any layout will do"
+            "  fix       add a rule for it, or, as the last one, {'*': None}: any layout will do for the rest"
         )
     if unused := [rule for rule in rules if rule not in by_name.values()]:
         raise ShardAssertionError(

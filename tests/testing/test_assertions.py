@@ -275,6 +275,8 @@ def test_a_dump_of_the_same_model_passes_the_same_assertions_in_one_process(mesh
     stamps = stamp(model)
     shardviz.capture(parallelize(model, mesh), shard_dump, mesh=mesh, stamps=stamps)
     assert_clean(shard_dump)
+    with pytest.raises(ShardvizError, match="assert_clean is about a dump, not a FSDPMLP\n"):
+        assert_clean(model)
     assert_ordered(str(shard_dump))
     assert_layout(shard_dump, LAYOUTS)
 
