@@ -25,7 +25,7 @@ def check_completeness(model: Model) -> Iterator[Finding]:
     dump = model.dump
     for name, why in sorted(dump.damaged.items()):
         rank = int(name[5:-5])
-        said = why.replace(str(dump.path / name), name)
+        said = why.replace(f"{dump.path}/", "")
         yield Finding("incomplete", "warning", "", (rank,), said, fix="write the dump again")
     damaged = {int(name[5:-5]) for name in dump.damaged}
     missing = tuple(rank for rank in dump.missing_ranks if rank not in damaged)

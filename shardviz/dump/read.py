@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
+from shardviz.dump.dense import check_arrays, read_array
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import DumpError
 from shardviz.mesh import Mesh
-from shardviz.names import printable
+from shardviz.names import Fold, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +47,8 @@ class Dump:
         path: Its folder.
         run: What is true of the whole run.
         ranks: What each rank says, by rank.
-        damaged: Files that could not be read, with the line that says why; empty when read strictly.
+        damaged: Rank files that could not be read, or whose dense values could not, with the line that says why; empty
+            when read strictly.
     """
 
     path: Path
@@ -77,23 +79,7 @@ class Dump:
         Raises:
             DumpError: The file is not there, is no safetensors file, or has no such array.
         """
-        from safetensors import SafetensorError, safe_open
-
-        from shardviz.dump.dense import map_array
-
-        path = _inside(self.path, dense_file(rank))
-        try:
-            with safe_open(path, framework="numpy") as file:
-                found = tuple(file.get_slice(key).get_shape())
-                if found != shape:
-                    raise DumpError(f"{path} is damaged: {printable(key)} is {list(found)}, expected {list(shape)}")
-                mapped = map_array(path, key)
-                array: NDArray[np.generic] = file.get_tensor(key) if mapped is None else mapped
-                return array
-        except (OSError, SafetensorError, TypeError, AttributeError) as error:
-            # TypeError and AttributeError: an element type that numpy does not have.
-            reason = printable(f"cannot read {key!r}: {error}")
-            raise DumpError(f"{path} is damaged: {reason}", "write the dump again") from error
+        return read_array(_inside(self.path, dense_file(rank)), key, shape)
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -148,7 +134,20 @@ def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) 
         if rank_file(record.rank) != name:
             raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
         check_rank(record, run, stamped)
+    if wanted := _dense_arrays(record):
+        check_arrays(_inside(folder, dense_file(record.rank)), wanted)
     return record
+
+
+def _dense_arrays(record: RankRecord) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of the arrays that stand beside a rank's file."""
+    dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
+    return [
+        (f"{body.stage}/{body.role}/{name}", body.local_shape)
+        for tensor in record.tensors
+        if (body := dense.get(tensor.body)) is not None
+        for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()
+    ]
 
 
 def _check_folder(folder: Path) -> None:

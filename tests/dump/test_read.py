@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from shardviz.dump.dense import read_array
 from shardviz.dump.read import read_dump
 from shardviz.errors import DumpError
 from shardviz.mesh import Mesh, parse_mesh
@@ -157,8 +158,8 @@ def test_damaged_dense_values_are_told(sample: Path, spoilt: bytes, message: str
     path = sample / "rank_00001.safetensors"
     path.write_bytes(spoilt)
     with pytest.raises(DumpError) as caught:
-        read_dump(sample).dense(1, "stamped/param/big", (2, 2))
-    assert caught.value.message == f"{path} is damaged: cannot read 'stamped/param/big': {message}"
+        read_dump(sample)
+    assert caught.value.message == f"{path} is damaged: {message}"
 
 
 def test_dense_values_of_another_shape_are_told(sample: Path):
@@ -173,19 +174,26 @@ def test_dense_values_of_a_type_that_numpy_has_not_are_told(sample: Path, dtype:
     header = json.dumps({"x": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * width]}}).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(2 * width)
     (sample / "rank_00001.safetensors").write_bytes(content)
-    with pytest.raises(DumpError, match="cannot read 'x'"):
-        read_dump(sample).dense(1, "x", (2,))
+    with pytest.raises(DumpError, match=r"rank_00001\.safetensors is damaged: "):
+        read_array(sample / "rank_00001.safetensors", "x", (2,))
 
 
 def test_a_missing_or_linked_file_of_dense_values_is_told(sample: Path, tmp_path: Path):
     path = sample / "rank_00001.safetensors"
     path.rename(tmp_path / "elsewhere")
-    with pytest.raises(DumpError, match="No such file"):
-        read_dump(sample).dense(1, "stamped/param/big", (2, 2))
+    with pytest.raises(DumpError, match=r"rank_00001\.safetensors is missing"):
+        read_dump(sample)
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DumpError) as caught:
-        read_dump(sample).dense(1, "stamped/param/big", (2, 2))
+        read_dump(sample)
     assert caught.value.message == f"{path} is a link"
+
+
+def test_read_leniently_a_rank_without_its_dense_values_is_noted_and_the_rest_is_read(sample: Path):
+    (sample / "rank_00001.safetensors").unlink()
+    dump = read_dump(sample, strict=False)
+    assert (list(dump.ranks), dump.missing_ranks) == ([0], (1,))
+    assert dump.damaged == {"rank_00001.json": f"{sample}/rank_00001.safetensors is missing"}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_, np.complex64])
@@ -202,8 +210,7 @@ def test_dense_values_of_every_numpy_type_and_any_strides_come_back(tmp_path: Pa
         "one": square[0, 0],
     }
     write_rank(sample, rank_record(1), {key: np.asarray(array) for key, array in arrays.items()})
-    dump = read_dump(sample)
     for key, array in arrays.items():
-        found = dump.dense(1, key, array.shape)
+        found = read_array(sample / "rank_00001.safetensors", key, array.shape)
         assert found.dtype == dtype
         assert np.array_equal(found, array), key
