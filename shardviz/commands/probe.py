@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,7 @@ from shardviz.testing.saving import check_file, save_test
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from shardviz.live.world import World
     from shardviz.recipes import Recipe
@@ -67,7 +71,11 @@ def run(args: argparse.Namespace) -> int:
         check_file(args.save_test, force=args.force)
     check_folder(folder, force=args.force)
     world.prepare(args.launch, also=("shardviz.live.probing",))
-    with replacing_folder(folder, force=args.force) as unfinished, progress(lambda: _told(unfinished, mesh.size)):
+    with (
+        _ending_at_sigterm(),
+        replacing_folder(folder, force=args.force) as unfinished,
+        progress(lambda: _told(unfinished, mesh.size)),
+    ):
         _job(args, recipe, mesh, unfinished).launch(
             args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
         )
@@ -80,6 +88,19 @@ def _say_names(recipe: Recipe, mesh: Mesh, joined: World | None) -> None:
         named = ",".join(f"NAME={size}" for size in mesh.shape)
         how = f"AXES written in {recipe.path.name} itself, or --mesh {named}, names them"
         print(f"the mesh's axes are called {', '.join(mesh.axes)}: {how}", file=sys.stderr)
+
+
+@contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does: a cancelled job or `timeout` leaves nothing half-written either."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _told(folder: Path, num_ranks: int) -> str:

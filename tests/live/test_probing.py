@@ -1,5 +1,8 @@
 """Probes on real gloo ranks: what is captured is what is there."""
 
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -119,6 +122,20 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     assert model.dump.ranks[0].not_checked == (
         ("", "reductions over fsdp: every rank saw the same batch, BATCH_AXES names no such axis"),
     )
+
+
+def test_a_probe_that_is_terminated_leaves_nothing_half_written(tmp_path):
+    probe = tmp_path / "mine.py"
+    probe.write_text(STEPPED + "def parallelize(model, mesh): __import__('time').sleep(600)\n")
+    command = [sys.executable, "-m", "shardviz", "probe", str(probe), "--mesh", "fsdp=2", "-o", str(tmp_path / "dump")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".dump.*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        running.terminate()
+        assert running.wait(30) == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 
 UNREADABLE = [
