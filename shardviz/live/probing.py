@@ -58,14 +58,13 @@ def run_probe(world: World, job: ProbeJob) -> None:
     Raises:
         ProbeError: The probe's `build` returns no module.
         NotationError: A layout of its `expect` cannot be read.
-        MeshError: One names an axis that the probe has not.
     """
     # What torch advises on speed and style would stand there once a rank and a build.
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
-    check_intended(getattr(probe, "expect", {}), job.mesh if hasattr(probe, "AXES") else None)
+    check_intended(getattr(probe, "expect", {}))
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
     capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
     capture.add_mesh(device_mesh)
