@@ -140,7 +140,6 @@ def test_a_probe_that_is_terminated_leaves_nothing_half_written(tmp_path):
 
 UNREADABLE = [
     ('{"weight": "[*/fsdp, *"}', "what is expected of 'weight': layout '[*/fsdp, *': expected ',' or ']' at column 11"),
-    ('{"weight": "[*/tp, *]"}',),
     ('{"weight": ("fsdp", None)}', "what is expected of 'weight' is a tuple, no layout\nHint: write a layout as text"),
     ('"[*/fsdp, *]"', "what is expected is a str, not a dictionary by name\n"),
 ]
