@@ -17,7 +17,7 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2
 
 wheel:
 	$(PYTHON) tests/packaging/wheel.py

@@ -120,7 +120,7 @@ def test_the_output_is_compared_with_the_unsharded_models_whole(probe, mesh, ran
 def test_output_tokens_in_another_order_are_a_finding(tmp_path):
     broken = _changed("cp", tmp_path, "return parts[order.argsort()]", "return parts")
     report = check_model(run_probe(broken, "cp=2", tmp_path / "dump"))
-    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("wrong-value", "output")]
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("misordered", "output")]
 
 
 def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_defined_to_give(tmp_path):

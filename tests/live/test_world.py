@@ -410,6 +410,14 @@ except Exception as error:
     assert "do not import the script that launches them" in stdout
 
 
+def test_ranks_start_below_a_temporary_folder_with_a_long_name(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    text = 'print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))'
+    stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=60)
+    assert (stdout, stderr) == ("[5, 5]\n", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, number: int) -> None:
     note = tmp_path / "note"

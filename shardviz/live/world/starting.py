@@ -11,11 +11,12 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
@@ -36,6 +37,11 @@ LEAVING_LIMIT = 5.0
 """Seconds that ranks have for shutting their process group down once all have finished."""
 DYING_LIMIT = 0.3
 """Seconds that a fork server takes to be gone once it failed; the next world then starts another."""
+SOCKET_ADDRESS = 103
+"""Bytes of a path that the address of a socket takes on macOS; Linux takes 107."""
+SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+"""Bytes that multiprocessing adds to the temporary folder."""
+SHORT_FOLDER = "/tmp"
 _main_lock = threading.Lock()
 _also: list[str] = []
 
@@ -79,7 +85,22 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
         resource_tracker.ensure_running()  # first: it lets SIGINT through again on its way
         with interrupts_held():
+            _make_room_for_sockets()
             forkserver.ensure_running()
+
+
+def _make_room_for_sockets() -> None:
+    """Keep multiprocessing's folder out of a temporary folder whose name leaves a socket's address no room.
+
+    A job's own `TMPDIR` on a cluster is often that long. The folder is made once a process, and then stays the same.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) + SOCKET_NAME <= SOCKET_ADDRESS:
+        return
+    usual, tempfile.tempdir = tempfile.tempdir, SHORT_FOLDER
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
 
 
 def start(members: list[Member], job: Job, method: Method) -> None:
