@@ -200,6 +200,6 @@ def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[s
         wanted = f"{len(default_axes)} {'is' if len(default_axes) == 1 else 'are'} wanted"
         raise MeshError(
             f"mesh {text!r} has {sizes} where {wanted}: {names}",
-            "--mesh " + ",".join(f"{axis}=2" for axis in default_axes),
+            "write it as " + ",".join(f"{axis}=2" for axis in default_axes),
         )
     return list(default_axes)

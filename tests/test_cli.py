@@ -115,7 +115,7 @@ ERRORS = {
     ),
     "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
     "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
-    "mesh 2,4 --axes a": "mesh '2,4' has 2 sizes where 1 is wanted: a\nHint: --mesh a=2",
+    "mesh 2,4 --axes a": "mesh '2,4' has 2 sizes where 1 is wanted: a\nHint: write it as a=2",
     "explain [*/tp] --mesh tp=2": (
         "layout '[*/tp]' has a * where a size is wanted\nHint: write the size, or add --shape 12,12"
     ),

@@ -81,7 +81,7 @@ def test_a_mesh_of_another_number_of_axes_than_the_probe_wants_is_told_how_to_be
     with pytest.raises(MeshError) as caught:
         parse_mesh("8", ("fsdp", "tp"))
     assert caught.value.message == "mesh '8' has 1 size where 2 are wanted: fsdp, tp"
-    assert caught.value.hint == "--mesh fsdp=2,tp=2"
+    assert caught.value.hint == "write it as fsdp=2,tp=2"
 
 
 @given(st.text(st.sampled_from("0123456789,x= atp²-"), max_size=12) | st.text(max_size=12))

@@ -158,7 +158,8 @@ def _check_folder(folder: Path) -> None:
     except (OSError, ValueError) as error:
         raise DumpError(f"cannot read dump {printable(str(folder))}: {_reason(error)}") from error
     if not stat.S_ISDIR(mode):
-        raise DumpError(f"dump {folder} is not a folder", "shardviz probe tp_fsdp --mesh 2,4 writes one")
+        command = f"probe {folder}" if folder.suffix == ".py" else "probe tp_fsdp --mesh 2,4"
+        raise DumpError(f"dump {folder} is not a folder", f"shardviz {command} writes one")
 
 
 def _rank_files(folder: Path) -> list[str]:

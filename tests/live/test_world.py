@@ -1,4 +1,4 @@
-"""Launching ranks: what a user gets back, and that nothing is left running, however it ends."""
+"""Launching ranks: what a user gets back, and that no rank is left running, however it ends."""
 
 from __future__ import annotations
 
@@ -6,44 +6,31 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardviz.errors import EXIT_RANK_FAILED, EXIT_USAGE, MeshError, RankError, ShardvizError
-from shardviz.live.world import RankFailedError, World, launch, prepare, torchrun_world
+from shardviz.live.world import RankFailedError, World, launch, prepare
+from tests.live.worlds import (
+    OF_WORLDS,
+    ROOT,
+    assert_nothing_runs_below,
+    is_running,
+    run,
+    wait_until,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-HERE = Path(__file__).parent
-COORDS = [f"fsdp={rank // 2}, tp={rank % 2}" for rank in range(4)]
 METHODS = ["fork", "threads"]
 OVER = {"fork": " over all ranks", "threads": ""}
 """Groups of ranks that are threads are known in their own thread only."""
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
-
-
-@pytest.fixture(autouse=True)
-def private_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Every test has a temporary folder of its own, and leaves nothing of shardviz's in it."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    yield folder
-    assert list(folder.glob("shardviz-*")) == []
-
-
 SOON = 30.0  # seconds: a quarter of the default timeout, which a failure must not wait for
-
-
-def run(name: str, *args: Any, num_ranks: int = 4, **options: Any) -> list[Any]:
-    return launch(f"tests.live.world_tasks:{name}", args, num_ranks=num_ranks, coords=COORDS, **options)
+pytestmark = OF_WORLDS
 
 
 def failure(name: str, *args: Any, **options: Any) -> RankFailedError:
@@ -61,51 +48,6 @@ def usage_error(name: str, *args: Any, **options: Any) -> ShardvizError:
     assert not isinstance(caught.value, RankError)
     assert caught.value.exit_code == EXIT_USAGE
     return caught.value
-
-
-def children(pid: int) -> dict[int, int]:
-    """Every process below `pid`, with its parent."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents[int(stat.parent.name)] = int(fields[1])
-    below = {pid}
-    while more := {child for child, parent in parents.items() if parent in below} - below:
-        below |= more
-    return {child: parents[child] for child in below - {pid}}
-
-
-def assert_nothing_runs_below(pid: int) -> None:
-    """Only the fork server and its kin, direct children, may be left: no child of a child."""
-    wait_until(lambda: all(parent == pid for parent in children(pid).values()))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def script(tmp_path: Path, text: str, **options: Any) -> subprocess.Popen[str]:
-    """A user's script, without a guard for `__main__`, in an interpreter of its own."""
-    file = tmp_path / "script.py"
-    file.write_text("from shardviz.live.world import *\n" + text)
-    environ = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}", "TMPDIR": str(tmp_path / "tmp")}
-    environ |= options.pop("environ", {})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, str(file)], env=environ, start_new_session=True, **pipes, **options)
 
 
 # What comes back
@@ -236,7 +178,7 @@ def test_a_rank_that_raises_is_named_with_its_own_traceback(method: str) -> None
     lines = str(error).splitlines()
     assert lines[0] == "rank 3 (fsdp=1, tp=1) raised ValueError: a bad number"
     assert lines[1] == "Traceback (most recent call last):"
-    assert lines[2].startswith(f'  File "{HERE}/world_tasks.py", line ')
+    assert lines[2].startswith(f'  File "{ROOT}/tests/live/world_tasks.py", line ')
     assert lines[-3:] == ["ValueError: a bad number", "of rank 3", f"ranks 0-2: waiting in barrier{OVER[method]}"]
     assert (error.rank, error.coord, error.exit_code) == (3, "fsdp=1, tp=1", EXIT_RANK_FAILED)
 
@@ -380,127 +322,3 @@ def test_a_backend_of_another_build_of_torch_says_which_build_has_it() -> None:
 
 def test_a_named_backend_is_used() -> None:
     assert {result["world"].backend for result in run("add_up", backend="gloo")} == {"gloo"}
-
-
-# Nothing is left
-
-
-def test_what_a_rank_started_ends_with_it() -> None:
-    pids = run("leave_a_child")
-    wait_until(lambda: not any(map(is_running, pids)))
-    assert_nothing_runs_below(os.getpid())
-
-
-def test_the_launcher_imports_no_torch_runs_no_main_twice_and_keeps_its_stdout(tmp_path: Path) -> None:
-    text = """
-import sys
-prepare()
-print("main")
-print(launch("tests.live.world_tasks:talk", num_ranks=2), "torch" in sys.modules)
-try:
-    class Mine: pass
-    launch("tests.live.world_tasks:echo", (Mine(),), num_ranks=1)
-except Exception as error:
-    print(error)
-"""
-    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
-    assert stderr == ""
-    assert stdout.splitlines()[:2] == ["main", "[None, None] False"]
-    assert "arguments of tests.live.world_tasks:echo cannot be read in a rank" in stdout
-    assert "do not import the script that launches them" in stdout
-
-
-def test_ranks_start_below_a_temporary_folder_with_a_long_name(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 25)
-    folder.mkdir()
-    text = 'print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))'
-    stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=60)
-    assert (stdout, stderr) == ("[5, 5]\n", "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, number: int) -> None:
-    note = tmp_path / "note"
-    launcher = script(tmp_path, f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)")
-    wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2, 60)
-    pids = [int(pid) for file in tmp_path.glob("note.*.done") for pid in file.read_text().split()]
-    assert all(map(is_running, pids))
-    if number == signal.SIGINT:
-        os.killpg(launcher.pid, number)  # as a terminal does
-    else:
-        os.kill(launcher.pid, number)
-    stderr = launcher.communicate(timeout=10)[1]
-    wait_until(lambda: not any(map(is_running, pids)))
-    wait_until(lambda: not list((tmp_path / "tmp").glob("shardviz-*")))
-    assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == (number == signal.SIGINT)
-
-
-def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Path) -> None:
-    launcher = script(tmp_path, "launch('tests.live.world_tasks:add_up', num_ranks=2)")
-    wait_until(lambda: len(children(launcher.pid)) >= 2, 30)
-    pids = list(children(launcher.pid))
-    os.killpg(launcher.pid, signal.SIGINT)
-    stderr = launcher.communicate(timeout=10)[1]
-    assert stderr.count("KeyboardInterrupt") == 1
-    wait_until(lambda: not any(map(is_running, pids)), 3)
-
-
-def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:
-    text = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-try:
-    launch("tests.live.world_tasks:add_up", num_ranks=64)
-except Exception as error:
-    print(error)
-print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
-"""
-    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
-    assert stderr == ""
-    line, hint, after = stdout.splitlines()
-    assert line.startswith("the machine refused rank ")
-    assert "of 64: Too many open files (limits: 40 open files" in line
-    assert hint.startswith("Hint: use a mesh of fewer ranks, or raise the limits")
-    assert after == "[5, 5]"
-
-
-# Under torchrun
-
-
-def test_ranks_of_a_torchrun_job_join_it(tmp_path: Path) -> None:
-    ranks = [
-        script(
-            tmp_path,
-            "print(run_joined('tests.live.world_tasks:add_up', (5,))['total'])\n"
-            "try: run_joined('tests.live.world_tasks:fail_everywhere', coords=['tp=0', 'tp=1'])\n"
-            "except Exception as error: print(str(error).splitlines()[0])\n",
-            environ={"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        )
-        for port in [str(free_port())]
-        for rank in range(2)
-    ]
-    printed = [rank.communicate(timeout=60)[0].splitlines()[-2:] for rank in ranks]
-    assert printed == [["11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'"] for rank in range(2)]
-
-
-def test_without_torchrun_there_is_no_job_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    assert torchrun_world() is None
-
-
-def test_torchruns_variables_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "two")
-    with pytest.raises(ShardvizError, match="RANK='two' is no number"):
-        torchrun_world()
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(ShardvizError, match="RANK=2 is not below WORLD_SIZE=2"):
-        torchrun_world()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -1,0 +1,139 @@
+"""Scripts that launch ranks: their `__main__`, stdout and signals are theirs, and nothing is left when they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world import torchrun_world
+from tests.live.worlds import OF_WORLDS, assert_nothing_runs_below, children, is_running, run, script, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = OF_WORLDS
+
+
+def test_what_a_rank_started_ends_with_it() -> None:
+    pids = run("leave_a_child")
+    wait_until(lambda: not any(map(is_running, pids)))
+    assert_nothing_runs_below(os.getpid())
+
+
+def test_the_launcher_imports_no_torch_runs_no_main_twice_and_keeps_its_stdout(tmp_path: Path) -> None:
+    text = """
+import sys
+prepare()
+print("main")
+print(launch("tests.live.world_tasks:talk", num_ranks=2), "torch" in sys.modules)
+try:
+    class Mine: pass
+    launch("tests.live.world_tasks:echo", (Mine(),), num_ranks=1)
+except Exception as error:
+    print(error)
+"""
+    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
+    assert stderr == ""
+    assert stdout.splitlines()[:2] == ["main", "[None, None] False"]
+    assert "arguments of tests.live.world_tasks:echo cannot be read in a rank" in stdout
+    assert "do not import the script that launches them" in stdout
+
+
+def test_ranks_start_below_a_temporary_folder_with_a_long_name(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    text = 'print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))'
+    stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=60)
+    assert (stdout, stderr) == ("[5, 5]\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, number: int) -> None:
+    note = tmp_path / "note"
+    launcher = script(tmp_path, f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)")
+    wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2, 60)
+    pids = [int(pid) for file in tmp_path.glob("note.*.done") for pid in file.read_text().split()]
+    assert all(map(is_running, pids))
+    if number == signal.SIGINT:
+        os.killpg(launcher.pid, number)  # as a terminal does
+    else:
+        os.kill(launcher.pid, number)
+    stderr = launcher.communicate(timeout=10)[1]
+    wait_until(lambda: not any(map(is_running, pids)))
+    wait_until(lambda: not list((tmp_path / "tmp").glob("shardviz-*")))
+    assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == (number == signal.SIGINT)
+
+
+def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Path) -> None:
+    launcher = script(tmp_path, "launch('tests.live.world_tasks:add_up', num_ranks=2)")
+    wait_until(lambda: len(children(launcher.pid)) >= 2, 30)
+    pids = list(children(launcher.pid))
+    os.killpg(launcher.pid, signal.SIGINT)
+    stderr = launcher.communicate(timeout=10)[1]
+    assert stderr.count("KeyboardInterrupt") == 1
+    wait_until(lambda: not any(map(is_running, pids)), 3)
+
+
+def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:
+    text = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+try:
+    launch("tests.live.world_tasks:add_up", num_ranks=64)
+except Exception as error:
+    print(error)
+print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
+"""
+    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
+    assert stderr == ""
+    line, hint, after = stdout.splitlines()
+    assert line.startswith("the machine refused rank ")
+    assert "of 64: Too many open files (limits: 40 open files" in line
+    assert hint.startswith("Hint: use a mesh of fewer ranks, or raise the limits")
+    assert after == "[5, 5]"
+
+
+# Under torchrun
+
+
+def test_ranks_of_a_torchrun_job_join_it(tmp_path: Path) -> None:
+    ranks = [
+        script(
+            tmp_path,
+            "print(run_joined('tests.live.world_tasks:add_up', (5,))['total'])\n"
+            "try: run_joined('tests.live.world_tasks:fail_everywhere', coords=['tp=0', 'tp=1'])\n"
+            "except Exception as error: print(str(error).splitlines()[0])\n",
+            environ={"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
+        for port in [str(free_port())]
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=60)[0].splitlines()[-2:] for rank in ranks]
+    assert printed == [["11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'"] for rank in range(2)]
+
+
+def test_without_torchrun_there_is_no_job_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert torchrun_world() is None
+
+
+def test_torchruns_variables_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(ShardvizError, match="RANK='two' is no number"):
+        torchrun_world()
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ShardvizError, match="RANK=2 is not below WORLD_SIZE=2"):
+        torchrun_world()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
