@@ -70,7 +70,7 @@ def _in_its_place(entry: Entry, index: tuple[int, ...], cell: Cell) -> str:
 def _paths(sides: Sides) -> str:
     found = paths(sides)
     more = " …" if len(found) > MOST_PATHS else ""
-    return "blocks went " + "  ".join(map(path_text, found[:MOST_PATHS])) + more if found else ""
+    return "moved: rank " + "  ".join(map(path_text, found[:MOST_PATHS])) + more if found else ""
 
 
 def _who(mask: int, mesh: Mesh) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.mesh import Mesh
 
-LEGEND = "● holds it  ○ should  ✗ should not  ? no file"
+LEGEND = "● holds it    ○ should, does not\n✗ should not  ? no file"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ TOOLTIPS: dict[Side, str] = {
 LEGENDS: dict[Side, str] = {
     "claimed": "ranks, by the placements",
     "held": "ranks, by the ids found",
-    "difference": "1→4: put on 1, found on 4",
+    "difference": "1→4: claimed, held",
 }
 
 
