@@ -39,7 +39,7 @@ OPERATIONS = (
     "send_recv",
 )
 
-Group = distributed.ProcessGroup
+Group = distributed.ProcessGroup | None
 
 
 class Collective(nn.Module):

@@ -67,7 +67,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(FEATURES, FEATURES, bias=False)
         self.key = nn.Linear(FEATURES, FEATURES, bias=False)
         self.value = nn.Linear(FEATURES, FEATURES, bias=False)
-        self.attend = Attend()
+        self.attend: nn.Module = Attend()
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.attend(self.query(tokens), self.key(tokens), self.value(tokens), positions)
