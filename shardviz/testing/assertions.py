@@ -132,18 +132,25 @@ def assert_replicated(
     raise_for(seen, copies.check_axis(seen, axis))
 
 
-def assert_reduced(model: nn.Module, *, mesh: DeviceMesh | None = None) -> None:
+def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMesh | None = None) -> None:
     """Assert that copies of a gradient are equal, rounding apart: that nothing still waits to be summed.
 
-    A gradient whose placements say that a sum is pending is not compared, nor one that is None.
+    A gradient whose placements say that a sum is pending is not compared, nor one that is None. Gradients of plain
+    tensors are taken for copies: of parameters that are cut by hand over one axis, name the axis of their copies.
+
+    Args:
+        model: A module, after its backward.
+        axis: The mesh axis to look along; by default all of them.
+        mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
+        MeshError: The mesh has no such axis.
         ShardAssertionError: Copies of a gradient differ, or there are no gradients at all.
     """
     __tracebackhide__ = True
     from shardviz.testing import reduced
 
-    raise_for(*reduced.check_reduced(model, mesh))
+    raise_for(*reduced.check_reduced(model, axis, mesh))
 
 
 def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: DeviceMesh | None = None) -> None:

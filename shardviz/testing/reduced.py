@@ -28,10 +28,16 @@ if TYPE_CHECKING:
     from shardviz.live.capture import Capture
 
 
-def check_reduced(model: nn.Module, mesh: DeviceMesh | None) -> tuple[Model, list[Finding]]:
+def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Model, list[Finding]]:
     """Return what all ranks hold, and the gradients whose copies differ. Every rank of the job calls this.
 
+    Args:
+        model: A module, after its backward.
+        axis: The mesh axis to look along; None for all of them.
+        mesh: The mesh of the job.
+
     Raises:
+        MeshError: The mesh has no such axis.
         ShardAssertionError: No rank has any gradient.
     """
     __tracebackhide__ = True
@@ -43,6 +49,8 @@ def check_reduced(model: nn.Module, mesh: DeviceMesh | None) -> tuple[Model, lis
             seen.add_values(local, "initial")
 
     digests = gather(add_digests, known)
+    if axis is not None:
+        digests.dump.mesh.axis_index(axis)
     if not digests.tensors:
         raise ShardAssertionError(
             "no parameter has a gradient on any rank\n"
@@ -59,7 +67,7 @@ def check_reduced(model: nn.Module, mesh: DeviceMesh | None) -> tuple[Model, lis
                 seen.add_values(local, "step")
 
     values = gather(add_dense, known)
-    return values, [finding for tensor in values.tensors for finding in _findings(values, tensor)]
+    return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
 
 
 def _differing(tensor: Tensor) -> list[int]:
@@ -70,57 +78,55 @@ def _differing(tensor: Tensor) -> list[int]:
     ]
 
 
-def _findings(model: Model, tensor: Tensor) -> list[Finding]:
+def _findings(model: Model, tensor: Tensor, axis: str | None) -> list[Finding]:
     rounding = rounding_of(model)
     found = []
     for name in tensor.names:
         one = laid_out(model, tensor, name, assembled(model, tensor, name), rounding)
-        if one.copies_differ_along:
-            found.append(_finding(one))
+        if axes := tuple(along for along in one.copies_differ_along if axis in (None, along)):
+            found.append(_finding(one, axes))
     return found
 
 
-def _finding(one: Compared) -> Finding:
+def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
     """Tell a gradient whose copies differ; without a reference nobody knows whether their sum or mean is right."""
-    axes = " and ".join(one.copies_differ_along)
-    low, high, worst = _farthest(one)
-    calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in one.copies_differ_along)
+    axes = " and ".join(differing)
+    low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
+    calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in differing)
+    others = next((axis for axis in one.mesh.axes if axis not in differing), None)
+    by_hand = f"; of a parameter that is cut over {axes} by hand compare axis={others!r} alone" if others else ""
     return Finding(
         "unreduced-gradient",
         "error",
         one.name,
-        _ranks(one),
+        _ranks(one, differing),
         f"the gradient differs along {axes}: rank {low} and rank {high} are up to {worst:.5g} apart",
         claimed=write(one.claimed, equal=True) if one.claimed else "",
-        held=f"each rank's own part (+{', +'.join(one.copies_differ_along)})",
-        intended=" ".join(f"={axis}" for axis in one.copies_differ_along),
+        held=f"each rank's own part (+{', +'.join(differing)})",
+        intended=" ".join(f"={axis}" for axis in differing),
         cause=f"Nothing reduced this gradient over {axes}: backward ran under no_sync(), the parameter is outside what "
         "FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a group of one",
         fix=f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
-        f"mesh has {axes}",
+        f"mesh has {axes}{'' if one.claimed else by_hand}",
         refs=("pytorch#154888", "Megatron-LM#1446"),
     )
 
 
-def _pairs(one: Compared) -> list[tuple[int, int, float]]:
+def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
     """Return neighbours that have copies of one part along the axes where copies differ, and how far they are apart."""
     return [
         (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
-        for axis in one.copies_differ_along
+        for axis in axes
         for group in one.mesh.groups(axis)
         for low, high in pairwise(rank for rank in group if rank in one.reduced)
         if one.regions[low] == one.regions[high]
     ]
 
 
-def _farthest(one: Compared) -> tuple[int, int, float]:
-    return max(_pairs(one), key=lambda pair: pair[2])
-
-
-def _ranks(one: Compared) -> tuple[int, ...]:
+def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Return the ranks with a copy that is not their neighbour's."""
     return tuple(
-        sorted({rank for low, high, apart in _pairs(one) if not apart <= one.tolerance for rank in (low, high)})
+        sorted({rank for low, high, apart in _pairs(one, axes) if not apart <= one.tolerance for rank in (low, high)})
     )
 
 

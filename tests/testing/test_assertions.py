@@ -173,6 +173,8 @@ def test_replicas_of_uneven_shards_are_compared_shard_by_shard(mesh):
 def test_an_axis_that_is_not_there_is_a_mistake_of_the_test(mesh):
     with pytest.raises(MeshError, match="tp"):
         assert_replicated(nn.Linear(1, 1), axis="tp")
+    with pytest.raises(MeshError, match="tp"):
+        assert_reduced(nn.Linear(1, 1), axis="tp")
 
 
 @spmd(mesh={"dp": 2})
@@ -183,6 +185,16 @@ def test_gradients_that_nobody_sums_are_found(mesh):
     assert text.startswith("weight: the gradient differs along dp: rank 0 and rank 1 are up to 1 apart\n")
     distributed.all_reduce(model.weight.grad)
     assert_reduced(model)
+
+
+@spmd(mesh={"dp": 2, "tp": 2})
+def test_of_weights_cut_by_hand_the_axis_of_their_copies_is_named(mesh):
+    model = nn.Linear(2, 2, bias=False)
+    model(torch.full((1, 2), 1.0 + mesh["tp"].get_local_rank())).sum().backward()
+    assert "cut over tp by hand compare axis='dp' alone" in text_of(assert_reduced, model)
+    assert_reduced(model, axis="dp")
+    model.weight.grad += mesh["dp"].get_local_rank()
+    assert text_of(assert_reduced, model, axis="dp").startswith("weight: the gradient differs along dp: ")
 
 
 @spmd(mesh={"dp": 2})
