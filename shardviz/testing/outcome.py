@@ -14,6 +14,7 @@ import pytest
 from _pytest._code.code import ExceptionChainRepr
 
 from shardviz.errors import ShardvizError
+from shardviz.live.world.raised import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ def describe(rank: int, error: BaseException, function: Callable[..., Any], styl
     shown = _shown(error, function, style)
     told = pickle.dumps(shown) if isinstance(shown, ExceptionChainRepr) else b""
     text = str(shown)[:_MAX_TEXT]
-    return Outcome(rank, kind, str(error), when, _pickled(error), _pickled(type(error)), told, text)
+    return Outcome(rank, kind, str(error), when, pickled(error), pickled(type(error)), told, text)
 
 
 def write(folder: Path, outcome: Outcome) -> None:
@@ -96,15 +97,6 @@ def read(folder: Path) -> list[Outcome]:
     """Return the outcomes of all ranks that wrote one, in rank order."""
     files = sorted(file for file in folder.glob("outcome_*") if not file.suffix)
     return [pickle.loads(file.read_bytes()) for file in files]
-
-
-def _pickled(error: BaseException | type[BaseException]) -> bytes:
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-    except Exception:
-        return b""
-    return pickled
 
 
 def _shown(error: BaseException, function: Callable[..., Any], style: Style) -> Any:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+from shardviz.live.world.raised import pickled
 from shardviz.testing import bindings, current, debugging, modules, outcome, own_fixtures, parcel
 
 if TYPE_CHECKING:
@@ -125,9 +126,6 @@ def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _warned(message: warnings.WarningMessage) -> Warned:
-    try:
-        pickled = pickle.dumps(message.message)
-        pickle.loads(pickled)
-    except Exception:
-        pickled = pickle.dumps(UserWarning(f"{message.category.__name__}: {message.message}"))
-    return pickled, message.filename, message.lineno
+    own = pickled(message.message) if isinstance(message.message, Warning) else b""
+    plain = UserWarning(f"{message.category.__name__}: {message.message}")
+    return own or pickle.dumps(plain), message.filename, message.lineno

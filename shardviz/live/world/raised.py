@@ -55,9 +55,17 @@ def _name(error: BaseException) -> str:
 def _usage(error: BaseException) -> bytes | None:
     if not isinstance(error, ShardvizError):
         return None
+    return pickled(error) or pickle.dumps(ShardvizError(error.message, error.hint))
+
+
+def pickled(raised: BaseException | type[BaseException]) -> bytes:
+    """Return an exception, a warning or its class for another process to read; nothing where it would not come back.
+
+    An exception's own pickling may raise anything, as may its constructor when it is read.
+    """
     try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
+        content = pickle.dumps(raised)
+        pickle.loads(content)
     except Exception:
-        return pickle.dumps(ShardvizError(error.message, error.hint))
-    return pickled
+        return b""
+    return content
