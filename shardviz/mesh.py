@@ -155,6 +155,17 @@ class Mesh:
             members.setdefault(key, []).append(rank)
         return [tuple(group) for group in members.values()]
 
+    def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """Return the ranks that differ from one only in their coordinate on `axes`, itself too, in coordinate order.
+
+        Raises:
+            MeshError: The rank is not on the mesh, or the mesh has no such axis.
+        """
+        positions = {self.axis_index(axis) for axis in axes}
+        places = enumerate(zip(self.coord_of(rank), self.shape, strict=True))
+        ways = (range(size) if index in positions else (position,) for index, (position, size) in places)
+        return tuple(map(self.rank_at, product(*ways)))
+
     def label(self, rank: int) -> str:
         """Return a rank's coordinate in words: `fsdp=0, tp=3`."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.axes, self.coord_of(rank), strict=True))

@@ -166,4 +166,7 @@ def test_groups_are_the_lines_of_the_grid_along_their_axes(mesh: Mesh, data: st.
     positions = sorted(map(mesh.axis_index, axes))
     lines = np.moveaxis(grid, positions, range(mesh.ndim - len(positions), mesh.ndim))
     width = int(np.prod([mesh.shape[position] for position in positions]))
-    assert mesh.groups(*axes) == [tuple(line) for line in lines.reshape(-1, width).tolist()]
+    groups = [tuple(line) for line in lines.reshape(-1, width).tolist()]
+    assert mesh.groups(*axes) == groups
+    assert {mesh.group_of(rank, *axes) for rank in mesh.ranks} == set(groups)
+    assert all(rank in mesh.group_of(rank, *axes) for rank in mesh.ranks)

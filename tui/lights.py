@@ -21,7 +21,7 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     dump = document.model.dump
     group: frozenset[int] = frozenset()
     if axis and rank is not None and rank in dump.mesh:
-        group = next(frozenset(ranks) for ranks in dump.mesh.groups(axis) if rank in ranks)
+        group = frozenset(dump.mesh.group_of(rank, axis))
     missing = frozenset(dump.missing_ranks)
     if selection.plane is None:
         return Lights(missing=missing, group=group)

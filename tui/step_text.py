@@ -90,7 +90,7 @@ def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
     axes = one.record.axes
     if not axes or rank not in one.ranks or rank not in mesh or not set(axes) <= set(mesh.axes):
         return frozenset()
-    return next(frozenset(group) for group in mesh.groups(*axes) if rank in group)
+    return frozenset(mesh.group_of(rank, *axes))
 
 
 def before_width(moments: Sequence[Moment]) -> int:

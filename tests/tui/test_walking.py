@@ -12,6 +12,7 @@ import pytest
 from shardviz.errors import DumpError
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
+from shardviz.tui.saving import screen_text
 from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
 from tests.tui.driving import walk, walk_on
@@ -153,7 +154,7 @@ def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None
 
 
 def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "MAKE_AHEAD", 0.001)
+    monkeypatch.setattr(main, "PAUSE", 0.001)
 
     async def run() -> list[str | None]:
         app = ShardvizApp(healthy)
@@ -165,6 +166,24 @@ def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: py
             return [view.id for view in app.query(View)]
 
     assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step"]
+
+
+def test_a_key_for_the_view_that_is_just_being_made_waits_for_it(
+    healthy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "PAUSE", 3600)
+
+    async def run() -> str:
+        app = ShardvizApp(healthy)
+        async with app.run_test() as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            app.call_next(app._main._work_ahead)
+            await app.action_show_view("mesh")
+            await pilot.pause()
+            return screen_text(app)
+
+    assert "rank 0 of 8" in asyncio.run(run())
 
 
 def test_modules_open_and_close_and_stay_so(healthy: Path) -> None:
@@ -231,7 +250,7 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
 def test_leaving_while_views_are_made_is_no_failure(
     healthy: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(main, "MAKE_AHEAD", 0.001)
+    monkeypatch.setattr(main, "PAUSE", 0.001)
 
     async def run() -> int | None:
         app = ShardvizApp(healthy)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.containers import Horizontal
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -19,7 +18,7 @@ from ..filters import after
 from ..keys import keys
 from ..messages import PlaceChosen, Zoomed
 from ..selection import of_entry
-from ..widgets.box import Box
+from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
 from ..widgets.side_bar import SIDES
 from ..widgets.tensor_map import TensorMap
@@ -63,7 +62,7 @@ class CompareView(View):
         with Box(id="pairs-box") as box:
             box.entitle("comparing …")
             yield PairLines(id="pairs")
-        with Horizontal(id="both"):
+        with Row(id="both"):
             for name in ("here", "there"):
                 with Box(id=f"{name}-box"):
                     yield Static("", id=f"{name}-layout", classes="legend", markup=False)

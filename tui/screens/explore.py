@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.containers import Horizontal
 
 from ..filters import Filters, after, axes_of, roles_of
 from ..keys import keys
 from ..messages import TensorChosen, TensorOpened
 from ..selection import of_entry
-from ..widgets.box import Box, ScrollBox
+from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
 from ..widgets.search import Search
@@ -64,7 +63,7 @@ class ExploreView(View):
 
     def compose(self) -> ComposeResult:
         """Make the view."""
-        with Horizontal():
+        with Row():
             with Box(id="tree-box"):
                 yield Search(id="search")
                 yield TensorTree(id="tree")

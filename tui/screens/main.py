@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from textual.containers import Horizontal
 from textual.reactive import Reactive
 from textual.screen import Screen
-from textual.widgets import ContentSwitcher
 
 from ..views import VIEWS
-from ..widgets.box import Entitled
+from ..widgets.box import Column, Row
 from ..widgets.key_bar import KeyBar
 from ..widgets.title import Title
 from ..widgets.view_tabs import ViewTabs
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from ..document import Document
     from .view import View
 
-MAKE_AHEAD = 0.25
-"""Seconds after which the next view is made that nobody has asked for yet, so that a key finds it ready."""
+PAUSE = 0.1
+"""Seconds between two parts of the work that is done ahead, so that a key finds its view ready."""
 
 
 class MainScreen(Screen[None]):
@@ -36,53 +35,63 @@ class MainScreen(Screen[None]):
         names: The views that there are, in order; the first is made at once, the others soon after.
     """
 
+    BLANK: ClassVar[bool] = True
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual paints the whole screen again for it
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self._names = list(names)
         self._views: dict[str, View] = {self._names[0]: VIEWS[self._names[0]]()}
-        self._lit: Entitled | None = None
+        self._making = asyncio.Lock()
         self.view_name = self._names[0]
 
     def compose(self) -> ComposeResult:
         """Make the screen, with its first view."""
-        with Horizontal(id="top"):
+        with Row(id="top"):
             yield Title(id="title")
             yield ViewTabs(self._names, id="tabs")
-        with ContentSwitcher(id="views", initial=self.view_name):
+        with Column(id="views"):
             yield self._views[self.view_name]
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
         """Go to the first view, and make the others."""
+        self._views[self.view_name].put(on_screen=True)
         self._views[self.view_name].enter()
-        self.set_timer(MAKE_AHEAD, self._make_ahead)
+        self._working = self.set_interval(PAUSE, self._work_ahead)
+        self.watch(self.app, "document", self._working.resume, init=False)
 
-    async def _make_ahead(self) -> None:
-        """Make one view that nobody has asked for yet, unless the app is just opening or closing."""
-        missing = [name for name in self._names if name not in self._views]
-        if missing:
-            if any(views.is_attached for views in self.query(ContentSwitcher)):
-                await self._view(missing[0])
-            self.set_timer(MAKE_AHEAD, self._make_ahead)
-        elif not missing:
-            gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms
+    async def _work_ahead(self) -> None:
+        """Make a view that nobody has asked for yet, or bring one up to what was read: a part of the work at a time."""
+        if not any(views.is_attached for views in self.query("#views")):
+            return  # the app is just opening or closing
+        for name in self._names:
+            if name not in self._views:
+                await self._view(name)
+                return
+            if self._views[name].make_ready():
+                return
+        self._working.pause()
+        gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms
 
     async def _view(self, name: str) -> View:
-        """Return a view, made if it was not yet."""
-        if name not in self._views:
-            view = self._views[name] = VIEWS[name]()
-            view.display = False
-            await self.query_one(ContentSwitcher).mount(view)
+        """Return a view, made beside the screen if it was not yet."""
+        async with self._making:  # a key may ask for the view that is just being made ahead
+            if name not in self._views:
+                view = VIEWS[name]()
+                view.put(on_screen=False)
+                await self.query_one("#views").mount(view)
+                self._views[name] = view
         return self._views[name]
 
     async def show_view(self, name: str) -> None:
         """Show a view in place of the one before."""
-        view = await self._view(name)
+        before, view = self._views[self.view_name], await self._view(name)
+        self.view_name = name
         with self.app.batch_update():
-            self._views[self.view_name].leave()
-            self.query_one(ContentSwitcher).current = self.view_name = name
+            before.leave()
+            before.put(on_screen=False)
+            view.put(on_screen=True)
             view.enter()
         self.query_one(ViewTabs).show(name)
 
@@ -94,10 +103,4 @@ class MainScreen(Screen[None]):
     def set_focus(self, widget: Widget | None, scroll_visible: bool = True, from_app_focus: bool = False) -> None:
         """Move the focus, and the light of the box around it, so that one frame has both."""
         super().set_focus(widget, scroll_visible, from_app_focus)
-        around = self.focused.ancestors_with_self if self.focused is not None else []
-        box = next((node for node in around if isinstance(node, Entitled)), None)
-        if box is not self._lit:
-            for changed, on in ((self._lit, False), (box, True)):
-                if changed is not None:
-                    changed.light(on=on)
-            self._lit = box
+        self._views[self.view_name].light(self.focused)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -15,7 +14,7 @@ from shardviz.names import printable
 from ..keys import keys
 from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen
-from ..widgets.box import Box, ScrollBox
+from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
 from ..widgets.tensor_map import TensorMap
@@ -52,11 +51,11 @@ class MeshView(View):
 
     def compose(self) -> ComposeResult:
         """Make the view."""
-        with Horizontal():
+        with Row():
             with Box(id="mesh-box"):
                 yield MeshGrid(id="mesh-grid")
                 yield Static(LEGEND, classes="legend", markup=False)
-            with Vertical(id="mesh-side"):
+            with Column(id="mesh-side"):
                 with ScrollBox(classes="boxed short", can_focus=False):
                     yield RankCard(id="rank-card")
                 with Box(id="mesh-map-box"):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
@@ -18,7 +17,7 @@ from ..document import GLYPHS
 from ..keys import keys
 from ..memory import bytes_text, entries_of_rank, ids_in_memory, num_bytes, part_text, values_in_memory
 from ..selection import of_entry
-from ..widgets.box import Box
+from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
 from ..widgets.values_grid import ValuesGrid
@@ -57,8 +56,8 @@ class RankView(View):
 
     def compose(self) -> ComposeResult:
         """Make the view."""
-        with Horizontal():
-            with Vertical(id="rank-left"):
+        with Row():
+            with Column(id="rank-left"):
                 with Box(classes="boxed short"):
                     yield RankCard(id="rank-of")
                 with Box(id="held-box") as box:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.containers import Horizontal
 from textual.widgets import Static
 
 from ..filters import after
@@ -27,7 +26,7 @@ from ..step_text import (
     pipeline_text,
     why_empty,
 )
-from ..widgets.box import Box
+from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
 from ..widgets.mesh_grid import MeshGrid
 from ..widgets.schedule_grid import ScheduleGrid
@@ -72,7 +71,7 @@ class StepView(View):
         with Box(id="schedule-box"):
             yield ScheduleGrid(id="schedule")
             yield Static("", id="pass", classes="legend", markup=False)
-        with Horizontal(id="comm"):
+        with Row(id="comm"):
             with Box(id="comm-box"):
                 yield Static("", id="comm-card", markup=False)
                 yield MomentLines(id="moments")

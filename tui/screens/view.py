@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.containers import Vertical
+from textual.widget import Widget
+
+from ..widgets.box import Column, Entitled
 
 if TYPE_CHECKING:
-    from textual.widget import Widget
+    from textual.geometry import Region
+    from typing_extensions import Self
 
     from ..app import ShardvizApp
     from ..document import Document
     from ..selection import Selection
 
 
-class View(Vertical):
+class View(Column):
     """A view of the dump. Subclasses compose it and give `show`.
 
     `NAME` is its id, `TITLE` what it is called, `TOOLTIP` what it shows, `FOCUS` selects what has the focus at first.
@@ -28,12 +31,20 @@ class View(Vertical):
 
     def __init__(self) -> None:
         super().__init__(id=self.NAME)
+        self.styles.layer = self.NAME  # or they would share the height
         self._shown: tuple[Document | None, Selection] | None = None
         self._focused: Widget | None = None
+        self._lit: Entitled | None = None
+        self._ready_for: Document | None = None
+        self.is_current = False
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show a document and what is chosen in it."""
         raise NotImplementedError
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        """Lay out again, and paint nothing: what is in the view covers it."""
+        return super().refresh(*regions, repaint=False, layout=layout, recompose=recompose)
 
     def on_mount(self) -> None:
         """Follow the app, and show what it has already."""
@@ -43,11 +54,43 @@ class View(Vertical):
 
     def follow(self) -> None:
         """Show the app's state; a view that is not on screen waits until it is."""
+        if self.is_current:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
         state = (self.app.document, self.app.selection)
-        is_new = self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]
-        if is_new and self.display:
+        if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
             self._shown = state
             self.show(*state)
+
+    def put(self, *, on_screen: bool) -> None:
+        """Put the view on the screen, or beside it: there it keeps its size, and coming back lays nothing out."""
+        self.is_current = self.can_focus_children = on_screen
+        self.styles.offset = (0 if on_screen else "100vw", 0)
+
+    def make_ready(self) -> bool:
+        """Do ahead what the first time on screen would take, in two turns; return whether there was anything to do."""
+        document, shown = self.app.document, self._shown
+        if self.is_current or self._ready_for is document:
+            return False
+        if shown is None or shown[0] is not document:
+            self._catch_up()
+        else:
+            self._ready_for = document
+            self.light(self.query_one(self.FOCUS))
+            for widget in self.walk_children(Widget):
+                widget.render_lines(widget.size.region)
+        return True
+
+    def light(self, focused: Widget | None) -> None:
+        """Light the box around what has the focus; it stays lit while another view is shown."""
+        around = focused.ancestors_with_self if focused is not None else []
+        box = next((node for node in around if isinstance(node, Entitled)), None)
+        if box is not self._lit:
+            for changed, on in ((self._lit, False), (box, True)):
+                if changed is not None:
+                    changed.light(on=on)
+            self._lit = box
 
     def enter(self) -> None:
         """Come on screen: catch up with what changed meanwhile, and take the focus to where it was here."""

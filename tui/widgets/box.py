@@ -1,11 +1,11 @@
-"""Boxes with titles in their borders, which are text and never markup: names of tensors and folders are strangers'."""
+"""Boxes, rows and columns. Titles in borders are text and never markup: names of tensors and folders are strangers'."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.geometry import Region
 from textual.widget import Widget
 
@@ -20,33 +20,53 @@ class Entitled(Widget):
 
     DEFAULT_CLASSES = "boxed"
     _titles: Titles | None = None
-    _border_only = False
+    _edges: tuple[Region, ...] = ()
 
     def entitle(self, title: str | Text, subtitle: str | Text = "") -> None:
-        """Write a title above and one below, if they are others: a border paints all that is in it again."""
+        """Write a title above and one below, and paint those two lines alone."""
         titles = (_text(title), _text(subtitle))
         if titles != self._titles:
             self._titles = titles
+            self._edges = self._sides[:2]
             self.border_title, self.border_subtitle = titles
+            self._edges = ()
 
     def light(self, *, on: bool) -> None:
         """Style and paint the border alone: `:focus-within` would do all that is in it again."""
         self.set_class(on, "lit", update=False)
-        self._border_only = True
+        self._edges = self._sides
         self.app.stylesheet.update_nodes([self])
-        self._border_only = False
+        self._edges = ()
+
+    @property
+    def _sides(self) -> tuple[Region, ...]:
+        """The border above, below, left and right, from where the content begins: Textual counts from there."""
+        width, height = self.outer_size
+        sides = (
+            Region(0, 0, width, 1),
+            Region(0, height - 1, width, 1),
+            Region(0, 0, 1, height),
+            Region(width - 1, 0, 1, height),
+        )
+        return tuple(side.translate(-self.content_offset) for side in sides)
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        """Paint again, while the light changes no more than the border."""
-        if self._border_only and not regions and not layout:
-            width, height = self.outer_size
-            regions = (
-                Region(0, 0, width, 1),
-                Region(0, height - 1, width, 1),
-                Region(0, 0, 1, height),
-                Region(width - 1, 0, 1, height),
-            )
+        """Paint again, while the border changes no more than that."""
+        if not regions and not layout:
+            regions = self._edges
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+
+
+class Row(Horizontal):
+    """Parts beside each other. It paints one blank line for all of its own: all of it is covered."""
+
+    BLANK: ClassVar[bool] = True
+
+
+class Column(Vertical):
+    """Parts below each other, blank as a row is."""
+
+    BLANK: ClassVar[bool] = True
 
 
 class Box(Vertical, Entitled):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.segment import Segment
+    from textual import events
 
 DIM = Style(dim=True)
 BOLD = Style(bold=True)
@@ -44,6 +45,21 @@ class Grid(ScrollView, can_focus=True):
     def watch_has_focus(self, _has_focus: bool) -> None:
         """Leave styles alone: no rule is about a grid's focus, and Textual would style its scroll bars again too."""
 
+    def on_focus(self, event: events.Focus) -> None:
+        """Take the focus; Textual would paint all of the grid again for it."""
+        event.prevent_default()
+        self.has_focus = True
+        self.show_focus()
+
+    def on_blur(self, event: events.Blur) -> None:
+        """Leave the focus to others."""
+        event.prevent_default()
+        self.has_focus = False
+        self.show_focus()
+
+    def show_focus(self) -> None:
+        """Paint again what looks different with the focus."""
+
     def notify_style_update(self) -> None:
         """Look styles up again after the theme changed."""
         self._base, self._behind = None, ""
@@ -59,10 +75,12 @@ class Grid(ScrollView, can_focus=True):
         """Fit what is shown into its new room, where that changes anything."""
 
     def extend(self, size: Size) -> None:
-        """Say how large all of it is; the screen is laid out anew only where scroll bars come or go."""
-        bars = (size.height > self.size.height, size.width > self.size.width)
+        """Say how large all of it is; the screen is laid out anew only where scroll bars come or go, and once."""
+        bars = self._bars(size)
         if not self.size or bars != (self.show_vertical_scrollbar, self.show_horizontal_scrollbar):
             self.virtual_size = size
+            if self.size:
+                self.show_vertical_scrollbar, self.show_horizontal_scrollbar = bars
             return
         self.set_reactive(ScrollView.virtual_size, size)
         if bars[0]:
@@ -70,6 +88,13 @@ class Grid(ScrollView, can_focus=True):
         if bars[1]:
             self.horizontal_scrollbar.window_virtual_size = size.width
         self.scroll_x, self.scroll_y = self.validate_scroll_x(self.scroll_x), self.validate_scroll_y(self.scroll_y)
+
+    def _bars(self, size: Size) -> tuple[bool, bool]:
+        """Say whether there are bars for down and across, which take room from each other."""
+        width, height = self.size
+        across = size.width > width
+        down = size.height > height - self.styles.scrollbar_size_horizontal * across
+        return down, size.width > width - self.styles.scrollbar_size_vertical * down
 
     def bring_into_view(self, box: Region) -> None:
         """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case.

@@ -123,12 +123,8 @@ class Lines(Grid):
         for line in lines:
             self.refresh(Region(0, line - self.scroll_offset.y, self.size.width, 1))
 
-    def on_focus(self) -> None:
-        """Show the cursor."""
-        self._refresh_lines(self.cursor)
-
-    def on_blur(self) -> None:
-        """Show that keys go elsewhere."""
+    def show_focus(self) -> None:
+        """Show whether keys move the cursor."""
         self._refresh_lines(self.cursor)
 
     def on_click(self, event: events.Click) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.containers import Horizontal, Vertical
 
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
@@ -17,7 +16,7 @@ from ..lights import lights_of
 from ..messages import PlaceChosen, RankChosen, SideChosen
 from ..screens.goto import GotoScreen
 from ..selection import next_plane
-from .box import Box
+from .box import Box, Column, Row
 from .inspector import Inspector
 from .mesh_grid import LEGEND, MeshGrid
 from .side_bar import SideBar
@@ -60,9 +59,9 @@ class MapPanel(Box):
     def compose(self) -> ComposeResult:
         """Make the panel."""
         yield SideBar(id="sides")
-        with Horizontal():
+        with Row():
             yield TensorMap(id="map")
-            with Vertical(id="panel-mesh"):
+            with Column(id="panel-mesh"):
                 yield MeshGrid(id="small-mesh")
         yield Inspector(id="inspector")
 

@@ -46,6 +46,6 @@ def rank_text(document: Document, rank: int) -> Text:
     if rank in mesh:
         width = max(map(len, mesh.axes))
         for axis, position in zip(mesh.axes, mesh.coord_of(rank), strict=True):
-            group = next(group for group in mesh.groups(axis) if rank in group)
-            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position}, group of ranks {ranks_text(mask_of(group))}")
+            group = ranks_text(mask_of(mesh.group_of(rank, axis)))
+            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position}, group of ranks {group}")
     return text

@@ -1,0 +1,92 @@
+"""Only what changed is painted: after every key an emulated terminal shows what painting everything anew would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyte
+import pytest
+from rich.console import ColorSystem
+from textual._compositor import CompositorUpdate
+
+from shardviz.tui.app import ShardvizApp
+from tests.tui.driving import SIZES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VIEWS = ("1", "2", "3", "4", "5")
+KEYS = (
+    *VIEWS,
+    *("tab", "shift+tab", "enter", "escape", "up", "down", "left", "right", "shift+down", "pagedown", "home", "end"),
+    *("+", "-", "0", "v", "x", "f", "a", "o", "n", "[", "]"),
+)
+PRESSED = 25
+
+
+class Emulated(ShardvizApp):
+    """The app, with all that it paints written to an emulated terminal too."""
+
+    def __init__(self, path: Path, size: tuple[int, int]) -> None:
+        super().__init__(path)
+        self.console._color_system = ColorSystem.TRUECOLOR
+        self.terminal = pyte.Screen(*size)
+        self._stream = pyte.Stream(self.terminal)
+
+    def _display(self, screen: Any, renderable: Any) -> None:
+        super()._display(screen, renderable)
+        if isinstance(renderable, CompositorUpdate) and not self._batch_count and screen is self.screen:
+            self._stream.feed(renderable.render_segments(self.console))
+
+    def painted_anew(self) -> pyte.Screen:
+        """Return a terminal on which all of the screen was painted, with nothing kept from before."""
+        for widget in self.screen.walk_children(with_self=True):
+            widget._styles_cache.clear()
+        terminal = pyte.Screen(self.size.width, self.size.height)
+        update = self.screen._compositor.render_full_update()
+        pyte.Stream(terminal).feed(update.render_segments(self.console))
+        return terminal
+
+
+def differences(one: pyte.Screen, other: pyte.Screen) -> list[tuple[int, int, str, str]]:
+    """Return where two terminals differ: row, column, and what either has there, with colours."""
+    return [
+        (y, x, str(one.buffer[y][x]), str(other.buffer[y][x]))
+        for y in range(one.lines)
+        for x in range(one.columns)
+        if one.buffer[y][x] != other.buffer[y][x]
+    ]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("dump", ["bug", "shapes", "stepped"])
+def test_the_terminal_shows_what_painting_all_anew_would(dump: str, seed: int, request: pytest.FixtureRequest) -> None:
+    keys = random.Random(seed).choices(KEYS, k=PRESSED)
+
+    async def run() -> None:
+        app = Emulated(request.getfixturevalue(dump), SIZES[seed])
+        async with app.run_test(size=SIZES[seed]) as pilot:
+            await app.workers.wait_for_complete()
+            for pressed, key in enumerate(keys, start=1):
+                await pilot.press(key)
+                await pilot.pause(0.05)
+                found = differences(app.terminal, app.painted_anew())
+                assert not found, (keys[:pressed], found[:3])
+
+    asyncio.run(run())
+
+
+def test_an_emulated_terminal_sees_what_was_not_painted(bug: Path) -> None:
+    async def run() -> int:
+        app = Emulated(bug, SIZES[0])
+        async with app.run_test(size=SIZES[0]) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause(0.05)
+            app._display = lambda *_: None  # type: ignore[method-assign]
+            await pilot.press("v")
+            await pilot.pause(0.05)
+            return len(differences(app.terminal, app.painted_anew()))
+
+    assert asyncio.run(run()) > 0
