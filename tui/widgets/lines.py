@@ -83,6 +83,8 @@ class Lines(Grid):
         if self._line is None or index >= self.count:
             return self.blank
         text = self._line(index)
+        if not self._width:
+            text.truncate(width - self.scrollbar_size_vertical, overflow="ellipsis")
         style = self.base
         if index == self.cursor:
             style += Style(reverse=True) if self.has_focus else BOLD
