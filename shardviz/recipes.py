@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+HOOKS = (
+    *("build", "parallelize", "batch", "loss", "step", "optimizer", "expect", "log", "sequence", "stages"),
+    *("initialize", "check_mesh", "whole_output", "collective_calls"),
+    *("AXES", "MESH", "BATCH_AXES", "STAGE_AXES", "SEQUENCE", "KINDS", "TORCH"),
+)
+"""What a probe may define."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -38,6 +45,7 @@ class Recipe:
         torch: The oldest torch that has what it shows, `TORCH = (2, 6)`; empty where any will do.
         module: The name by which it is imported; empty where it is a file alone.
         version: The version of the distribution that brings it; empty for shardviz's own and for files.
+        misspelt: Names that it defines and nothing uses, each with the hook that is meant: `("bacth", "batch")`.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Recipe:
     torch: tuple[int, ...] = ()
     module: str = ""
     version: str = ""
+    misspelt: tuple[tuple[str, str], ...] = ()
 
 
 def shipped() -> list[Recipe]:
@@ -147,7 +156,8 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
     docstring = ast.get_docstring(tree) or ""
     axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
     kinds, torch = _constant(tree, "KINDS", str, path), _constant(tree, "TORCH", int, path)
-    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version)
+    misspelt = tuple(_misspelt(tree, defined - {build}))
+    return Recipe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version, misspelt)
 
 
 def _near(path: Path) -> str:
@@ -158,6 +168,16 @@ def _near(path: Path) -> str:
         return f"there is no folder {path.parent}"
     close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.glob("*.py")], n=1)
     return f"did you mean {path.with_name(close[0])}?" if close else f"{path.parent} has no file of nearly that name"
+
+
+def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names that nothing in the file uses and that are nearly a hook's, each with that hook."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    free = [hook for hook in HOOKS if hook not in defined]
+    for name in sorted(defined - used - set(HOOKS)):
+        same = [hook for hook in free if hook.lower() == name.lower()]
+        for meant in same or difflib.get_close_matches(name, free, n=1, cutoff=0.75):
+            yield name, meant
 
 
 def _top_level_names(tree: ast.Module) -> set[str]:

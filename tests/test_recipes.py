@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from shardviz import recipes
@@ -31,6 +34,37 @@ def test_functions_that_a_users_file_imports_count_as_its_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("from model import make as build\nfrom training import parallelize\n")
     assert recipes.find(str(file)).build == "build"
+
+
+PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "misspelt"),
+    [
+        ("def bacth(): ...", [("bacth", "batch")]),
+        ("BATCH_AXIS = ('dp',)\nEXPECT = {}", [("BATCH_AXIS", "BATCH_AXES"), ("EXPECT", "expect")]),
+        ("def batch(): ...\ndef batches(): ...", []),
+        ("steps = 3\nclass Model:\n    num_steps = steps", []),
+        ("def batch_of(rows): ...\ndef batch(): return batch_of(8)", []),
+        ("hidden = 3\ndef helper(): ...", []),
+    ],
+)
+def test_what_looks_like_a_hook_and_is_used_nowhere_is_named(tmp_path, source, misspelt):
+    file = tmp_path / "mine.py"
+    file.write_text(PROBE + source)
+    assert list(recipes.find(str(file)).misspelt) == misspelt
+
+
+def test_no_shipped_probe_has_a_misspelt_hook():
+    assert [recipe.name for recipe in recipes.shipped() if recipe.misspelt] == []
+
+
+def test_hooks_are_all_that_the_live_half_looks_for():
+    sources = "".join(path.read_text() for path in Path(recipes.__file__).parent.glob("live/*.py"))
+    looked_for = set(re.findall(r'(?:get|has)attr\((?:self\.)?probe, "(\w+)"', sources))
+    assert looked_for <= set(recipes.HOOKS)
+    assert set(recipes.HOOKS) - looked_for == {"build", "parallelize", "AXES", "MESH", "KINDS", "TORCH"}
 
 
 @pytest.mark.parametrize(

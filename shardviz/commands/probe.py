@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     recipes.check_torch(recipe)
     joined = world.torchrun_world(args.backend)
     mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
-    if not recipe.axes and args.mesh and "=" not in args.mesh and not recipes.is_shipped(recipe):
-        _say_names(recipe, mesh, joined)
+    if joined is None or joined.rank == 0:
+        _say_names(args, recipe, mesh)
     stem = recipe.name.rpartition("/")[2] if recipe.module else recipe.path.stem
     folder = args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
     if joined is not None:
@@ -82,12 +82,14 @@ def run(args: argparse.Namespace) -> int:
     return _report(args, recipe, mesh, folder)
 
 
-def _say_names(recipe: Recipe, mesh: Mesh, joined: World | None) -> None:
-    """Say what axes without names are called, and how they get some, once for all ranks of a job."""
-    if joined is None or joined.rank == 0:
+def _say_names(args: argparse.Namespace, recipe: Recipe, mesh: Mesh) -> None:
+    """Say what axes without names are called, and which names look like hooks and are none."""
+    if not recipe.axes and args.mesh and "=" not in args.mesh and not recipes.is_shipped(recipe):
         named = ",".join(f"NAME={size}" for size in mesh.shape)
         how = f"AXES written in {recipe.path.name} itself, or --mesh {named}, names them"
         print(f"the mesh's axes are called {', '.join(mesh.axes)}: {how}", file=sys.stderr)
+    for name, hook in recipe.misspelt:
+        print(f"nothing uses {name} in {recipe.path.name}: did you mean {hook}?", file=sys.stderr)
 
 
 @contextmanager

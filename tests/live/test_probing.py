@@ -160,3 +160,10 @@ def test_a_file_that_names_no_axes_is_told_how_its_mesh_is_called(tmp_path, caps
     assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0
     said = "the mesh's axes are called dim0: AXES written in mine.py itself, or --mesh NAME=2, names them\n"
     assert said in capsys.readouterr().err
+
+
+def test_a_hook_under_another_name_is_not_passed_over_in_silence(tmp_path, capsys):
+    probe = tmp_path / "mine.py"
+    probe.write_text(f"{STEPPED.replace('batch()', 'bacth()')}AXES = ('fsdp',)\n")
+    assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0
+    assert "nothing uses bacth in mine.py: did you mean batch?\n" in capsys.readouterr().err
