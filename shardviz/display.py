@@ -123,7 +123,7 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
 def _of_model(model: Model, pattern: str | None) -> Picture:
     """Draw one tensor of a dump, or the whole of it."""
     if pattern is not None:
-        from shardviz.commands._dumps import find_tensors
+        from shardviz.dump.find import find_tensors
         from shardviz.picture.subject import of_tensor
 
         found = find_tensors(model, pattern)

@@ -71,7 +71,7 @@ def total(legs: Sequence[Leg]) -> int:
     return sum(leg.received for leg in legs)
 
 
-def torchs(start: Layout, end: Layout) -> list[Leg] | None:
+def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
     """Return the route of torch's `redistribute`; None where its rule is another, as for strided shards.
 
     The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
@@ -86,10 +86,8 @@ def torchs(start: Layout, end: Layout) -> list[Leg] | None:
     sizes = start.mesh.shape
     is_split = any(isinstance(one, Shard) and size > 1 for one, size in zip(current, sizes, strict=True))
     for axis, wanted in _greedy(list(current), target, is_split=is_split):
-        before = current[axis]
-        current[axis] = wanted
-        spelled = [current[index] for index in range(len(current))]
-        following = Layout.from_placements(start.mesh, start.shape, spelled)
+        before, current[axis] = current[axis], wanted
+        following = Layout.from_placements(start.mesh, start.shape, current)
         legs.append(_leg(_collective(before, wanted), start.mesh.axes[axis], layout, following))
         layout = following
     return legs

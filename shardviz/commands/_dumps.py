@@ -1,9 +1,8 @@
-"""What the verbs that read a dump share: reading with progress, finding a tensor by name, writing the answer."""
+"""What the verbs that read a dump share: reading with progress, writing the answer."""
 
 from __future__ import annotations
 
 import sys
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.commands._progress import Count, progress
@@ -13,13 +12,13 @@ from shardviz.errors import ShardvizError
 from shardviz.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from rich.text import Text
 
     from shardviz.check.finding import Report
-    from shardviz.dump.tensors import Model, Tensor
+    from shardviz.dump.tensors import Model
     from shardviz.picture.terminal import Terminal
 
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
@@ -47,52 +46,6 @@ def checked(model: Model) -> Report:
     told = f"checking {names:,} tensors on {len(model.dump.ranks):,} ranks"
     with progress(lambda: told):
         return check_model(model)
-
-
-def find_tensors(model: Model, pattern: str) -> list[tuple[str, Tensor]]:
-    """Find tensors by their exact name, by a pattern with `*`, or by the end of a name that only one has.
-
-    Returns:
-        Names with their tensors, each name once, as it was captured first.
-
-    Raises:
-        ShardvizError: No name fits, or the end of a name fits several.
-    """
-    by_name: dict[str, Tensor] = {}
-    for tensor in model.tensors:
-        for name in tensor.names:
-            by_name.setdefault(name, tensor)
-    if pattern in by_name:
-        return [(pattern, by_name[pattern])]
-    if any(char in pattern for char in "*?["):
-        found = [name for name in by_name if fnmatchcase(name, pattern)]
-    else:
-        found = [name for name in by_name if name.endswith(f".{pattern}")]
-        if len(found) > 1:
-            raise ShardvizError(
-                f"{len(found)} tensors end in {pattern!r}: {_some(found)}", f"name one, or all of them as '*.{pattern}'"
-            )
-    if not found:
-        raise ShardvizError(f"the dump has no tensor {pattern!r}", _meant(pattern, list(by_name)))
-    return [(name, by_name[name]) for name in found]
-
-
-def _meant(name: str, names: Sequence[str]) -> str:
-    from difflib import get_close_matches
-
-    of_module = [known for known in names if f".{name}." in f".{known}"]
-    by_end = {known.rpartition(".")[2]: known for known in reversed(names)}
-    close = (
-        of_module[:1]
-        or get_close_matches(name, names, n=1)
-        or [by_end[end] for end in get_close_matches(name, by_end, n=1)]
-    )
-    return f"did you mean {printable(close[0])}?" if close else f"it has {_some(names)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(printable, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"
 
 
 def terminal_for(colour: str, output: Path | None = None) -> Terminal:

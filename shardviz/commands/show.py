@@ -83,7 +83,8 @@ def _format_of(output: Path | None) -> str:
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG; without a name, the only tensor that there is."""
-    from shardviz.commands._dumps import find_tensors, read_model, write_markup
+    from shardviz.commands._dumps import read_model, write_markup
+    from shardviz.dump.find import find_tensors
     from shardviz.picture.subject import of_tensor
     from shardviz.picture.svg import svg
 
@@ -121,7 +122,8 @@ def show(
         DumpError: The folder is no dump.
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
-    from shardviz.commands._dumps import find_tensors, read_model, terminal_for, write_answer
+    from shardviz.commands._dumps import read_model, terminal_for, write_answer
+    from shardviz.dump.find import find_tensors
     from shardviz.picture.page import page_lines, rank_lines
     from shardviz.picture.subject import of_tensor
     from shardviz.picture.terminal import line

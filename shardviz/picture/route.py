@@ -8,7 +8,7 @@ from shardviz.dtypes import itemsize
 from shardviz.notation import write
 from shardviz.picture.memory import table
 from shardviz.picture.terminal import line
-from shardviz.routes import cheapest, torchs, total
+from shardviz.routes import cheapest, torch_route, total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
     Raises:
         LayoutError: There is no route.
     """
-    best, taken = cheapest(start, end), torchs(start, end)
+    best, taken = cheapest(start, end), torch_route(start, end)
     heading = line((f"{write(start, dtype)} to {write(end, dtype)}", "bold"), f"  on mesh {start.mesh}")
     if not best:
         return [heading, line(""), line("nothing to do: every rank has what it needs")]

@@ -107,9 +107,8 @@ def assert_same(
     known = device_mesh_of(actual, mesh)
     own = _by_key(locals_of(actual, known, of))
     wanted = _wanted(own, _by_key(locals_of(reference, known, of)), known)
-    for key, local in wanted.items():
-        if rtol is not None or atol is not None:
-            wanted[key] = Wanted(local.values, rtol or 0.0, atol or 0.0)
+    for key, one in wanted.items():
+        wanted[key] = Wanted(one.values, one.rtol if rtol is None else rtol, one.atol if atol is None else atol)
     _check_names(own, wanted)
     suspects = _agreed({key for key in own if _is_suspect(own[key], wanted[key])})
     if not suspects:

@@ -3,7 +3,7 @@
 from shardviz.live import world
 from shardviz.mesh import parse_mesh
 from shardviz.notation import parse
-from shardviz.routes import torchs
+from shardviz.routes import torch_route
 
 LAYOUTS = ("[8, 12]", "[8/a, 12]", "[8/b, 12/a]", "[8/a/b, 12]", "[8, 12/b] +a", "[8/a, 12] +b", "[8, 12] +a +b")
 
@@ -16,6 +16,6 @@ def test_torchs_redistribute_takes_the_route_that_is_told():
     pairs = [(start, end) for start in LAYOUTS for end in LAYOUTS if start != end and "+" not in end]
     ran = world.launch("tests.live.routing:redistributed", (mesh, pairs), num_ranks=4)[0]
     for (start, end), collectives in zip(pairs, ran, strict=True):
-        legs = torchs(parse(start).layout(mesh), parse(end).layout(mesh))
+        legs = torch_route(parse(start).layout(mesh), parse(end).layout(mesh))
         told = [(ON_CPU.get(leg.collective, leg.collective), leg.axis) for leg in legs if leg.collective != "slice"]
         assert list(dict.fromkeys(told)) == collectives, (start, end)

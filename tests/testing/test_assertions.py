@@ -252,6 +252,16 @@ def test_one_element_that_is_off_is_shown_with_its_index_and_rank(mesh):
 
 
 @spmd(mesh={"tp": 2})
+def test_a_tolerance_that_is_not_given_is_the_dtypes(mesh):
+    whole = torch.ones(4, 4)
+    near = distribute_tensor(whole + 5e-6, mesh, [Shard(0)])
+    assert_same(near, whole)
+    assert_same(near, whole, rtol=1e-3)
+    assert "(rtol 1.3e-06, atol 0)" in text_of(assert_same, near, whole, atol=0.0)
+    assert "(rtol 0, atol 1e-06)" in text_of(assert_same, near, whole, rtol=0.0, atol=1e-6)
+
+
+@spmd(mesh={"tp": 2})
 def test_nan_is_the_same_as_nothing(mesh):
     whole = torch.tensor([1.0, float("nan")])
     assert "has nan, the reference nan" in text_of(assert_same, whole, whole)
