@@ -7,14 +7,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from shardviz.errors import DumpError
+from shardviz.mesh import parse_mesh
+from shardviz.picture import sides
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.saving import screen_text
 from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
+from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
@@ -151,6 +155,21 @@ def test_the_screen_is_saved_beside_what_was_saved_before(
 def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
     shown = walk(bug, "6", "tab", "+", "+", other=folder / bug)
     assert shown.text.count("143 144") == 2
+
+
+def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "MAX_SCATTERED", 1)
+    scattered = Made("[4/tp]", ids={0: np.array([1, 3]), 1: np.array([2, 4])})
+    good = make_dump(tmp_path / "good", parse_mesh("tp=2"), {"first": "[4/tp]", "second": "[4/tp]"})
+    other = make_dump(tmp_path / "other", parse_mesh("tp=2"), {"first": scattered, "second": "[4/tp]"})
+    walks = walk_on(good, {"scattered": ("6", "home"), "whole": ("down",)}, other=other)
+    said = {name: re.findall(r"float32\[4/tp\]|\? not drawn: [^│]*ids", shown.text) for name, shown in walks.items()}
+    assert said == {
+        "scattered": ["float32[4/tp]", "? not drawn: first: rank 0 holds 2 scattered ids"],
+        "whole": ["float32[4/tp]", "float32[4/tp]"],
+    }
 
 
 def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

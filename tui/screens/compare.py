@@ -101,15 +101,13 @@ class CompareView(View):
     def _show_map(self, name: str, document: Document, entry: int | None, selection: Selection) -> None:
         box, layout = self.query_one(f"#{name}-box", Box), self.query_one(f"#{name}-layout", Static)
         box.entitle(printable(document.path.name), selection.side)
-        sides = None
+        sides, said = None, "this dump does not have it"
         if entry is not None:
             try:
-                sides = document.sides(entry)
+                sides, said = document.sides(entry), document.entries[entry].layout
             except ShardvizError as error:
-                layout.update(printable(error.message))
-            layout.update(document.entries[entry].layout)
-        else:
-            layout.update("this dump does not have it")
+                said = f"? not drawn: {printable(error.message)}"
+        layout.update(said)
         plane = selection.plane
         if sides is None or plane is None or not _is_inside(plane, sides):
             sides = None
