@@ -203,7 +203,19 @@ class StageRecord(Record, frozen=True):
 class RankRecord(Record, frozen=True):
     """`rank_00003.json`: what one rank says.
 
+    What stands in several places is written once and named by its index: meshes by positions and layouts, layouts by
+    bodies, bodies by tensors.
+
     Attributes:
+        schema: The version of the format.
+        rank: The global rank.
+        num_ranks: The world's size.
+        hostname: The machine that it ran on.
+        meshes: The meshes that its tensors are on.
+        positions: Where it stands on each of them.
+        layouts: What its DTensors claim.
+        bodies: What tensors have in common: shape, dtype, layout and content.
+        tensors: Name and digest of every tensor, with its body.
         tied: Groups of names that share storage on this rank.
         gathered: What torch's own collectives returned here.
         not_checked: What this rank could not look at, and why: `(name, reason)`.
@@ -237,6 +249,10 @@ class Stamp(Record, frozen=True):
     """One tensor of the unsharded model: its ids are `first` to `first + numel - 1`, row-major.
 
     Attributes:
+        name: Its fully qualified name.
+        first: The id of its first element; ids count from 1 over the whole model.
+        shape: Its global shape.
+        role: Parameter or buffer.
         tied_to: The name of the tensor whose storage it shared in the unsharded model.
     """
 
@@ -256,6 +272,12 @@ class RunRecord(Record, frozen=True):
     """`run.json`: what is true of the whole run.
 
     Attributes:
+        schema: The version of the format.
+        shardviz: The version that wrote it.
+        torch: The version that it ran with.
+        num_ranks: The world's size.
+        command: What was typed, a word each.
+        probe: The name of the probe; empty for a training job.
         mesh: The mesh that the run was asked for.
         stamps: The stamped tensors in model order.
         intended: The layouts that the author wants, in the notation, by pattern over names.

@@ -118,8 +118,8 @@ class Model:
     """Every tensor of a dump.
 
     Attributes:
+        dump: What was read, damaged files left out.
         tensors: In model order, the stamped ones first.
-        first_ids: The id of each stamped tensor's first element.
     """
 
     dump: Dump

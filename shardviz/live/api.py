@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.errors import DumpError, ShardvizError
+from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,11 +67,12 @@ def capture(
         MeshError: The mesh has no such axis.
         ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
     """
+    from shardviz.live.gather import refuse_without_group
     from shardviz.live.locals import local_tensors, unwrapped
     from shardviz.live.meshes import plain_mesh
     from shardviz.live.stages import agree
 
-    _refuse_without_group("capture")
+    refuse_without_group("call shardviz.capture in a rank of a distributed job")
     names = [local.name for local in local_tensors(unwrapped(model))]
     stage = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, stage, intended, force=force) as seen:
@@ -114,6 +115,7 @@ def capture_sharding(
     """
     import torch
 
+    from shardviz.live.gather import refuse_without_group
     from shardviz.live.locals import local_tensors, unwrapped
     from shardviz.live.meshes import plain_mesh
     from shardviz.live.passes import Sharding, capture_passes
@@ -124,7 +126,7 @@ def capture_sharding(
         returned = parallelize(model, mesh)
         return model if returned is None else returned
 
-    _refuse_without_group("capture_sharding")
+    refuse_without_group("call shardviz.capture_sharding in a rank of a distributed job")
     with torch.random.fork_rng():
         model = build()
         stamps = plan(model)
@@ -166,13 +168,6 @@ def add_model(
         if stamps is None or local.name not in seen.stamps:
             seen.add_values(local, "initial")
     return add_ids(seen, locals_, stamps, stage) if stamps is not None else 0
-
-
-def _refuse_without_group(name: str) -> None:
-    from torch import distributed
-
-    if not distributed.is_initialized():
-        raise ShardvizError("no process group is initialised", f"call shardviz.{name} in a rank of a distributed job")
 
 
 @contextmanager

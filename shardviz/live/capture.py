@@ -56,6 +56,13 @@ class Capture:
         num_ranks: The world's size.
         stamps: The stamped tensors by name.
         values_limit: Local tensors of at most this many elements are written out.
+        dense: The arrays that go into a file beside the record, by `stage/role/name`, each of the local shape.
+        not_checked: What could not be looked at, and why: `(name, reason)`.
+        not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
+        collectives: What the step sent between ranks, in the order in which it began.
+        schedule: What this rank's stages of a pipeline ran, in order.
+        calls: Collectives that are to be compared with their definition.
+        narrowed_to: Element types to which the step rounded numbers of a wider one.
     """
 
     rank: int
@@ -194,9 +201,8 @@ class Capture:
         if local.claim is None:
             return None
         mesh, placements = local.claim
-        shape = (local.flat[1],) if local.flat else local.shape
         flat = local.flat[0] if local.flat else None
-        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), shape, flat)
+        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), local.claimed_shape, flat)
         return self._layouts.setdefault(record, len(self._layouts))
 
     def _mesh(self, mesh: Mesh) -> int:

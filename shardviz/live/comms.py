@@ -10,15 +10,12 @@ import re
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from shardviz.dump.records import CollectiveRecord
 from shardviz.live.compat import CommDebugMode, follow_modules_by, ranks_of_operator
-from shardviz.live.running import Running
+from shardviz.live.running import Running, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import torch
     from torch import nn
 
     from shardviz.mesh import Mesh
@@ -63,10 +60,10 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
-        taken = [tensor.dtype for arg in args for tensor in _tensors(arg) if _is_real(tensor)]
+        taken = [tensor.dtype for arg in args for tensor in tensors_in(arg) if _is_real(tensor)]
         in_place = args[:1] if "copy_" in str(func) else ()
         for given in (*in_place, returned):
-            for tensor in _tensors(given):
+            for tensor in tensors_in(given):
                 if _is_real(tensor) and any(wide.itemsize > tensor.dtype.itemsize for wide in taken):
                     self.narrowed_to.add(tensor.dtype)
 
@@ -93,18 +90,10 @@ def _plain(name: str) -> str:
 
 def _payload(func: Any, args: tuple[Any, ...], num_ranks: int) -> int:
     """Return the bytes of the whole tensor that a collective is about, from the larger of its in- and outputs."""
-    sizes = [sum(tensor.numel() * tensor.element_size() for tensor in _tensors(arg)) for arg in args]
+    sizes = [sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(arg)) for arg in args]
     largest = max(sizes, default=0)
     gathers_to_result = "functional" in str(func) and "all_gather" in str(func)
     return largest * num_ranks if gathers_to_result else largest
-
-
-def _tensors(arg: Any) -> Iterator[torch.Tensor]:
-    if torch.is_tensor(arg):
-        yield arg
-    elif isinstance(arg, list | tuple):
-        for item in arg:
-            yield from _tensors(item)
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
 
+from shardviz.errors import ShardvizError
 from shardviz.layout import Layout
 from shardviz.live.compat import DTensor, placement_of, quiet_redistribution
 from shardviz.live.meshes import plain_mesh
@@ -55,6 +56,16 @@ def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
             if other != shape:
                 found.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} {list(shape)}")
     return found
+
+
+def refuse_without_group(hint: str) -> None:
+    """Refuse to go on where there are no ranks to ask.
+
+    Raises:
+        ShardvizError: No process group is initialised; the hint says what to do.
+    """
+    if not distributed.is_initialized():
+        raise ShardvizError("no process group is initialised: there are no ranks to compare", hint)
 
 
 def of_all_ranks(mine: Sent) -> list[Sent]:

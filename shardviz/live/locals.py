@@ -46,6 +46,11 @@ class Local:
     grad: torch.Tensor | None = None
     grad_claim: Claim | None = None
 
+    @property
+    def claimed_shape(self) -> tuple[int, ...]:
+        """The shape that the placements are about: the concatenation's of FSDP1, the global one otherwise."""
+        return (self.flat[1],) if self.flat else self.shape
+
 
 def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
     """Yield every parameter and buffer of a model, FSDP1's flat parameters taken apart.

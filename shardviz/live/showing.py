@@ -77,9 +77,8 @@ def _layout(local: Local) -> Layout | None:
     if local.claim is None:
         return None
     mesh, placements = local.claim
-    record, total = local.flat or (None, 0)
-    shape = (total,) if record else local.shape
-    return layout_of(LayoutRecord(0, tuple(map(str, placements)), shape, record), mesh)
+    flat = local.flat[0] if local.flat else None
+    return layout_of(LayoutRecord(0, tuple(map(str, placements)), local.claimed_shape, flat), mesh)
 
 
 def _dtype(local: Local) -> str:

@@ -2,7 +2,7 @@
 
 Ids count from 1 over the whole model, row-major in each tensor, in the order of `named_parameters` and then
 `named_buffers`. Parameters that share storage get one range of ids. Where a dtype cannot hold every id exactly, the ids
-are written a digit a pass, to be put together again by `shardviz.live.capture`.
+are written a digit a pass, to be put together again by `shardviz.live.passes`.
 """
 
 from __future__ import annotations

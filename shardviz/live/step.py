@@ -31,6 +31,7 @@ from shardviz.live.compat import DTensor, dividing_float64_once
 from shardviz.live.locals import Local, of_tensor, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.observe import Observed, observed
+from shardviz.live.running import tensors_in
 from shardviz.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
@@ -171,16 +172,9 @@ def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -
     outputs = [output for output in seen.outputs if output.ndim]
     if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
         return None, len(outputs)
-    rows = next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), 0)
+    rows = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
     in_parts = len(outputs) > 1 and len(outputs[-1]) != rows == sum(map(len, outputs))
     return (torch.cat(outputs), 1) if axes or in_parts else (outputs[-1], len(outputs))
-
-
-def _tensors(batch: Batch) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for part in batch:
-        _each(part, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:

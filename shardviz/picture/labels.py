@@ -40,7 +40,7 @@ def ranks_label(mask: Mask, mesh: Mesh | None, room: int) -> str:
 def shared_coords(mask: Mask, mesh: Mesh) -> str:
     """Return the coordinates that make up exactly this set, `tp=0`; empty where none do.
 
-    Axes along which the set holds every coordinate are left out, so the whole mesh is `all`.
+    Axes along which the set holds every coordinate are left out, so the whole mesh is `all ranks`.
     """
     ranks = ranks_of(mask)
     if any(rank not in mesh for rank in ranks):

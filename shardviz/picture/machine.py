@@ -17,7 +17,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def report_json(report: Report) -> str:
-    """Return the report as design section 9 has it: one finding a tensor, none folded."""
+    """Return the report as JSON, which `check --format json` prints: one finding a tensor, none folded."""
     return json.dumps(report.to_json(), indent=1) + "\n"
 
 

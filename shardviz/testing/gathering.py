@@ -17,9 +17,10 @@ from torch import distributed
 from shardviz.dump.read import Dump
 from shardviz.dump.records import RankRecord
 from shardviz.dump.tensors import Model, model_of
-from shardviz.errors import DumpError, ShardvizError
+from shardviz.errors import DumpError
 from shardviz.live.api import add_model
 from shardviz.live.capture import Capture, run_record
+from shardviz.live.gather import of_all_ranks, refuse_without_group
 from shardviz.live.locals import local_tensors, unwrapped
 from shardviz.live.meshes import plain_mesh
 from shardviz.live.stages import agree
@@ -70,7 +71,7 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
         MeshError: The mesh has no such axis.
         ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
     """
-    _refuse_without_group()
+    refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
     inner = unwrapped(model)
     names = [local.name for local in local_tensors(inner)]
     stage = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
@@ -88,14 +89,13 @@ def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: St
     Raises:
         ShardvizError: No process group is initialised.
     """
-    _refuse_without_group()
+    refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
     if mesh is not None:
         seen.add_mesh(mesh)
     add(seen)
-    sent: list[tuple[bytes, bytes]] = [(b"", b"")] * num_ranks
-    distributed.all_gather_object(sent, (msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
+    sent = of_all_ranks((msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
     run = run_record(_job_mesh(mesh), stamps, None)
@@ -104,11 +104,3 @@ def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: St
 
 def _job_mesh(mesh: DeviceMesh | None) -> Mesh:
     return plain_mesh(mesh) if mesh is not None else Mesh(("rank",), (distributed.get_world_size(),))
-
-
-def _refuse_without_group() -> None:
-    if not distributed.is_initialized():
-        raise ShardvizError(
-            "no process group is initialised: there are no ranks to compare",
-            "mark the test with @spmd(mesh=...), or give a dump's folder",
-        )

@@ -1,6 +1,6 @@
 """Test modules in ranks: imported as pytest imported them, with its rewriting of assertions.
 
-Everything private of pytest that ranks need is called from here. Tried on pytest 8.2, 8.4 and 9.2.
+What of pytest is private here was tried on pytest 8.2, 8.4 and 9.2.
 """
 
 from __future__ import annotations

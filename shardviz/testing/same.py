@@ -14,6 +14,7 @@ from torch import distributed
 
 from shardviz.check.step.compared import SAFETY, Rounding, laid_out
 from shardviz.layout import Layout
+from shardviz.live.gather import of_all_ranks
 from shardviz.region import Region
 from shardviz.testing.differences import explained, misshapen
 from shardviz.testing.gathering import gather
@@ -208,9 +209,7 @@ def _check_references(suspects: set[Key], wanted: Mapping[Key, Wanted]) -> None:
 
 
 def _agreed(mine: set[Key]) -> set[Key]:
-    of_all: list[set[Key]] = [set() for _ in range(distributed.get_world_size())]
-    distributed.all_gather_object(of_all, mine)
-    return set().union(*of_all)
+    return set().union(*of_all_ranks(mine))
 
 
 def _is_suspect(local: Local, wanted: Wanted) -> bool:
@@ -218,8 +217,7 @@ def _is_suspect(local: Local, wanted: Wanted) -> bool:
         part = Region.whole(wanted.values.shape)
     else:
         mesh, placements = local.claim
-        shape = (local.flat[1],) if local.flat else local.shape
-        layout = Layout.from_placements(mesh, shape, placements)
+        layout = Layout.from_placements(mesh, local.claimed_shape, placements)
         if layout.partial or local.flat or local.shape != wanted.values.shape:
             return True
         part = layout.region(mesh.coord_of(distributed.get_rank()))
