@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.picture.sides import Sides
 
+    from .selection import Selection
+
 Verdict = Literal["error", "warning", "unchecked", "clean", "pending"]
 
 GLYPHS: dict[Verdict, str] = {"error": "✗", "warning": "!", "unchecked": "?", "clean": "✓", "pending": "…"}
@@ -143,6 +145,12 @@ class Document:
     def by_finding(self) -> dict[int, int]:
         """The entry that each finding is about; findings of the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
+
+    def rank_of(self, selection: Selection, among: Sequence[int] = ()) -> int:
+        """Return the rank that is looked at: the chosen one; until one was, the first of some ranks, or of the mesh."""
+        if selection.rank is not None:
+            return selection.rank
+        return among[0] if among else self.model.dump.mesh.ranks[0]
 
     @cached_property
     def step(self) -> Step:

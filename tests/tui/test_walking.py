@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from shardviz.errors import DumpError
-from shardviz.mesh import parse_mesh
+from shardviz.mesh import Mesh, parse_mesh
 from shardviz.picture import sides
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
@@ -20,6 +21,7 @@ from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
+from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
     from shardviz.tui.selection import Selection
@@ -120,6 +122,21 @@ def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
     assert "rank 5 of 8" in shown.text
     assert "up.weight  [9:12, 0:12]" in shown.text
     assert "109 110" in shown.text
+
+
+def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_path: Path) -> None:
+    stages = {0: ("last.weight", "last.bias"), 1: ("first.weight", "first.bias")}
+    tensors = dict.fromkeys((*stages[0], *stages[1]), Made(None, shape=(2,)))
+    path = make_dump(tmp_path / "a", Mesh(("pp",), (2,), (1, 0)), tensors)
+    add_to_ranks(
+        path,
+        lambda rank: structs.replace(rank, tensors=tuple(one for one in rank.tensors if one.name in stages[rank.rank])),
+    )
+    walks = walk_on(path, {"mesh": "2", "rank": "3", "down": ("down",), "next": "]"})
+    assert "rank 1 of 2" in walks["mesh"].text
+    assert "rank 1 of 2" in walks["rank"].text
+    assert "first.bias on rank 1" in walks["down"].text
+    assert "rank 0 of 2" in walks["next"].text
 
 
 def test_the_rank_without_a_file_says_so(damaged: Path) -> None:

@@ -66,7 +66,7 @@ class MeshView(View):
         if document is None:
             return
         mesh = document.model.dump.mesh
-        rank = mesh.ranks[0] if selection.rank is None else selection.rank
+        rank = document.rank_of(selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
         below = f"underlined: the group along {axis}" if axis else ""

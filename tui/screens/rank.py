@@ -71,7 +71,7 @@ class RankView(View):
         """Show the chosen rank and tensor."""
         if document is None:
             return
-        rank = document.model.dump.mesh.ranks[0] if selection.rank is None else selection.rank
+        rank = document.rank_of(selection)
         self.query_one(RankCard).show(document, rank)
         held = entries_of_rank(document, rank)
         cursor = held.index(selection.entry) if selection.entry in held else 0
@@ -91,7 +91,7 @@ class RankView(View):
     def _highlighted(self, message: Lines.Highlighted) -> None:
         document, selection = self.app.document, self.app.selection
         if document is not None:
-            held = entries_of_rank(document, 0 if selection.rank is None else selection.rank)
+            held = entries_of_rank(document, document.rank_of(selection))
             if message.index < len(held):
                 self.app.selection = of_entry(document, selection, held[message.index])
 
@@ -102,7 +102,7 @@ class RankView(View):
     def action_step(self, step: int) -> None:
         """Go to another rank."""
         if self.app.document is not None:
-            ranks, rank = self.app.document.model.dump.mesh.ranks, self.app.selection.rank
+            ranks, rank = self.app.document.model.dump.mesh.ranks, self.app.document.rank_of(self.app.selection)
             at = ranks.index(rank) if rank in ranks else 0
             self.app.selection = replace(self.app.selection, rank=ranks[(at + step) % len(ranks)])
 

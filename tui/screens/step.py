@@ -111,7 +111,7 @@ class StepView(View):
         if not self._listed:
             return
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
-        rank = chosen.ranks[0] if selection.rank is None else selection.rank
+        rank = document.rank_of(selection, chosen.ranks)
         self.query_one("#comm-box", Box).entitle(collective_title(chosen))
         self.query_one("#comm-card", Static).update(collective_text(chosen, document.model.dump.mesh, rank))
         self.query_one("#part-box", Box).entitle("● takes part", f"underlined: with rank {rank}")
