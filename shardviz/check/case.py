@@ -16,8 +16,8 @@ import numpy as np
 
 from shardviz.check.infer import infer_layout
 from shardviz.check.infer.layout import holds
-from shardviz.check.products import region_of
 from shardviz.notation import write
+from shardviz.products import region_of
 from shardviz.region import Region
 
 if TYPE_CHECKING:

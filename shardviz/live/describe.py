@@ -11,6 +11,7 @@ import torch
 
 from shardviz.dump.read import DIGEST_LENGTH
 from shardviz.dump.tensors import ID_NONE
+from shardviz.products import region_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,37 +46,10 @@ def as_ranges(ids: NDArray[np.int64], stamp: Stamp, shape: Sequence[int]) -> tup
         shape: The shape in which indices count: the tensor's own, or its number of elements where it is held flat.
 
     Returns:
-        The ranges; None where the ids are not the product of one list of indices a dim.
+        The ranges; None where the ids are not the product of one list of indices a dim, or of too many ranges.
     """
-    if ids.ndim != len(shape):
-        return None
-    own = ids - stamp.first
-    if not own.size:
-        return tuple(((0, size),) if size else () for size in ids.shape)
-    if own.min() < 0 or own.max() >= math.prod(shape):
-        return None
-    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    corner = np.unravel_index(int(own[(0,) * own.ndim]), shape) if shape else ()
-    parts, dims = np.zeros((), np.int64), []
-    for dim, stride in enumerate(strides):
-        edge = own[tuple(slice(None) if other == dim else 0 for other in range(own.ndim))]
-        along = (edge - edge[0]) // stride + int(corner[dim])
-        if along.min() < 0 or along.max() >= shape[dim]:
-            return None
-        parts = np.add.outer(parts, along * stride)
-        ranges = _index_ranges(along)
-        if ranges is None:
-            return None
-        dims.append(ranges)
-    return tuple(dims) if np.array_equal(parts, own) else None
-
-
-def _index_ranges(along: NDArray[np.int64]) -> Ranges | None:
-    breaks = np.flatnonzero(np.diff(along) != 1) + 1
-    if len(breaks) >= MAX_RANGES:
-        return None
-    starts, ends = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(along)]))
-    return tuple((int(along[start]), int(along[end - 1]) + 1) for start, end in zip(starts, ends, strict=True))
+    region = region_of(ids, shape, stamp.first)
+    return region.dims if region is not None and max(map(len, region.dims), default=0) <= MAX_RANGES else None
 
 
 def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:

@@ -10,10 +10,10 @@ import numpy as np
 from shardviz.check.finding import Finding
 from shardviz.check.infer import infer_layout
 from shardviz.check.infer.labels import explain_label
-from shardviz.check.products import region_of
 from shardviz.check.step.gradients import check_unreduced
 from shardviz.check.step.scale import check_scale
 from shardviz.notation import write
+from shardviz.products import region_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardviz.check.products import BLOCK, region_of
+from shardviz.products import BLOCK, region_of
 from shardviz.region import Region, merged
 
 
