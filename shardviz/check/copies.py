@@ -111,12 +111,11 @@ def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Fin
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
         f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {listed})"
         f"{first_difference(group[0], other)}",
-        write(tensor.claimed, equal=True) if tensor.claimed else "",
-        f"different values along {' and '.join(axes)}" if axes else "different values",
-        "",
-        cause,
-        fix,
-        refs,
+        claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
+        held=f"different values along {' and '.join(axes)}" if axes else "different values",
+        cause=cause,
+        fix=fix,
+        refs=refs,
     )
 
 

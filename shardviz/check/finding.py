@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Literal
 
 Kind = Literal[
@@ -55,6 +55,7 @@ class Finding:
     tensor: str
     ranks: tuple[int, ...]
     summary: str
+    _: KW_ONLY
     claimed: str = ""
     held: str = ""
     intended: str = ""

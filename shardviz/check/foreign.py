@@ -80,8 +80,8 @@ def _collision(case: Case, owners: dict[Coord, str]) -> Finding:
         tuple(sorted(by_rank)),
         f"one name stands for {distinct} tensors of the unsharded model: {named}"
         + (", ..." if len(by_rank) > 3 else ""),
-        case.claimed_text,
-        "another tensor on each rank",
+        claimed=case.claimed_text,
+        held="another tensor on each rank",
         cause="Modules were renumbered on each rank, as local experts counted from 0: a checkpoint by name keeps one "
         "rank's and loses the others'",
         fix="name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)",
@@ -100,8 +100,8 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], name: str
         _ranks(case, foreign),
         f"{len(foreign)} of {len(case.shards)} ranks hold {name} under this name: rank {case.rank(coord)} starts "
         f"with element {at} of it",
-        case.claimed_text,
-        f"the elements of {name}",
+        claimed=case.claimed_text,
+        held=f"the elements of {name}",
         cause=advice.cause,
         fix=advice.fix,
         refs=advice.refs,
@@ -130,7 +130,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         _ranks(case, foreign),
         f"{' and '.join(parts)} among the {total:,} elements held, the first at {first} of rank {case.rank(coord)}'s "
         f"shard{losing}{why}",
-        case.claimed_text,
+        claimed=case.claimed_text,
         cause=cause,
         fix=fix,
     )

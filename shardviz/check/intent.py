@@ -81,12 +81,12 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         case.name,
         tuple(sorted(wrong)),
         f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended{why}",
-        case.claimed_text,
-        held,
-        text,
-        cause,
-        fix,
-        FUSED_QKV if kind == "wrong-segment" else (),
+        claimed=case.claimed_text,
+        held=held,
+        intended=text,
+        cause=cause,
+        fix=fix,
+        refs=FUSED_QKV if kind == "wrong-segment" else (),
     )
 
 

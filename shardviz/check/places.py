@@ -59,7 +59,9 @@ def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
         held, (cause, fix, refs, also) = explanations[0].held, _advice(explanations)
     else:
         held, (cause, fix, refs, also) = held_in_words(case), advise_plain(case, counts)
-    base = Finding("missing", "error", case.name, (), "", case.claimed_text, held, cause=cause, fix=fix, refs=refs)
+    base = Finding(
+        "missing", "error", case.name, (), "", claimed=case.claimed_text, held=held, cause=cause, fix=fix, refs=refs
+    )
     copies = "once" if counts.copies == 1 else f"{counts.copies} times"
     if counts.num_missing:
         where = case.index(counts.first_missing)
@@ -106,7 +108,18 @@ def _explained(case: Case) -> Finding:
     kind = _kind(case)
     if kind == "misordered-within-shard":
         text = f"{len(wrong)} of {len(case.shards)} ranks hold the right elements in another order{why}"
-    return Finding(kind, "error", case.name, wrong, text, case.claimed_text, explanations[0].held, "", cause, fix, refs)
+    return Finding(
+        kind,
+        "error",
+        case.name,
+        wrong,
+        text,
+        claimed=case.claimed_text,
+        held=explanations[0].held,
+        cause=cause,
+        fix=fix,
+        refs=refs,
+    )
 
 
 def _kind(case: Case) -> Kind:

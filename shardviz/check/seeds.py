@@ -96,8 +96,8 @@ def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Find
         tuple(tensor.shards),
         f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: the whole "
         "tensor repeats one shard",
-        write(layout),
-        f"the same values along {along}",
+        claimed=write(layout),
+        held=f"the same values along {along}",
         cause="Every rank drew its own shard after sharding, with one seed on all of them",
         fix=_fix(tensor.first.body.device, along),
         refs=("OLMo-core#307", "torchtitan#3106"),

@@ -142,7 +142,7 @@ def _disagreeing(case: Case) -> Finding:
         tuple(others),
         f"{len(others)} of {len(case.shards)} ranks claim another layout: {own} on rank {rank}, where most claim "
         f"{case.claimed_text}",
-        case.claimed_text,
+        claimed=case.claimed_text,
         cause="The placements were chosen by a rule that depends on the rank",
         fix="give every rank of the mesh the same placements",
     )
@@ -164,8 +164,8 @@ def _wrong_local_shape(case: Case) -> Finding:
         f"{len(wrong)} of {len(case.shards)} ranks have another local shape than their placements give: "
         f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
         + (f": {fits.sentence}" if named else ""),
-        case.claimed_text,
-        fits.held if named else "",
+        claimed=case.claimed_text,
+        held=fits.held if named else "",
         cause=CATALOGUE[fits.name].cause
         if named
         else "The shards were cut by another rule than torch.chunk, which "

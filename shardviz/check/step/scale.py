@@ -135,7 +135,9 @@ def _by_numbers(one: Compared) -> Finding | None:
     more = "" if alike or len(factors) <= MAX_LISTED else ", ..."
     cause, fix = ONE_NUMBER if alike else OWN_NUMBER
     summary = f"the {WHAT[one.role]} is {times}{more}"
-    return Finding("wrong-scale", "error", one.name, one.wrong, summary, claimed_text(one), cause=cause, fix=fix)
+    return Finding(
+        "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
+    )
 
 
 def size_in_words(mesh: Mesh, ratio: Fraction) -> str:

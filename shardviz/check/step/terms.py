@@ -45,7 +45,14 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
     elif one.copies_differ_along:
         cause, fix = _on_some_ranks(model, one, right)
     return Finding(
-        "wrong-value", "error", one.name, one.wrong, _where(one, rank, excess), claimed_text(one), cause=cause, fix=fix
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        _where(one, rank, excess),
+        claimed=claimed_text(one),
+        cause=cause,
+        fix=fix,
     )
 
 
