@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.names import Fold, fold, printable
+from shardviz.names import printable
 from shardviz.notation import write
+from shardviz.picture.findings import folded_findings
 
 from .step import Step, step_of
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding, Report
     from shardviz.dump.tensors import Model, Tensor
+    from shardviz.names import Fold
     from shardviz.picture.sides import Sides
 
     from .selection import Selection
@@ -102,8 +104,7 @@ class Document:
 
     @cached_property
     def _folded(self) -> list[tuple[Fold, Finding]]:
-        report = self.report.findings if self.report else ()
-        return fold((finding.tensor, replace(finding, tensor="")) for finding in report)
+        return folded_findings(self.report.findings) if self.report else []
 
     @cached_property
     def _findings_of(self) -> dict[str, list[int]]:

@@ -41,6 +41,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
     document = Document(path, model_of(dump))
     post(read(document))
     document = checked(document)
+    _ = document.by_finding
     gc.freeze()  # a dump of a thousand ranks is a million objects that the collector would walk at every frame
     post(read(document))
     warm(document)

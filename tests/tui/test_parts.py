@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shardviz.check.compare import compare
+from shardviz.check.finding import Finding
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
@@ -65,6 +67,19 @@ def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
         ("there", "only there", ""),
         ("same", "same", ""),
     ]
+
+
+def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> None:
+    names = [f"layers.{layer}.weight" for layer in range(32)]
+    doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
+    alike = [Finding("misordered", "error", name, (0,), f"of {name} one row is elsewhere") for name in names]
+    other = replace(alike[0], tensor="layers.7.weight", summary="of layers.7.weight two rows are elsewhere")
+    told = replace(doc, report=replace(doc.report, findings=(*alike, other)))
+    assert [(finding.tensor, finding.summary) for finding in told.findings] == [
+        ("layers.[0-31].weight", "of layers.[0-31].weight one row is elsewhere"),
+        ("layers.7.weight", "of layers.7.weight two rows are elsewhere"),
+    ]
+    assert told.by_finding == {0: 0, 1: 0}
 
 
 def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
