@@ -43,21 +43,28 @@ INK_ON = ("#fff", *("#111",) * 7)
 
 FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
+
+def _coloured(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
+    """Return the rules that have colours, in plain ones: viewers and converters outside browsers know no variables."""
+    return (
+        f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
+        f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"
+        f".sv .sv-fnobody{{stroke:{soft}}}.sv .sv-hatch{{stroke:{ink}}}"
+    )
+
+
 STYLE = (
-    ".sv{--sv-ink:#1b1f24;--sv-soft:#57606a;--sv-paper:#fff;--sv-mixed:#d0d7de;--sv-bad:#a83f00;--sv-good:#00694d;"
-    f"font:12px {FONT}}}"
-    "@media (prefers-color-scheme:dark){.sv{--sv-ink:#e6edf3;--sv-soft:#9da7b1;--sv-paper:#0d1117;--sv-mixed:#4a525b;"
-    "--sv-bad:#ff8b4d;--sv-good:#3ddbac}}"
-    "@media print{.sv{--sv-ink:#1b1f24;--sv-soft:#57606a;--sv-paper:#fff;--sv-mixed:#d0d7de;--sv-bad:#a83f00;"
-    "--sv-good:#00694d}}"
-    ".sv text{fill:var(--sv-ink);white-space:pre}.sv .sv-paper{fill:var(--sv-paper)}"
-    ".sv .sv-name{font-size:16px;font-weight:700}.sv .sv-h{font-weight:700}.sv .sv-soft{fill:var(--sv-soft)}"
-    ".sv .sv-bad{fill:var(--sv-bad);font-weight:700}.sv .sv-good{fill:var(--sv-good);font-weight:700}"
-    ".sv .sv-i{fill:var(--sv-soft);text-anchor:middle}.sv .sv-l{text-anchor:middle;font-size:13px}"
-    ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}.sv .sv-d{font-weight:700}"
-    ".sv .sv-fmixed{fill:var(--sv-mixed)}.sv .sv-fnobody{fill:none;stroke:var(--sv-soft);stroke-dasharray:3 3}"
-    ".sv .sv-hatch{fill:url(#sv-differs);stroke:var(--sv-ink);stroke-width:2;pointer-events:none}"
+    f".sv{{font:12px {FONT}}}.sv text{{white-space:pre}}"
+    ".sv .sv-name{font-size:16px}.sv .sv-name,.sv .sv-h,.sv .sv-bad,.sv .sv-good,.sv .sv-d{font-weight:700}"
+    ".sv .sv-i,.sv .sv-l{text-anchor:middle}.sv .sv-l{font-size:13px}"
+    ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}"
+    ".sv .sv-fnobody{fill:none;stroke-dasharray:3 3}"
+    ".sv .sv-hatch{fill:url(#sv-differs);stroke-width:2;pointer-events:none}"
     ".sv .sv-band{opacity:.5}.sv .sv-still{opacity:.18}"
+    + _coloured("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
+    + "@media screen and (prefers-color-scheme:dark){"
+    + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
+    + "}"
     + "".join(
         f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink}}}"
         for at, (colour, ink) in enumerate(zip(RANK_COLOURS, INK_ON, strict=True))
