@@ -18,17 +18,23 @@ FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Why it happened and what to do.
+    """Why it happened and what to do, and how a finding says so.
 
     Attributes:
         cause: The most likely cause, one sentence.
         fix: What to change, in torch's own words.
         refs: Known upstream bugs of this kind.
+        clause: How the finding's sentence ends.
+        details: What follows the sentence.
+        also: What else fits.
     """
 
     cause: str
     fix: str
     refs: tuple[str, ...] = ()
+    clause: str = ""
+    details: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 CATALOGUE: dict[Shape, Advice] = {

@@ -71,7 +71,13 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""
-        return {"schema": 1, **asdict(self)}
+        return {
+            "schema": 1,
+            "changes": [asdict(change) for change in self.changes],
+            "gained": [finding.to_json() for finding in self.gained],
+            "lost": [finding.to_json() for finding in self.lost],
+            "not_compared": [asdict(unchecked) for unchecked in self.not_compared],
+        }
 
 
 def compare(before: Model, after: Model, reports: tuple[Report, Report] | None = None) -> Difference:

@@ -102,6 +102,7 @@ def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Fin
     listed = ", ".join(map(str, sorted(others)[:MAX_LISTED])) + (", ..." if len(others) > MAX_LISTED else "")
     group = differing[0]
     other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
+    first = first_difference(group[0], other)
     cause, fix, refs = _advice(tensor.role, axes)
     return Finding(
         "unreplicated",
@@ -109,8 +110,8 @@ def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Fin
         tensor.names[index],
         tuple(sorted(others)),
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
-        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {listed})"
-        f"{first_difference(group[0], other)}",
+        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {listed})",
+        details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
         held=f"different values along {' and '.join(axes)}" if axes else "different values",
         cause=cause,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Kind = Literal[
     "misordered",
@@ -31,6 +34,12 @@ Kind = Literal[
 ]
 Severity = Literal["error", "warning"]
 
+FOR_MACHINES = (
+    *("kind", "severity", "tensor", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
+    *("also", "refs"),
+)
+"""What of a finding is printed as JSON, in this order."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -41,12 +50,14 @@ class Finding:
         severity: `error` where numbers are wrong, `warning` where something could not be seen whole.
         tensor: The tensor's name; empty where it is about the whole dump.
         ranks: The ranks that disagree, rising.
-        summary: One sentence that says what is wrong, in numbers.
+        sentence: What is wrong, in numbers.
+        details: Clauses that follow the sentence: an example of it, what comes of it.
         claimed: Where the placements say each element is, in the notation.
         held: Where each element really is, in the notation where one fits, in words otherwise.
         intended: Where the author wants it, in the notation; empty where nothing was said.
         cause: The most likely cause, one sentence.
         fix: What to change, in torch's own words.
+        also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
     """
 
@@ -54,14 +65,36 @@ class Finding:
     severity: Severity
     tensor: str
     ranks: tuple[int, ...]
-    summary: str
+    sentence: str
     _: KW_ONLY
+    details: tuple[str, ...] = ()
     claimed: str = ""
     held: str = ""
     intended: str = ""
     cause: str = ""
     fix: str = ""
+    also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The sentence with all that follows it, in a line."""
+        return "; ".join((self.sentence, *self.details))
+
+    def in_words(self, change: Callable[[str], str]) -> Finding:
+        """Return the finding with all its prose changed in one way; layouts stay as they are."""
+        return replace(
+            self,
+            sentence=change(self.sentence),
+            details=tuple(map(change, self.details)),
+            cause=change(self.cause),
+            fix=change(self.fix),
+            also=tuple(map(change, self.also)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that stands for it where findings are printed as JSON."""
+        return {name: getattr(self, name) for name in FOR_MACHINES}
 
 
 @dataclass(frozen=True)
@@ -86,8 +119,14 @@ class Report:
     num_ranks: int
     num_tensors: int
     findings: tuple[Finding, ...] = ()
-    not_checked: tuple[NotChecked, ...] = field(default=())
+    not_checked: tuple[NotChecked, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz check --format json` prints."""
-        return {"schema": 1, **asdict(self)}
+        return {
+            "schema": 1,
+            "num_ranks": self.num_ranks,
+            "num_tensors": self.num_tensors,
+            "findings": [finding.to_json() for finding in self.findings],
+            "not_checked": [asdict(unchecked) for unchecked in self.not_checked],
+        }

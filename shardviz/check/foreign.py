@@ -117,10 +117,10 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     if others:
         parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
     lost = count_ids(case).num_missing
-    losing = f"; {lost:,} of its own {case.numel:,} elements are lost by it" if lost else ""
     coord, ids = next(iter(foreign.items()))
     first = [int(at) for at in np.unravel_index(int(np.argmax(ids <= 0)), ids.shape)] if ids.shape else []
     cause, fix, why = _explained(case, zeros, none)
+    details = (f"{lost:,} of its own {case.numel:,} elements are lost by it{why}",) if lost else ()
     if all(np.all(ids == -1) for ids in foreign.values()):
         cause = REWRITTEN
     return Finding(
@@ -129,7 +129,8 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         case.name,
         _ranks(case, foreign),
         f"{' and '.join(parts)} among the {total:,} elements held, the first at {first} of rank {case.rank(coord)}'s "
-        f"shard{losing}{why}",
+        f"shard{'' if lost else why}",
+        details=details,
         claimed=case.claimed_text,
         cause=cause,
         fix=fix,

@@ -1,7 +1,7 @@
 """`collective-mismatch`: the shards are where they are claimed, and what torch gathers from them is not in order.
 
 torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. Where the shards themselves are not
-as claimed, what torch gives back is a consequence, and is told in that finding's summary instead.
+as claimed, what torch gives back is a consequence, and is told with that finding instead.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _with_consequence(model: Model, finding: Finding, wrong: Wrong, seen: set[tu
         return finding
     calls = [call for name, call in seen if name == finding.tensor]
     said = [
-        f"; {call}() {_said(model, finding.tensor, wrong[finding.tensor, call])}"
+        f"{call}() {_said(model, finding.tensor, wrong[finding.tensor, call])}"
         if (finding.tensor, call) in wrong
-        else f"; {call}() gives it back in order all the same"
+        else f"{call}() gives it back in order all the same"
         for call in sorted(calls)
     ]
-    return replace(finding, summary=finding.summary + "".join(said)) if said else finding
+    return replace(finding, details=(*finding.details, *said))
 
 
 def _said(model: Model, name: str, ranks: dict[int, GatherRecord]) -> str:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.chain import JOIN
-from shardviz.check.advice import CATALOGUE, FUSED_QKV
+from shardviz.check.advice import CATALOGUE, FUSED_QKV, Advice
 from shardviz.check.finding import Finding, Kind, NotChecked
 from shardviz.check.infer.explain import explain
 from shardviz.check.infer.layout import same_region
@@ -74,37 +74,37 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         return
     held = write(case.held) if case.held is not None else "no layout of the notation"
     kind = _kind(wanted, case.held)
-    cause, fix, why = _advice(case, wanted, kind)
+    advice = _advice(case, wanted, kind)
     yield Finding(
         kind,
         "error",
         case.name,
         tuple(sorted(wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended{why}",
+        f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended{advice.clause}",
+        details=advice.details,
         claimed=case.claimed_text,
         held=held,
         intended=text,
-        cause=cause,
-        fix=fix,
-        refs=FUSED_QKV if kind == "wrong-segment" else (),
+        cause=advice.cause,
+        fix=advice.fix,
+        refs=advice.refs,
     )
 
 
-def _advice(case: Case, wanted: Layout, kind: Kind) -> tuple[str, str, str]:
-    """Return cause, fix, and how the summary ends."""
+def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
     if kind == "wrong-segment":
-        return CAUSE, _fix_for_segments(wanted), ""
+        return Advice(CAUSE, _fix_for_segments(wanted), FUSED_QKV)
     if case.held is None:
         first = explain(replace(case, claimed=wanted))[0]
-        return CATALOGUE[first.name].cause, first.fix, f": {first.sentence}"
+        return Advice(CATALOGUE[first.name].cause, first.fix, (), f": {first.sentence}", first.details)
     placements = wanted.placements()
     by = f"split it by {spell(placements)}" if placements is not None else "split it by hand"
     fix = f"{by}, or change what is expected to {write(case.held)}"
     left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
     if left and not case.held.split_axes:
         cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
-        return cause, fix, f": every rank has all of it, nothing splits it over {' or '.join(left)}"
-    return "The plan shards this tensor in another way than its author expects", fix, ""
+        return Advice(cause, fix, (), f": every rank has all of it, nothing splits it over {' or '.join(left)}")
+    return Advice("The plan shards this tensor in another way than its author expects", fix)
 
 
 def _fix_for_segments(wanted: Layout) -> str:

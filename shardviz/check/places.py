@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.advice import CATALOGUE
+from shardviz.check.advice import CATALOGUE, Advice
 from shardviz.check.counts import CountError, Counts, count_ids
 from shardviz.check.finding import Finding, Kind
 from shardviz.check.infer.explain import explain
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from shardviz.check.case import Case
     from shardviz.check.infer.explanation import Explanation
-    from shardviz.check.plain import Advised
     from shardviz.mesh import Coord
 
 OF_ORDER = ("another-order", "segments", "segments-under-fsdp", "across-segments", "round-robin", "one-factor")
@@ -56,24 +55,22 @@ def check_places(case: Case) -> Iterator[Finding]:
 def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
     if case.claimed is not None:
         explanations = explain(case)
-        held, (cause, fix, refs, also) = explanations[0].held, _advice(explanations)
+        held, advice = explanations[0].held, _advice(explanations)
     else:
-        held, (cause, fix, refs, also) = held_in_words(case), advise_plain(case, counts)
-    base = Finding(
-        "missing", "error", case.name, (), "", claimed=case.claimed_text, held=held, cause=cause, fix=fix, refs=refs
-    )
+        held, advice = held_in_words(case), advise_plain(case, counts)
+    base = _finding(case, "missing", (), "", held, advice)
     copies = "once" if counts.copies == 1 else f"{counts.copies} times"
     if counts.num_missing:
         where = case.index(counts.first_missing)
         how = "on no rank" if counts.least == 0 else f"held less than {copies}"
         ranks = tuple(sorted(shard.rank for shard in case.shards.values()))
         text = f"{counts.num_missing:,} of {case.numel:,} elements are {how}, the first at {where}"
-        yield replace(base, ranks=ranks, summary=text + also)
+        yield replace(base, ranks=ranks, sentence=text + advice.clause)
     if counts.num_duplicated:
         where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
         often = f"held up to {counts.most} times instead of {copies}"
         text = f"{counts.num_duplicated:,} of {case.numel:,} elements are {often}, the first at {where}"
-        yield replace(base, kind="duplicated", ranks=ranks, summary=text + also)
+        yield replace(base, kind="duplicated", ranks=ranks, sentence=text + advice.clause)
 
 
 def _holders(case: Case, element: int) -> tuple[int, ...]:
@@ -90,36 +87,41 @@ def _has(case: Case, coord: Coord, element: int) -> bool:
     )
 
 
-def _advice(explanations: list[Explanation]) -> Advised:
+def _advice(explanations: list[Explanation]) -> Advice:
     first, *others = explanations
-    also = "".join(f"; this fits as well: {other.held}" for other in others)
-    advice = CATALOGUE[first.name]
+    known = CATALOGUE[first.name]
     fix = first.fix
     if others and first.layout is None:
         fix += f"; or, if {others[0].held}: {others[0].fix}"
-    return advice.cause, fix, advice.refs, f": {first.sentence}{also}"
+    also = tuple(other.held for other in others)
+    return Advice(known.cause, fix, known.refs, f": {first.sentence}", first.details, also)
 
 
-def _explained(case: Case) -> Finding:
-    explanations = explain(case)
-    cause, fix, refs, why = _advice(explanations)
-    wrong = wrong_ranks(case)
-    text = f"{len(wrong)} of {len(case.shards)} ranks hold other elements than their placements say{why}"
-    kind = _kind(case)
-    if kind == "misordered-within-shard":
-        text = f"{len(wrong)} of {len(case.shards)} ranks hold the right elements in another order{why}"
+def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, held: str, advice: Advice) -> Finding:
     return Finding(
         kind,
         "error",
         case.name,
-        wrong,
-        text,
+        ranks,
+        sentence,
+        details=advice.details,
         claimed=case.claimed_text,
-        held=explanations[0].held,
-        cause=cause,
-        fix=fix,
-        refs=refs,
+        held=held,
+        cause=advice.cause,
+        fix=advice.fix,
+        also=advice.also,
+        refs=advice.refs,
     )
+
+
+def _explained(case: Case) -> Finding:
+    explanations = explain(case)
+    advice, kind, wrong = _advice(explanations), _kind(case), wrong_ranks(case)
+    what = "other elements than their placements say"
+    if kind == "misordered-within-shard":
+        what = "the right elements in another order"
+    text = f"{len(wrong)} of {len(case.shards)} ranks hold {what}{advice.clause}"
+    return _finding(case, kind, wrong, text, explanations[0].held, advice)
 
 
 def _kind(case: Case) -> Kind:

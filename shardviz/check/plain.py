@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.advice import CATALOGUE
+from shardviz.check.advice import CATALOGUE, Advice
 from shardviz.check.counts import varies
 
 if TYPE_CHECKING:
     from shardviz.check.case import Case
     from shardviz.check.counts import Counts
     from shardviz.region import Region
-
-Advised = tuple[str, str, tuple[str, ...], str]
-"""Cause, fix, references, and the clause that ends a summary."""
 
 MAX_LISTED = 3
 
@@ -35,21 +32,23 @@ def held_in_words(case: Case) -> str:
     return ", ".join(f"rank {rank} {region}" for rank, region in regions[:MAX_LISTED]) + more
 
 
-def advise_plain(case: Case, counts: Counts) -> Advised:
+def advise_plain(case: Case, counts: Counts) -> Advice:
     """Return why ids of a plain tensor are not held equally often, and what to do."""
     unused = _unused_axes(case) if counts.num_missing else []
     if unused:
-        advice = CATALOGUE["same-shard"]
-        fix = ", or ".join(advice.fix.format(axis=axis) for axis in unused)
-        return advice.cause, fix, advice.refs, f": all ranks along {' or '.join(unused)} hold the same part"
+        known = CATALOGUE["same-shard"]
+        fix = ", or ".join(known.fix.format(axis=axis) for axis in unused)
+        return Advice(known.cause, fix, known.refs, f": all ranks along {' or '.join(unused)} hold the same part")
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in case.ids.values())
     if zeros:
         cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
-        return cause, "cut the padded tensor with torch.chunk", (), f"; {zeros:,} zeros stand in for them"
+        fix = "cut the padded tensor with torch.chunk"
+        return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
     if counts.num_missing:
         cause = "What was left over when the size was divided by the ranks was dropped, or a part was never loaded"
-        return cause, "cut with torch.chunk, which gives the rest to the last ranks", (), ""
-    return "Ranks cut overlapping parts", "cut with torch.chunk, by mesh.get_coordinate()", (), _overlap(case)
+        return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
+    fix = "cut with torch.chunk, by mesh.get_coordinate()"
+    return Advice("Ranks cut overlapping parts", fix, clause=_overlap(case))
 
 
 def _unused_axes(case: Case) -> list[str]:

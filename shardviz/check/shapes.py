@@ -46,7 +46,7 @@ def check_global_shape(model: Model, tensor: Tensor, name: str) -> Iterator[Find
         _with_label(model, tensor, name, claimed, wanted),
         tensor=name,
         ranks=tuple(others),
-        summary=f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, "
+        sentence=f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, "
         f"where {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
     )

@@ -41,14 +41,14 @@ def first_difference(one: Shard, other: Shard) -> str:
         return ""
     if len(ours) != len(theirs) or one.body.dtype != other.body.dtype:
         first = f"{one.body.dtype}{list(one.body.local_shape)}"
-        return f"; rank {one.rank} has {first}, rank {other.rank} {other.body.dtype}{list(other.body.local_shape)}"
+        return f"rank {one.rank} has {first}, rank {other.rank} {other.body.dtype}{list(other.body.local_shape)}"
     at = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
     if at is None:
         return ""
     pair = (2,) if one.body.dtype.startswith("complex") else ()  # written as real and imaginary part
     shape = (*one.body.local_shape, *pair)
     index = [int(i) for i in np.unravel_index(at, shape)] if shape else []
-    return f"; at {index} of the shard rank {one.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
+    return f"at {index} of the shard rank {one.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
 
 
 def _said(value: float | str) -> str:

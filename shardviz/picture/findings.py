@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardviz.names import fold, printable
@@ -23,8 +24,6 @@ NAME = "\0"
 """Stands for the tensor's name while findings that differ in nothing else are folded."""
 
 INDENT = 12
-ALSO = "this fits as well: "
-"""How a clause of a summary begins that says what else would explain the finding."""
 
 
 def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text]:
@@ -38,20 +37,18 @@ def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text
 def folded_findings(findings: Sequence[Finding]) -> list[tuple[Fold, Finding]]:
     """Return each finding once for all the tensors that have it, in words that name them all."""
     folded = fold((finding.tensor, _nameless(finding)) for finding in findings)
-    return [(names, _renamed(finding, str(names))) for names, finding in folded]
+    return [(names, finding.in_words(partial(_named, str(names)))) for names, finding in folded]
 
 
-def _renamed(finding: Finding, name: str) -> Finding:
-    summary, cause, fix = (text.replace(NAME, name) for text in (finding.summary, finding.cause, finding.fix))
-    return replace(finding, summary=summary, cause=cause, fix=fix)
+def _named(name: str, text: str) -> str:
+    return text.replace(NAME, name)
 
 
 def _nameless(finding: Finding) -> Finding:
     if not finding.tensor:
         return finding
     name = re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
-    summary, cause, fix = (name.sub(NAME, text) for text in (finding.summary, finding.cause, finding.fix))
-    return replace(finding, tensor="", summary=summary, cause=cause, fix=fix)
+    return replace(finding.in_words(partial(name.sub, NAME)), tensor="")
 
 
 def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[Text]:
@@ -63,23 +60,20 @@ def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[T
         (f"  {printable(str(folded))}{count}" if str(folded) else "", "bold"),
         (_ranks(finding.ranks), DIM),
     )
-    summary, advice = told(finding)
-    lines = [head, *wrapped(printable(summary), terminal.width, line("  "), 2)]
+    lines = [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
     for title, text in layouts_of(finding):
         lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
-    for title, text in advice:
+    for title, text in advice_of(finding):
         start = line((f"  {title:<{INDENT - 2}}", DIM))
         lines += wrapped(printable(text), terminal.width, start, INDENT)
     return lines
 
 
-def told(finding: Finding) -> tuple[str, list[tuple[str, str]]]:
-    """Return what is wrong in a sentence, and what stands below it: cause, fix, what else would fit, references."""
-    clauses = finding.summary.split("; ")
-    summary = "; ".join(clause for clause in clauses if not clause.startswith(ALSO))
-    others = [("or", clause.removeprefix(ALSO)) for clause in clauses if clause.startswith(ALSO)]
+def advice_of(finding: Finding) -> list[tuple[str, str]]:
+    """Return what stands below a finding: its cause, its fix, what else would fit, references."""
+    others = [("or", text) for text in finding.also]
     advice = (("cause", finding.cause), ("fix", finding.fix), *others, ("see", ", ".join(finding.refs)))
-    return summary, [(title, text) for title, text in advice if text]
+    return [(title, text) for title, text in advice if text]
 
 
 def layouts_of(finding: Finding) -> Iterable[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.names import fold
-from shardviz.picture.findings import folded_findings, layouts_of, told
+from shardviz.picture.findings import advice_of, folded_findings, layouts_of
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.html_parts import section
 from shardviz.picture.html_run import comms_section, memory_section, schedule_section
@@ -168,8 +168,7 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     ranks = ranks_text(mask_of(finding.ranks))
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     facts = [*((title, element("code", words(text))) for title, text in layouts_of(finding))]
-    summary, advice = told(finding)
-    facts += [(title, words(text)) for title, text in advice]
+    facts += [(title, words(text)) for title, text in advice_of(finding)]
     facts += [("ranks", words(ranks if len(ranks) <= 80 else f"{ranks[:80].rpartition(',')[0]},..."))] if ranks else []
     picture = ""
     if entry is not None and entry.picture:
@@ -179,7 +178,7 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     return element(
         "article",
         element("h3", kind, " ", element("code", words(names)), count),
-        element("p", words(summary)),
+        element("p", words(finding.summary)),
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,
         id=f"finding-{at}",

@@ -81,7 +81,8 @@ def _reasons_by_tensor(report: Report) -> dict[str, list[str]]:
 def _details(finding: Finding) -> str:
     """Return a finding as lines of plain text."""
     sides = (("claimed", finding.claimed), ("held", finding.held), ("intended", finding.intended))
-    told = (("cause", finding.cause), ("fix", finding.fix), ("see", ", ".join(finding.refs)))
+    others = [("or", text) for text in finding.also]
+    told = (("cause", finding.cause), ("fix", finding.fix), *others, ("see", ", ".join(finding.refs)))
     lines = [_named(finding.tensor, finding.summary)]
     lines += [f"{title}: {printable(text)}" for title, text in (*sides, *told) if text]
     return "\n".join(lines)

@@ -67,6 +67,5 @@ def _restricted(model: Model, ranks: tuple[int, ...]) -> Model:
 
 def _worded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
     """Count over all groups along the axis, and leave out since when: an assertion does not know."""
-    first = finding.summary.partition("; ")[2]
-    summary = f"copies differ along {axis}: {len(finding.ranks)} of {mesh.size} ranks hold other values than the rest"
-    return replace(finding, summary=f"{summary}; {first}" if first else summary, intended=f"={axis}")
+    sentence = f"copies differ along {axis}: {len(finding.ranks)} of {mesh.size} ranks hold other values than the rest"
+    return replace(finding, sentence=sentence, intended=f"={axis}")

@@ -36,11 +36,11 @@ def explained(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
         far: The ranks whose values are too far from it.
         tolerance: What is allowed, as text.
     """
-    alike = replace(one, role=one.role if one.role == "grad" else "scalar")
+    alike = replace(one, role=one.role if one.role == "grad" else "scalar", whose="the reference's")
     known = _misplaced(one) or (check_unreduced(alike) if one.role == "grad" else None) or check_scale(alike)
     if known is None:
         return _value(one, far, tolerance)
-    return replace(known, ranks=tuple(far), summary=known.summary.replace("the unsharded model's", "the reference's"))
+    return replace(known, ranks=tuple(far))
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:

@@ -67,7 +67,7 @@ def tell(model: Model | None, findings: Sequence[Finding]) -> str:
 
 def _alike(finding: Finding) -> tuple[object, ...]:
     name = finding.tensor
-    texts = (finding.summary, finding.cause, finding.fix)
+    texts = (finding.summary, finding.cause, finding.fix, *finding.also)
     layouts = (finding.claimed, finding.held, finding.intended)
     return finding.kind, finding.ranks, *layouts, *(text.replace(name, "") if name else text for text in texts)
 
@@ -85,7 +85,8 @@ def _told(model: Model | None, group: Sequence[Finding]) -> str:
     lines += [f"{'':{INDENT}}{title:<{COLUMN}}{printable(text)}" for title, text in rows if text]
     if picture := _picture(model, first.tensor):
         lines += ["", *picture, ""]
-    advice = (("cause", first.cause), ("fix", first.fix), ("see", ", ".join(first.refs)))
+    others = [("or", text) for text in first.also]
+    advice = (("cause", first.cause), ("fix", first.fix), *others, ("see", ", ".join(first.refs)))
     lines += [f"{'':{INDENT}}{title:<{COLUMN}}{printable(text)}" for title, text in advice if text]
     return "\n".join(lines)
 

@@ -40,5 +40,5 @@ def check_tied(model: Model, first: str, others: Iterable[str]) -> list[Finding]
 
 def _worded(finding: Finding, first: str) -> Finding:
     """Leave out what was before sharding, which an assertion does not know."""
-    summary = f"it does not share storage with {first} on {len(finding.ranks)} ranks"
-    return replace(finding, summary=summary)
+    sentence = f"it does not share storage with {first} on {len(finding.ranks)} ranks"
+    return replace(finding, sentence=sentence)

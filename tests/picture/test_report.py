@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -33,7 +34,7 @@ def swapped(tensor: str) -> Finding:
         severity="error",
         tensor=tensor,
         ranks=(1, 2, 3, 4, 5, 6),
-        summary=f"6 of 8 ranks hold rows of {tensor} other than those that they claim",
+        sentence=f"6 of 8 ranks hold rows of {tensor} other than those that they claim",
         claimed="[16/fsdp/tp, 8]",
         held="[16/tp/fsdp, 8]",
         intended="[16/tp/fsdp, 8]",
@@ -165,3 +166,22 @@ def test_junit_is_valid_xml_with_a_case_for_every_tensor() -> None:
     }
     names = {case.get("name"): [part.tag for part in case] for case in suite}
     assert names == {"a": [], "[red]w\\u001b[31m:100%,\n": ["failure"], "b": ["skipped"], "(dump)": ["failure"]}
+
+
+def test_what_else_fits_has_a_row_of_its_own_in_every_format_and_no_wording_is_taken_for_it() -> None:
+    named = replace(swapped("a; this fits as well: b"), also=("each shard transposed",))
+    assert "  or        each shard transposed" in TERMINAL.render(findings_lines([named], TERMINAL)).splitlines()
+    assert "%0Aor: each shard transposed" in report_github(report(named))
+    assert "\nor: each shard transposed" in report_junit(report(named), [named.tensor])
+    (read,) = json.loads(report_json(report(named)))["findings"]
+    assert (read["also"], read["summary"]) == (["each shard transposed"], named.sentence)
+    alone = replace(named, also=())
+    assert "\n  or " not in TERMINAL.render(findings_lines([alone], TERMINAL))
+    assert "or: " not in report_github(report(alone)) + report_junit(report(alone), [alone.tensor])
+
+
+def test_clauses_after_the_sentence_are_part_of_the_summary() -> None:
+    told = replace(swapped("a"), details=("at [0] of the shard rank 0 has 1, rank 1 2",))
+    (read,) = json.loads(report_json(report(told)))["findings"]
+    assert read["summary"] == told.summary == f"{told.sentence}; {told.details[0]}"
+    assert "details" not in read

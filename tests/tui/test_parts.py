@@ -73,7 +73,7 @@ def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> 
     names = [f"layers.{layer}.weight" for layer in range(32)]
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
     alike = [Finding("misordered", "error", name, (0,), f"of {name} one row is elsewhere") for name in names]
-    other = replace(alike[0], tensor="layers.7.weight", summary="of layers.7.weight two rows are elsewhere")
+    other = replace(alike[0], tensor="layers.7.weight", sentence="of layers.7.weight two rows are elsewhere")
     told = replace(doc, report=replace(doc.report, findings=(*alike, other)))
     assert [(finding.tensor, finding.summary) for finding in told.findings] == [
         ("layers.[0-31].weight", "of layers.[0-31].weight one row is elsewhere"),

@@ -57,22 +57,18 @@ def finding_body(finding: Finding) -> Group:
     for label, value in _lines(finding):
         style = ink(GREEN, bold=True) if label == "fix" else ""
         table.add_row(Text(label, "bold" if label == "fix" else "dim"), Text(printable(value), style))
-    return Group(Text(printable(_sentence(finding))), table)
-
-
-def _sentence(finding: Finding) -> str:
-    """Return what the summary says first; what else would fit comes behind the fix."""
-    return finding.summary.partition("; ")[0]
+    return Group(Text(printable(finding.sentence)), table)
 
 
 def _lines(finding: Finding) -> list[tuple[str, str]]:
+    also = [f"this fits as well: {text}" for text in finding.also]
     lines = [
         ("claimed", finding.claimed),
         ("held", finding.held),
         ("intended", finding.intended),
         ("fix", finding.fix),
         ("cause", finding.cause),
-        ("more", finding.summary.partition("; ")[2]),
+        ("more", "; ".join((*also, *finding.details))),
         ("see", ", ".join(finding.refs)),
     ]
     return [(label, value) for label, value in lines if value]

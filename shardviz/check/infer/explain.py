@@ -57,9 +57,14 @@ def _num_held(case: Case) -> int:
 
 
 def _scrambled(case: Case) -> Explanation:
-    differences = first_differences(case)
-    sentence = f"no known shape fits; first differences: {'; '.join(differences)}"
-    return Explanation("scrambled", sentence, CATALOGUE["scrambled"].fix, "scrambled: " + "; ".join(differences))
+    differences = "; ".join(first_differences(case))
+    return Explanation(
+        "scrambled",
+        "no known shape fits",
+        CATALOGUE["scrambled"].fix,
+        f"scrambled: {differences}",
+        details=(f"first differences: {differences}",),
+    )
 
 
 def first_differences(case: Case) -> list[str]:

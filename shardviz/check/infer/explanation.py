@@ -55,6 +55,7 @@ class Explanation:
         fix: What to change, in torch's own words.
         held: Where the elements are: in the notation where it has a word for it, in words otherwise.
         layout: The held layout, where the notation has one.
+        details: Clauses that follow the sentence.
     """
 
     name: Shape
@@ -62,3 +63,4 @@ class Explanation:
     fix: str
     held: str
     layout: Layout | None = None
+    details: tuple[str, ...] = ()

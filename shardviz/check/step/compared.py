@@ -89,6 +89,7 @@ class Compared:
         values: What each rank holds.
         regions: The part of the tensor that each rank holds.
         rounding: What the step allows for rounding.
+        whose: What findings call the wanted values.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Compared:
     values: Mapping[int, NDArray[np.float64]]
     regions: Mapping[int, Region | Elements]
     rounding: Rounding
+    whose: str = "the unsharded model's"
 
     @cached_property
     def tolerance(self) -> float:

@@ -48,6 +48,6 @@ def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:
     alike = {id(finding) for one, finding in grads if ratio_to_wanted(one, one.reduced) == ratio}
     for one, finding in found:
         if alike and one.name == "loss":
-            yield replace(finding, summary=f"{finding.summary}, and so are {len(alike)} gradients")
+            yield replace(finding, sentence=f"{finding.sentence}, and so are {len(alike)} gradients")
         elif id(finding) not in alike:
             yield finding

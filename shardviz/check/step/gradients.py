@@ -36,7 +36,7 @@ def check_unreduced(one: Compared) -> Finding | None:
     reduction, over, ratio = missing
     axes = " and ".join(over)
     low, high, worst = _farthest(one, one.mesh.groups(one.copies_differ_along[0]))
-    whole = "the unsharded model's" if ratio == 1 else f"{ratio} of the unsharded model's"
+    whole = one.whose if ratio == 1 else f"{ratio} of {one.whose}"
     what = "gradient" if one.role == "grad" else "output"
     op = OPS[reduction]
     cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
@@ -45,8 +45,8 @@ def check_unreduced(one: Compared) -> Finding | None:
         "error",
         one.name,
         one.wrong,
-        f"the {what} differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart; their "
-        f"{reduction} over {axes} is {whole}",
+        f"the {what} differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart",
+        details=(f"their {reduction} over {axes} is {whole}",),
         claimed=claimed_text(one),
         held=f"each rank's own part (+{', +'.join(over)})",
         cause=cause,
@@ -71,7 +71,8 @@ def _among_holders(one: Compared) -> Finding | None:
         one.name,
         one.wrong,
         f"the gradient differs between ranks that hold the same part: rank {low} and rank {high} are up to "
-        f"{number(worst)} apart; the {reduction} over those that do is the unsharded model's",
+        f"{number(worst)} apart",
+        details=(f"the {reduction} over those that do is {one.whose}",),
         claimed=claimed_text(one),
         held="each rank's own contribution",
         cause=f"There are {len(holders)} parts on {len(one.reduced)} ranks, as of key and value heads that are fewer "

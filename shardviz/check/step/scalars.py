@@ -30,8 +30,8 @@ def check_scalar(one: Compared) -> Finding | None:
         "error",
         one.name,
         one.wrong,
-        f"ranks log {shown}{more} where the unsharded model logs {number(float(one.wanted.sum()))}"
-        + (f"; their {missing[0]} over {axes} is the whole's" if missing else ""),
+        f"ranks log {shown}{more} where the unsharded model logs {number(float(one.wanted.sum()))}",
+        details=(f"their {missing[0]} over {axes} is the whole's",) if missing else (),
         claimed=claimed_text(one),
         held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else "a value of each rank's own",
         cause=cause,

@@ -55,7 +55,7 @@ def check_scale(one: Compared) -> Finding | None:
         "error",
         one.name,
         one.wrong,
-        f"the {WHAT[one.role]} is {_times(ratio)} the unsharded model's{which}",
+        f"the {WHAT[one.role]} is {_times(ratio)} {one.whose}{which}",
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
@@ -131,7 +131,7 @@ def _by_numbers(one: Compared) -> Finding | None:
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= _precision(one) * abs(high)
     shown = ", ".join(f"{number(factor)} on rank {rank}" for rank, factor in list(factors.items())[:MAX_LISTED])
-    times = f"{number(high)} times the unsharded model's on every rank" if alike else f"scaled by {shown}"
+    times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
     more = "" if alike or len(factors) <= MAX_LISTED else ", ..."
     cause, fix = ONE_NUMBER if alike else OWN_NUMBER
     summary = f"the {WHAT[one.role]} is {times}{more}"
