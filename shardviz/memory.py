@@ -9,20 +9,39 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.dtypes import itemsize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.dump.records import Role, StageRecord
     from shardviz.dump.tensors import Model, Tensor
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
 """What stays in memory, in the order of tables."""
+
+
+UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes with three digits: `512 B`, `1.5 KiB`, `34.2 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    size, unit = count / 1024, 0
+    while round(size) >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {UNITS[unit]}" if size >= 999.5 else f"{size:.3g} {UNITS[unit]}"
+
+
+def elements_text(count: int, dtype: str) -> str:
+    """Write the bytes of some elements; their number, where the bytes of one are not known."""
+    return bytes_text(count * itemsize(dtype)) if itemsize(dtype) else f"{count:,} elements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +61,67 @@ class Use:
     whole: int
 
 
-def uses(model: Model) -> list[Use]:
-    """Return what every tensor takes: parameters and buffers as they were sharded, the rest as a step left it."""
+@dataclass(frozen=True)
+class Counted:
+    """A tensor, or identical layers of one, of which some or all names take memory.
+
+    Attributes:
+        tensor: The tensor.
+        widths: For each name that is counted, the bytes of an element in the model's own element type.
+        at_once: For each rank, how many of it are there at once.
+    """
+
+    tensor: Tensor
+    widths: dict[str, int]
+    at_once: Mapping[int, float]
+
+    @cached_property
+    def _width(self) -> int:
+        return sum(self.widths.values())
+
+    def on(self, rank: int, name: str | None = None) -> int:
+        """Return the bytes on a rank, of one name or of all together; 0 where the rank has none of it."""
+        if rank not in self.tensor.shards:
+            return 0
+        if self.at_once and name is None:
+            return sum(self.on(rank, one) for one in self.widths)
+        width = self._width if name is None else self.widths[name]
+        return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
+
+
+def counted(model: Model) -> list[Counted]:
+    """Return the tensors that take memory: parameters and buffers as they were sharded, the rest as a step left it."""
     before = model.stage("initial") or model.stage("stamped")
     step = [tensor for tensor in model.stage("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
     leaves = _leaves(name for tensor in step if tensor.role == "activation" for name in tensor.names)
-    found = [use for tensor in before for use in _of_tensor(tensor, widths, common)]
+    tied = {name for record in model.dump.ranks.values() for group in record.tied for name in group[1:]}
     at_once = {rank: under_way(record.schedule) for rank, record in model.dump.ranks.items()}
-    for tensor in step:
-        for use in _of_tensor(tensor, widths, common):
-            if tensor.role != "activation":
-                found.append(use)
-            elif use.name in leaves:
-                found.append(replace(use, bytes={rank: round(n * at_once[rank]) for rank, n in use.bytes.items()}))
-    return [use for use in found if use.role in ROLES and not _is_tied(model, use)]
+    found = []
+    for tensor in [*before, *step]:
+        left_out = tied if tensor.role == "param" else frozenset[str]()
+        names = [name for name in tensor.names if name not in left_out]
+        if tensor.role == "activation":
+            names = [name for name in names if name in leaves]
+        if tensor.role in ROLES and names:
+            by_name = {name: _width(tensor, name, widths, common) for name in names}
+            found.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
+    return found
+
+
+def uses(model: Model) -> list[Use]:
+    """Return what every name takes on every rank."""
+    return [
+        Use(
+            name,
+            one.tensor.role,
+            {rank: one.on(rank, name) for rank in one.tensor.shards},
+            math.prod(one.tensor.shape) * width,
+        )
+        for one in counted(model)
+        for name, width in one.widths.items()
+    ]
 
 
 def under_way(schedule: Sequence[StageRecord]) -> float:
@@ -76,12 +140,10 @@ def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:
     return sum(use.bytes.get(rank, 0) for use in found if role in (None, use.role))
 
 
-def _of_tensor(tensor: Tensor, widths: dict[str, int], common: int) -> Iterator[Use]:
-    for name in tensor.names:
-        owner = name if name in widths else name.rpartition(".")[0]
-        width = widths.get(owner) or common if tensor.stage == "step" else itemsize(tensor.dtype)
-        by_rank = {rank: math.prod(shard.body.local_shape) * width for rank, shard in tensor.shards.items()}
-        yield Use(name, tensor.role, by_rank, math.prod(tensor.shape) * width)
+def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
+    """Return the bytes of an element: of what a step left, those that the parameter has that it belongs to."""
+    owner = name if name in widths else name.rpartition(".")[0]
+    return (widths.get(owner) or common) if tensor.stage == "step" else itemsize(tensor.dtype)
 
 
 def _leaves(names: Iterable[str]) -> set[str]:
@@ -89,13 +151,6 @@ def _leaves(names: Iterable[str]) -> set[str]:
     known = set(names)
     parents = {name[:at] for name in known for at in range(len(name)) if name[at] == "."}
     return known - parents
-
-
-def _is_tied(model: Model, use: Use) -> bool:
-    """Whether the tensor shares another one's storage, which was counted."""
-    return use.role == "param" and any(
-        use.name in group[1:] for rank in use.bytes for group in model.dump.ranks[rank].tied
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """The memory table and the comms table, from dumps made by hand."""
 
+import pytest
+
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.tensors import model_of
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.memory import schemes, total, uses
+from shardviz.memory import bytes_text, counted, elements_text, schemes, total, uses
 from shardviz.picture.comms import comms_lines, received
 from shardviz.picture.memory import memory_lines
 
@@ -47,6 +49,34 @@ def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_wai
         "activations of 2 micro-batches" in line.plain
         for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
     )
+
+
+def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):
+    model = _model(tmp_path / "dump")
+    assert sum(one.on(1) for one in counted(model)) == total(uses(model), 1) == 384
+    assert [one.on(7) for one in counted(model)] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (34304, "33.5 KiB"),
+        (1023 * 1024, "1023 KiB"),
+        (2**20 - 1, "1 MiB"),
+        (3 * 2**20, "3 MiB"),
+        (5 * 10**12, "4.55 TiB"),
+        (2**70, "1048576 PiB"),
+    ],
+)
+def test_bytes_are_written_with_three_digits(count, text):
+    assert bytes_text(count) == text
+
+
+def test_elements_of_a_type_that_is_not_known_are_counted():
+    assert (elements_text(1536, "bfloat16"), elements_text(1536, "int4")) == ("3 KiB", "1,536 elements")
 
 
 def test_tied_parameters_are_counted_once(tmp_path):

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.memory import Counted, counted
 from shardviz.names import printable
-from shardviz.notation import write
 from shardviz.picture.findings import folded_findings
+from shardviz.picture.report import layout_text, own_dtype
 
 from .step import Step, step_of
 
@@ -34,26 +35,19 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return min(verdicts, key=list(GLYPHS).index, default="clean")
 
 
-def layout_text(tensor: Tensor) -> str:
-    """Write what the placements of a tensor claim, in the notation; a plain tensor's shape in its place."""
-    layouts = [layout for layout in tensor.by_claim if layout is not None]
-    if not layouts:
-        return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-    more = f" and {len(layouts) - 1} more" if len(layouts) > 1 else ""
-    return write(layouts[0], tensor.dtype) + more
-
-
 @dataclass(frozen=True)
 class Entry:
     """One line of the tensor list.
 
     Attributes:
         tensor: The tensor, or identical layers of it.
+        dtype: The model's own element type: it may have been stamped in a wider one.
         verdict: The worst that was found of it.
         findings: Indices into the report's findings.
     """
 
     tensor: Tensor
+    dtype: str
     verdict: Verdict
     findings: tuple[int, ...] = ()
 
@@ -66,12 +60,12 @@ class Entry:
     @cached_property
     def layout(self) -> str:
         """What its placements claim, in the notation."""
-        return layout_text(self.tensor)
+        return layout_text(self.tensor, self.dtype)
 
     @cached_property
     def short_layout(self) -> str:
         """The same without the element type."""
-        return self.layout.removeprefix(self.tensor.dtype)
+        return self.layout.removeprefix(self.dtype)
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -130,13 +124,14 @@ class Document:
         return tuple(map(self._entry, shown))
 
     def _entry(self, tensor: Tensor) -> Entry:
+        dtype = own_dtype(self.model, tensor, tensor.names[0])
         if self.report is None:
-            return Entry(tensor, "unchecked" if self.failed else "pending")
+            return Entry(tensor, dtype, "unchecked" if self.failed else "pending")
         names = [tensor.name, *tensor.names]
         found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
         verdicts: list[Verdict] = [self.findings[index].severity for index in found]
         unseen = not self._unseen.isdisjoint(names)
-        return Entry(tensor, worst([*verdicts, "unchecked" if unseen else "clean"]), found)
+        return Entry(tensor, dtype, worst([*verdicts, "unchecked" if unseen else "clean"]), found)
 
     @cached_property
     def _unseen(self) -> frozenset[str]:
@@ -152,6 +147,21 @@ class Document:
         if selection.rank is not None:
             return selection.rank
         return among[0] if among else self.model.dump.mesh.ranks[0]
+
+    @cached_property
+    def counted(self) -> list[Counted]:
+        """The tensors that take memory, as `shardviz show --memory` counts them."""
+        return counted(self.model)
+
+    @cached_property
+    def _counted_of(self) -> dict[tuple[str, str], Counted]:
+        return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
+
+    def bytes_of(self, entry: int, rank: int) -> int | None:
+        """Return what an entry takes on a rank, all its names together; None where none of them is counted."""
+        tensor = self.entries[entry].tensor
+        names = [name for name in tensor.names if (tensor.role, name) in self._counted_of]
+        return sum(self._counted_of[tensor.role, name].on(rank, name) for name in names) if names else None
 
     @cached_property
     def step(self) -> Step:

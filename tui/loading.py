@@ -50,7 +50,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 def warm(document: Document) -> None:
     """Work out here, away from the event loop, what the first keys ask for: the step, who holds the first tensors."""
-    _ = document.step
+    _ = document.step, document.counted
     for entry in range(min(MOST_WARM, len(document.entries))):
         with suppress(ShardvizError):
             document.sides(entry)

@@ -1,9 +1,8 @@
-"""What a rank has in memory: its tensors with their bytes, and the numbers of one, made as they are looked at."""
+"""What a rank has in memory: its tensors, and the numbers of one, made as they are looked at."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,35 +17,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import Body
     from shardviz.dump.tensors import Model, Shard, Tensor
 
     from .document import Document
 
 
-def num_bytes(body: Body) -> int:
-    """Return the bytes of what a rank holds of a tensor; dtypes say their bits, and bool is a byte."""
-    bits = re.search(r"\d+", body.dtype)
-    return math.prod(body.local_shape) * (max(int(bits[0]) // 8, 1) if bits else 1)
-
-
-def bytes_text(count: int) -> str:
-    """Write bytes with three digits: `1.23 MB`."""
-    if count < 1000:
-        return f"{count} B"
-    power = min((len(str(count)) - 1) // 3, 6)
-    return f"{count / 1000**power:.3g} {'kMGTPE'[power - 1]}B"
-
-
 def entries_of_rank(document: Document, rank: int) -> list[int]:
     """Return the entries of which a rank has a shard."""
     return [index for index, entry in enumerate(document.entries) if rank in entry.tensor.shards]
-
-
-def bytes_of_rank(document: Document, rank: int) -> int:
-    """Return the bytes of all that a rank holds."""
-    held = (document.entries[index].tensor for index in entries_of_rank(document, rank))
-    return sum(num_bytes(tensor.shards[rank].body) * len(tensor.fold) for tensor in held)
 
 
 def part_text(shard: Shard) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from shardviz.memory import bytes_text
 from shardviz.names import printable
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.timeline import duration
 
-from .memory import bytes_text
 from .step import WHAT, axes_text
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.dtypes import itemsize
 from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
+from shardviz.memory import elements_text
 
 if TYPE_CHECKING:
     import argparse
@@ -188,9 +188,9 @@ def _local_shapes(layout: Layout) -> list[Text]:
 def _memory(layout: Layout, dtype: str) -> list[Text]:
     sizes = [region.size for _, region in layout.regions()]
     whole = math.prod(layout.tensor_shape)
-    most, least = (_bytes(size, dtype) for size in (max(sizes), min(sizes)))
+    most, least = (elements_text(size, dtype) for size in (max(sizes), min(sizes)))
     a_rank = most if most == least else f"{least} to {most}"
-    return [_entry("memory", f"{a_rank} a rank, of {_bytes(whole, dtype)} in all")]
+    return [_entry("memory", f"{a_rank} a rank, of {elements_text(whole, dtype)} in all")]
 
 
 def _gathering(layout: Layout, dtype: str) -> list[Text]:
@@ -202,15 +202,9 @@ def _gathering(layout: Layout, dtype: str) -> list[Text]:
     said = []
     for step in steps:
         op = f" ({step.op})" if step.op else ""
-        said.append(f"{step.collective} over {step.axis}{op}: a rank receives up to {_bytes(step.received, dtype)}")
+        received = elements_text(step.received, dtype)
+        said.append(f"{step.collective} over {step.axis}{op}: a rank receives up to {received}")
     if len(steps) > 1:
         total = sum(step.received for step in steps)
-        said.append(f"in this order, up to {_bytes(total, dtype)} a rank together")
+        said.append(f"in this order, up to {elements_text(total, dtype)} a rank together")
     return _entries("gathering", said)
-
-
-def _bytes(count: int, dtype: str) -> str:
-    size = itemsize(dtype)
-    if not size:
-        return f"{count:,} elements"
-    return f"{count * size:,} bytes" if count * size < 1 << 20 else f"{count * size / (1 << 20):,.1f} MiB"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.memory import bytes_text
 from shardviz.picture.markup import element, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def section(anchor: str, title: str, *parts: str) -> str:
@@ -58,16 +57,6 @@ def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
         if size
     )
     return element("div", *drawn, class_="bar", aria_hidden="true")
-
-
-def bytes_text(count: int) -> str:
-    """Write a number of bytes: exactly while it is small, in KiB, MiB, ... beyond."""
-    if count < 10_000:
-        return f"{count:,} B"
-    size, unit = count / 1024, 0
-    while size >= 1024 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.1f} {UNITS[unit]}"
 
 
 def bytes_cell(count: int) -> str:

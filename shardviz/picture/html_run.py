@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from shardviz.errors import ShardvizError
-from shardviz.memory import ROLES, schemes, uses
+from shardviz.memory import ROLES, bytes_text, schemes, uses
 from shardviz.names import fold
 from shardviz.picture.comms import received, traffic
 from shardviz.picture.holders import mask_of, ranks_text
-from shardviz.picture.html_parts import bar, bytes_cell, bytes_text, section, table
+from shardviz.picture.html_parts import bar, bytes_cell, section, table
 from shardviz.picture.markup import element, words
 from shardviz.picture.svg_schedule import schedule_drawing
 

@@ -102,7 +102,7 @@ def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
     return [(name, _row(model, tensor, name, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
 
 
-def _own_dtype(model: Model, tensor: Tensor, name: str) -> str:
+def own_dtype(model: Model, tensor: Tensor, name: str) -> str:
     """Return the model's own element type: it may have been stamped in a wider one."""
     own = model.find("initial", tensor.role, name)
     return own.dtype if own else tensor.dtype
@@ -133,7 +133,8 @@ def _verdicts(report: Report) -> dict[str, Verdict]:
 def _row(model: Model, tensor: Tensor, name: str, verdict: Verdict) -> Row:
     ranks = f"rank{'s' if len(tensor.shards) > 1 else ''} {ranks_text(mask_of(tensor.shards))}"
     some = "" if len(tensor.shards) == len(model.dump.ranks) else f"  on {ranks}"
-    return Row(verdict, layout_text(tensor, _own_dtype(model, tensor, name)), _local_text(tensor) + some)
+    role = "" if tensor.role == "param" else f" {tensor.role}"
+    return Row(verdict, layout_text(tensor, own_dtype(model, tensor, name)) + role, _local_text(tensor) + some)
 
 
 def layout_text(tensor: Tensor, dtype: str = "") -> str:
@@ -144,14 +145,13 @@ def layout_text(tensor: Tensor, dtype: str = "") -> str:
         dtype: The model's own element type, where that is another than the one captured.
     """
     dtype = dtype or tensor.dtype
-    role = "" if tensor.role == "param" else f" {tensor.role}"
     claims = list({id(shard.layout): shard.layout for shard in tensor.shards.values()}.values())
     texts = {notation.write(claim) if claim else "" for claim in claims}
     if len(texts) > 1:
-        return f"{len(texts)} different claims{role}"
+        return f"{len(texts)} different claims"
     if claims[0] is None:
-        return f"{dtype}[{', '.join(map(str, tensor.shape))}] plain{role}"
-    return notation.write(claims[0], dtype) + role
+        return f"{dtype}[{', '.join(map(str, tensor.shape))}] plain"
+    return notation.write(claims[0], dtype)
 
 
 def _local_text(tensor: Tensor) -> str:

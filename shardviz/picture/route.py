@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dtypes import itemsize
+from shardviz.memory import elements_text
 from shardviz.notation import write
 from shardviz.picture.memory import table
 from shardviz.picture.terminal import line
@@ -49,14 +49,10 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
 
 
 def _cost(legs: Sequence[Leg], dtype: str) -> str:
-    return f"a rank receives up to {_bytes(total(legs), dtype)}"
+    return f"a rank receives up to {elements_text(total(legs), dtype)}"
 
 
 def _legs(legs: Sequence[Leg], dtype: str) -> list[Text]:
     rows = [["  collective", "over", "gives", "received"]]
-    rows += [[f"  {leg.collective}", leg.axis, write(leg.layout), _bytes(leg.received, dtype)] for leg in legs]
+    rows += [[f"  {leg.collective}", leg.axis, write(leg.layout), elements_text(leg.received, dtype)] for leg in legs]
     return table(rows, left=3)
-
-
-def _bytes(count: int, dtype: str) -> str:
-    return f"{count * itemsize(dtype):,} bytes" if itemsize(dtype) else f"{count:,} elements"

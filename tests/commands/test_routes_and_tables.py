@@ -32,22 +32,22 @@ def test_a_route_is_explained_with_its_bytes_and_torchs_beside_it(capsys: pytest
     assert capsys.readouterr().out == (
         "float32[8, 8/b] +a to float32[8, 8]  on mesh (a=2, b=2)\n"
         "\n"
-        "cheapest: a rank receives up to 256 bytes\n"
-        "  collective  over  gives      received\n"
-        "  all_reduce  a     [8, 8/b]  128 bytes\n"
-        "  all_gather  b     [8, 8]    128 bytes\n"
+        "cheapest: a rank receives up to 256 B\n"
+        "  collective  over  gives     received\n"
+        "  all_reduce  a     [8, 8/b]     128 B\n"
+        "  all_gather  b     [8, 8]       128 B\n"
         "\n"
-        "! torch's redistribute takes another: a rank receives up to 384 bytes, 1.5 times\n"
-        "  collective  over  gives       received\n"
-        "  all_gather  b     [8, 8] +a  128 bytes\n"
-        "  all_reduce  a     [8, 8]     256 bytes\n"
+        "! torch's redistribute takes another: a rank receives up to 384 B, 1.5 times\n"
+        "  collective  over  gives      received\n"
+        "  all_gather  b     [8, 8] +a     128 B\n"
+        "  all_reduce  a     [8, 8]        256 B\n"
     )
 
 
 def test_a_route_that_torch_takes_too_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "[12/tp, 12]", "[*, */tp]", "--mesh", "tp=4"]) == 0
     told = capsys.readouterr().out
-    assert "all_to_all  tp    [12, 12/tp]  108 bytes" in told
+    assert "all_to_all  tp    [12, 12/tp]     108 B" in told
     assert told.endswith("✓ torch's redistribute takes the same\n")
 
 

@@ -8,23 +8,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from shardviz.check.compare import compare
 from shardviz.check.finding import Finding
 from shardviz.dump.read import read_dump
+from shardviz.dump.records import Body, TensorRecord
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
+from shardviz.memory import total, uses
 from shardviz.mesh import parse_mesh
 from shardviz.tui import web
 from shardviz.tui.comparing import pairs
 from shardviz.tui.document import Document
 from shardviz.tui.loading import checked
-from shardviz.tui.memory import bytes_text, ids_in_memory, part_text
+from shardviz.tui.memory import ids_in_memory, part_text
 from shardviz.tui.mesh_plan import MeshPlan
 from shardviz.tui.screens.goto import parse_place
 from shardviz.tui.selection import Selection, carried_over, of_entry
+from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk
+from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,11 +74,24 @@ def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_layer_that_differs_in_one_of_two_dumps_is_told_apart_from_its_like(tmp_path: Path) -> None:
+    names = [f"layers.{layer}.weight" for layer in range(4)]
+    here = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
+    changed = {**dict.fromkeys(names, "[4/tp]"), names[1]: Made("[4/tp]", "[4]")}
+    there = document(tmp_path / "b.shardviz", "tp=2", changed)
+    found = pairs(here, there, compare(here.model, there.model))
+    assert [(pair.title, pair.relation) for pair in found] == [
+        ("layers.1.weight", "different"),
+        ("layers.[0,2-3].weight", "same"),
+    ]
+    assert [there.entries[pair.there].title for pair in found] == ["layers.1.weight", "layers.[0,2-3].weight"]
+
+
 def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> None:
     names = [f"layers.{layer}.weight" for layer in range(32)]
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
     alike = [Finding("misordered", "error", name, (0,), f"of {name} one row is elsewhere") for name in names]
-    other = replace(alike[0], tensor="layers.7.weight", sentence="of layers.7.weight two rows are elsewhere")
+    other = Finding("misordered", "error", names[7], (0,), f"of {names[7]} two rows are elsewhere")
     told = replace(doc, report=replace(doc.report, findings=(*alike, other)))
     assert [(finding.tensor, finding.summary) for finding in told.findings] == [
         ("layers.[0-31].weight", "of layers.[0-31].weight one row is elsewhere"),
@@ -98,11 +116,26 @@ def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None
     assert part_text(none.shards[1]) == "nothing"
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (5 * 10**12, "5 TB")]
-)
-def test_bytes_are_written_with_three_digits(count: int, text: str) -> None:
-    assert bytes_text(count) == text
+def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counted_as_show_does(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), {"weight": "float64[8/tp, 4]"})
+    bodies = (
+        Body("param", "initial", (8, 4), (4, 4), "bfloat16"),
+        Body("grad", "step", (8, 4), (4, 4), "float64"),
+        Body("output", "step", (6,), (6,), "float64"),
+    )
+    named = (TensorRecord("weight", 1), TensorRecord("weight", 2), TensorRecord("output", 3))
+    add_to_ranks(path, lambda rank: structs.replace(rank, bodies=rank.bodies + bodies, tensors=rank.tensors + named))
+    doc = checked(Document(path, model_of(read_dump(path))))
+    by_role = {entry.tensor.role: index for index, entry in enumerate(doc.entries)}
+    assert [entry.layout for entry in doc.entries][:1] == ["bfloat16[8/tp, 4]"]
+    assert doc.entries[0].short_layout == "[8/tp, 4]"
+    assert {role: doc.bytes_of(entry, 1) for role, entry in by_role.items()} == {
+        "param": 32,
+        "grad": 32,
+        "output": None,
+    }
+    assert total(uses(doc.model), 1) == 64
+    assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain
 
 
 @pytest.mark.parametrize(

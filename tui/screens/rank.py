@@ -10,12 +10,13 @@ from textual import on
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
+from shardviz.memory import bytes_text
 from shardviz.names import printable
 
 from ..colours import verdict_style
 from ..document import GLYPHS
 from ..keys import keys
-from ..memory import bytes_text, entries_of_rank, ids_in_memory, num_bytes, part_text, values_in_memory
+from ..memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
 from ..selection import of_entry
 from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
@@ -118,7 +119,8 @@ class HeldLines(Lines):
     HELP = """\
 ## One rank
 
-Everything that it holds: the tensor, which part of it in global indices, and its bytes.
+Everything that it holds: its bytes, the tensor, which part of it in global indices. `-` takes no memory of its own:
+it is a result of the step, or is counted where it is shared.
 **[** and **]** go to the ranks before and after, **enter** to the tensor's map.
 """
 
@@ -126,7 +128,8 @@ Everything that it holds: the tensor, which part of it in global indices, and it
 def _line(document: Document, entry: int, rank: int) -> Text:
     found = document.entries[entry]
     shard = found.tensor.shards[rank]
-    size = bytes_text(num_bytes(shard.body) * len(found.tensor.fold))
+    taken = document.bytes_of(entry, rank)
+    size = "-" if taken is None else bytes_text(taken)
     name = found.title if len(found.title) <= 48 else found.title[:47] + "…"
     return Text.assemble(
         (GLYPHS[found.verdict], verdict_style(found.verdict)),

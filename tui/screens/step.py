@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Static
 
+from shardviz.memory import bytes_text
+
 from ..filters import after
 from ..keys import keys
 from ..lights import takes_part
-from ..memory import bytes_text
 from ..messages import PassChosen, RankChosen
 from ..step import Collective, Moment, Step, axes_text, moments
 from ..step_text import (

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
+from shardviz.memory import bytes_text
 from shardviz.names import printable
 from shardviz.picture.holders import mask_of, ranks_text
 
 from ..colours import verdict_style
-from ..memory import bytes_of_rank, bytes_text, entries_of_rank
 
 if TYPE_CHECKING:
     from ..document import Document
@@ -36,11 +36,10 @@ def rank_text(document: Document, rank: int) -> Text:
     mesh = dump.mesh
     text = Text.assemble((f"rank {rank}", "bold"), f" of {dump.run.num_ranks:,}")
     if rank in dump.ranks:
-        count = sum(len(document.entries[index].tensor.fold) for index in entries_of_rank(document, rank))
+        found = [one for one in document.counted if rank in one.tensor.shards]
+        count, taken = sum(len(one.widths) for one in found), sum(one.on(rank) for one in found)
         text.append(f" on {printable(dump.ranks[rank].hostname)}")
-        text.append(
-            f"\nholds {bytes_text(bytes_of_rank(document, rank))} in {count:,} tensor{'' if count == 1 else 's'}"
-        )
+        text.append(f"\nholds {bytes_text(taken)} in {count:,} tensor{'' if count == 1 else 's'}")
     else:
         text.append("\n? no readable file of this rank in the dump", verdict_style("warning"))
     if rank in mesh:
