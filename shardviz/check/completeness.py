@@ -23,12 +23,10 @@ MAX_LISTED = 8
 def check_completeness(model: Model) -> Iterator[Finding]:
     """Yield what a dump lacks."""
     dump = model.dump
-    for name, why in sorted(dump.damaged.items()):
-        rank = int(name[5:-5])
+    for rank, why in sorted(dump.damaged.items()):
         said = why.replace(f"{dump.path}/", "")
         yield Finding("incomplete", "warning", "", (rank,), said, fix="write the dump again")
-    damaged = {int(name[5:-5]) for name in dump.damaged}
-    missing = tuple(rank for rank in dump.missing_ranks if rank not in damaged)
+    missing = tuple(rank for rank in dump.missing_ranks if rank not in dump.damaged)
     if missing:
         yield Finding(
             "incomplete",

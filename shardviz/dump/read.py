@@ -47,14 +47,14 @@ class Dump:
         path: Its folder.
         run: What is true of the whole run.
         ranks: What each rank says, by rank.
-        damaged: Rank files that could not be read, or whose dense values could not, with the line that says why; empty
-            when read strictly.
+        damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
+            empty when read strictly.
     """
 
     path: Path
     run: RunRecord
     ranks: dict[int, RankRecord]
-    damaged: dict[str, str] = field(default_factory=dict)
+    damaged: dict[int, str] = field(default_factory=dict)
 
     @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -112,17 +112,17 @@ def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[i
     run = read_run(folder)
     stamped = StampedShapes(run.stamps)
     ranks: dict[int, RankRecord] = {}
-    damaged: dict[str, str] = {}
+    damaged: dict[int, str] = {}
     files = _rank_files(folder)
     with collector_paused():
-        for count, name in enumerate(files):
+        for count, (rank, name) in enumerate(files):
             try:
                 record = _read_rank(folder, name, run, stamped)
                 ranks[record.rank] = record
             except DumpError as error:
                 if strict:
                     raise
-                damaged[name] = error.message
+                damaged.setdefault(rank, error.message)
             if on_progress:
                 on_progress(count + 1, len(files))
     return Dump(folder, run, ranks, damaged)
@@ -162,13 +162,13 @@ def _check_folder(folder: Path) -> None:
         raise DumpError(f"dump {folder} is not a folder", f"shardviz {command} writes one")
 
 
-def _rank_files(folder: Path) -> list[str]:
-    """Return the names of the rank files, by rank."""
+def _rank_files(folder: Path) -> list[tuple[int, str]]:
+    """Return the rank files with the ranks that their names say, rising."""
     try:
-        names = [name for name in os.listdir(folder) if RANK_FILE.fullmatch(name)]
+        found = [(int(match[1]), match[0]) for match in map(RANK_FILE.fullmatch, os.listdir(folder)) if match]
     except OSError as error:
         raise DumpError(f"cannot read dump {folder}: {error.strerror}") from error
-    return sorted(names, key=lambda name: (len(name), name))
+    return sorted(found, key=lambda file: (len(file[1]), file))
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 SUFFIX = ".shardviz"
-RANK_FILE = re.compile(r"rank_[0-9]{5,7}\.json")
+RANK_FILE = re.compile(r"rank_([0-9]{5,7})\.json")
 _OWN_FILE = re.compile(
     r"run\.json|rank_[0-9]{5,7}\.(json|safetensors)|\.(run|rank_[0-9]{5,7})\.(json|safetensors)\.tmp"
 )
