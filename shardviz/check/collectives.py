@@ -65,7 +65,7 @@ def check_collectives(model: Model) -> Iterator[Finding | NotChecked]:
         try:
             wrong.setdefault((call.module, call.op), {}).update(_wrong(model, call))
         except (DumpError, ValueError) as error:
-            yield NotChecked(call.module, f"{call.op} over ranks {_listed(call.ranks)}: {error}")
+            yield NotChecked(call.module, f"{call.op} over ranks {_listed(call.ranks)}: {error}", "step")
     yield from (_finding(module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
 
 

@@ -158,7 +158,8 @@ def _value_changes(
     try:
         one, other = _whole(name, *ours), _whole(name, *theirs)
     except ShardvizError as error:
-        yield NotChecked(name, f"its values differ or lie differently, and cannot be compared whole: {error.message}")
+        why = f"its values differ or lie differently, and cannot be compared whole: {error.message}"
+        yield NotChecked(name, why, "values")
         return
     if one.shape != other.shape or np.array_equal(one, other, equal_nan=True):
         return

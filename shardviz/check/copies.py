@@ -37,7 +37,7 @@ def check_copies(model: Model) -> Iterator[Finding | NotChecked]:
                 yield from _compare(model, tensor, numbers, groups)
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
-                yield from (NotChecked(tensor.names[number], why) for number in numbers)
+                yield from (NotChecked(tensor.names[number], why, "values") for number in numbers)
 
 
 def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:

@@ -34,6 +34,10 @@ Kind = Literal[
 ]
 Severity = Literal["error", "warning"]
 
+About = Literal["order", "no-ids", "gathering", "values", "ties", "step", "run"]
+"""What a check that could not run is about: where a tensor's elements are, and where they would be if its element type
+could hold ids; what torch gathers of it; whether copies are equal; ties; a step; the run as a whole."""
+
 FOR_MACHINES = (
     *("kind", "severity", "tensor", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
     *("also", "refs"),
@@ -59,6 +63,8 @@ class Finding:
         fix: What to change, in torch's own words.
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
+        gives_way: Whether it says no more than that numbers are others than they should be: a finding that says why, of
+            this tensor or of what it was computed from, is told in its stead.
     """
 
     kind: Kind
@@ -75,6 +81,7 @@ class Finding:
     fix: str = ""
     also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
+    gives_way: bool = False
 
     @property
     def summary(self) -> str:
@@ -99,10 +106,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A check that could not run, and why: silence never means 'not looked at'."""
+    """A check that could not run, and why: silence never means 'not looked at'.
+
+    Attributes:
+        tensor: The tensor's name; empty where it is about the whole dump.
+        why: Why not, with what was not looked at.
+        about: What was not looked at, for programs.
+    """
 
     tensor: str
     why: str
+    about: About
 
 
 @dataclass(frozen=True)

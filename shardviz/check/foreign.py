@@ -31,11 +31,6 @@ REWRITTEN = (
 )
 
 
-def is_rewritten(finding: Finding) -> bool:
-    """Whether whole shards of a finding have no ids left, so that only their values can be compared."""
-    return finding.kind == "foreign" and finding.cause == REWRITTEN
-
-
 def check_foreign(case: Case) -> Iterator[Finding]:
     """Yield what a case holds that is not its own.
 
@@ -121,8 +116,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     first = [int(at) for at in np.unravel_index(int(np.argmax(ids <= 0)), ids.shape)] if ids.shape else []
     cause, fix, why = _explained(case, zeros, none)
     details = (f"{lost:,} of its own {case.numel:,} elements are lost by it{why}",) if lost else ()
-    if all(np.all(ids == -1) for ids in foreign.values()):
-        cause = REWRITTEN
+    is_rewritten = all(np.all(ids == -1) for ids in foreign.values())
     return Finding(
         "foreign",
         "error",
@@ -132,8 +126,9 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         f"shard{'' if lost else why}",
         details=details,
         claimed=case.claimed_text,
-        cause=cause,
+        cause=REWRITTEN if is_rewritten else cause,
         fix=fix,
+        gives_way=is_rewritten,
     )
 
 

@@ -42,7 +42,7 @@ def unmatched(model: Model) -> Iterator[NotChecked]:
     names = [name for tensor in model.stage("stamped") for name in tensor.names]
     for pattern in model.dump.run.intended if names else ():
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name")
+            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:

@@ -5,7 +5,6 @@ Tensors that hold what they claim are passed by; a check that cannot be made say
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from shardviz.check.collectives import check_collectives
 from shardviz.check.completeness import check_completeness
 from shardviz.check.copies import check_copies
 from shardviz.check.finding import Finding, NotChecked, Report
-from shardviz.check.foreign import check_foreign, is_rewritten
+from shardviz.check.foreign import check_foreign
 from shardviz.check.gathered import check_gathered
 from shardviz.check.groups import check_rank_order
 from shardviz.check.intent import check_intent, intended_text, is_intended, unmatched
@@ -28,6 +27,7 @@ from shardviz.check.ties import check_ties
 from shardviz.check.writes import check_writes
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
+from shardviz.dump.records import NO_IDS
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
 from shardviz.names import natural_key
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from shardviz.check.finding import About
     from shardviz.dump.tensors import Model, Tensor
 
 Result = Finding | NotChecked
@@ -64,7 +65,7 @@ def check_model(model: Model) -> Report:
     of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
     of_values: list[Result] = [*check_copies(model), *check_seeds(model)]
     differing = {result.tensor for result in of_values if isinstance(result, Finding)}
-    of_ids = [finding for finding in of_ids if not (is_rewritten(finding) and finding.tensor in differing)]
+    of_ids = [finding for finding in of_ids if not (finding.gives_way and finding.tensor in differing)]
     misplaced = {finding.tensor for finding in of_ids}
     of_values = [result for result in of_values if result.tensor not in misplaced]
     others: list[Result] = [
@@ -99,10 +100,24 @@ def _dtypes(model: Model) -> Iterator[Finding]:
 
 def _not_checked_by_ranks(model: Model) -> Iterator[NotChecked]:
     """Yield what ranks say that they could not look at, once for all of them."""
-    said = Counter(pair for record in model.dump.ranks.values() for pair in dict.fromkeys(record.not_checked))
-    for (name, why), count in said.items():
-        ranks = "" if count == model.dump.run.num_ranks else f" (on {count} of {model.dump.run.num_ranks} ranks)"
-        yield NotChecked(name, why + ranks)
+    said: dict[tuple[str, str], list[int]] = {}
+    for rank, record in model.dump.ranks.items():
+        for pair in dict.fromkeys(record.not_checked):
+            said.setdefault(pair, []).append(rank)
+    stamped = {name: tensor for tensor in model.stage("stamped") for name in tensor.names}
+    num_ranks = model.dump.run.num_ranks
+    for (name, why), ranks in said.items():
+        where = "" if len(ranks) == num_ranks else f" (on {len(ranks)} of {num_ranks} ranks)"
+        yield NotChecked(name, why + where, _about(name, why, ranks, stamped.get(name)))
+
+
+def _about(name: str, why: str, ranks: list[int], stamped: Tensor | None) -> About:
+    """Return what ranks could not look at: not where elements are, if they wrote the tensor's ids all the same."""
+    if not name:
+        return "run"
+    if why.endswith(NO_IDS):
+        return "no-ids"
+    return "gathering" if stamped is not None and all(rank in stamped.shards for rank in ranks) else "order"
 
 
 def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
@@ -132,7 +147,7 @@ def _check_name(model: Model, tensor: Tensor, name: str, intended: str) -> list[
         for case in cases_of(model, tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
     except ShardvizError as error:
-        return [NotChecked(name, error.message)]
+        return [NotChecked(name, error.message, "order")]
     return [replace(result, intended=intended) if isinstance(result, Finding) else result for result in found]
 
 
@@ -141,7 +156,8 @@ def _check_case(case: Case) -> list[Result]:
     if case.as_claimed and len({shard.layout for shard in case.shards.values()}) == 1:
         return []
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
-        return [NotChecked(case.name, f"a sum over {_pending(case)} is pending, so what ranks hold are no ids")]
+        why = f"a sum over {_pending(case)} is pending, so what ranks hold are no ids"
+        return [NotChecked(case.name, why, "order")]
     labels = list(check_label(case))
     found = list(check_foreign(case)) or list(check_places(case))
     return [*labels, *(finding for finding in found if not labels or finding.kind in OF_IDS)]

@@ -76,7 +76,8 @@ def _orders(model: Model) -> Iterator[Order | NotChecked]:
             if pattern is not None:
                 unseen.discard(pattern)
                 yield _order(model, tensor, name, model.dump.run.sequence[pattern])
-    yield from (NotChecked(pattern, "no tensor that shares a sequence has this name") for pattern in sorted(unseen))
+    why = "no tensor that shares a sequence has this name"
+    yield from (NotChecked(pattern, why, "order") for pattern in sorted(unseen))
 
 
 def _order(model: Model, tensor: Tensor, name: str, dim: int) -> Order | NotChecked:
@@ -84,13 +85,13 @@ def _order(model: Model, tensor: Tensor, name: str, dim: int) -> Order | NotChec
     try:
         for case in cases_of(model, tensor, name):
             if dim >= len(case.shape):
-                return NotChecked(name, f"its order along the sequence: it has no dim {dim}")
+                return NotChecked(name, f"its order along the sequence: it has no dim {dim}", "order")
             if case.ids:
-                return NotChecked(name, f"its order along the sequence: dim {dim} is no list of positions")
+                return NotChecked(name, f"its order along the sequence: dim {dim} is no list of positions", "order")
             held |= {case.rank(coord): region.dims[dim] for coord, region in case.regions.items()}
             size = case.shape[dim]
     except ShardvizError as error:
-        return NotChecked(name, error.message)
+        return NotChecked(name, error.message, "order")
     return Order(name, size, held, tensor.role == "activation")
 
 
@@ -104,10 +105,10 @@ def _compare(model: Model, one: Order, usual: Order) -> Iterator[Finding | NotCh
     counts = {rank: (length(one.held[rank]), length(usual.held[rank])) for rank in wrong}
     uneven = next((rank for rank, (own, others) in counts.items() if own != others), None)
     if one.size != usual.size:
-        yield NotChecked(one.name, f"its {one.size} positions are not the {usual.size} of {usual.name}")
+        yield NotChecked(one.name, f"its {one.size} positions are not the {usual.size} of {usual.name}", "order")
     elif uneven is not None:
         own, others = counts[uneven]
-        yield NotChecked(one.name, f"rank {uneven} has {own} positions of it and {others} of {usual.name}")
+        yield NotChecked(one.name, f"rank {uneven} has {own} positions of it and {others} of {usual.name}", "order")
     elif wrong:
         yield _finding(model, one, usual, wrong)
 

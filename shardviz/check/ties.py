@@ -30,7 +30,8 @@ def check_ties(model: Model) -> Iterator[Finding | NotChecked]:
         if untied:
             yield _finding(stamp, untied, len(both))
         elif not both and all(any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)):
-            yield NotChecked(stamp.name, f"it was tied to {stamp.tied_to}, and no rank has both any more")
+            why = f"it was tied to {stamp.tied_to}, and no rank has both any more"
+            yield NotChecked(stamp.name, why, "ties")
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:

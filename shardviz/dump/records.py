@@ -16,6 +16,9 @@ from shardviz.mesh import MAX_AXES, MAX_RANKS
 from shardviz.region import MAX_DIMS
 
 SCHEMA = 1
+NO_IDS = "cannot hold ids"
+"""How a reason of `not_checked` ends that is the element type: a mask or a flag has no order that ids could show."""
+
 MAX_NUMBER = 1 << 62
 DIGEST_LENGTH = 16
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from shardviz.testing.subjects import Subject
 
 AnyDump = Dump | Path | str
-BENIGN = ("cannot hold ids", "full_tensor")
-"""Why a tensor's order may be right all the same: a mask or a flag has none, torch's own gathering was not tried."""
 
 
 def assert_clean(dump: AnyDump) -> None:
@@ -236,9 +234,9 @@ def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Model | None:
 
 
 def _refuse(not_checked: Iterable[NotChecked]) -> None:
-    """Fail rather than pass tensors whose order was not looked at; what is said of a step is something else."""
+    """Fail rather than pass tensors whose order was not looked at: masks and flags have none that could be."""
     __tracebackhide__ = True
-    reasons = [one for one in not_checked if one.tensor and not any(known in one.why for known in BENIGN)]
+    reasons = [one for one in not_checked if one.about == "order"]
     if reasons:
         lines = "\n".join(f"  {one.tensor}: {one.why}" for one in reasons)
         raise ShardAssertionError(

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from shardviz.check.run import check_dump
-from shardviz.dump.records import Body, GatherRecord, Position, RunRecord, TensorRecord
+from shardviz.dump.records import NO_IDS, Body, GatherRecord, Position, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE
+from shardviz.testing.assertions import assert_ordered
+from shardviz.testing.message import ShardAssertionError
 from tests.check.checking import arange, check_made, kinds, only
 from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made
@@ -223,6 +225,30 @@ def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:
     change_rank(tmp_path / "made.shardviz", 0, not_checked=(("w", "ids collapsed in bfloat16"),))
     report = check_dump(tmp_path / "made.shardviz")
     assert report.not_checked[0].why == "ids collapsed in bfloat16 (on 1 of 2 ranks)"
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "about"),
+    [
+        ("w", "full_tensor was not run: it would not fit", "gathering"),
+        ("mask", "ids collapsed in bfloat16", "order"),
+        ("mask", "its class has no full_tensor", "order"),
+        ("mask", f"torch.bool {NO_IDS}", "no-ids"),
+        ("", "the step", "run"),
+    ],
+)
+def test_whether_an_order_was_looked_at_is_told_by_the_ids_and_not_by_a_word_in_the_reason(
+    tmp_path: Path, name: str, why: str, about: str
+) -> None:
+    check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
+    folder = tmp_path / "made.shardviz"
+    change_rank(folder, 0, not_checked=((name, why),))
+    assert [one.about for one in check_dump(folder).not_checked] == [about]
+    if about == "order":
+        with pytest.raises(ShardAssertionError, match="whether mask is in order cannot be told"):
+            assert_ordered(folder)
+    else:
+        assert_ordered(folder)
 
 
 def test_what_is_not_checked_comes_in_the_models_order_whichever_rank_says_it_first(tmp_path: Path) -> None:

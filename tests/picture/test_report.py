@@ -72,7 +72,7 @@ def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
     found = report(
         *(swapped(f"layers.{layer}.w") for layer in (0, 1, 3)),
         LATE,
-        not_checked=(NotChecked("head", "a sum over tp is pending, so what ranks hold are no ids"),),
+        not_checked=(NotChecked("head", "a sum over tp is pending, so what ranks hold are no ids", "order"),),
         num_tensors=6,
     )
     check_golden("report_findings", TERMINAL.render(report_lines(broken, found, TERMINAL)))
@@ -107,11 +107,11 @@ def test_a_fix_to_copy_is_not_broken_in_two() -> None:
         (report(swapped("a"), swapped("b"), LATE), "✗ 3 findings in 2 of 12 tensors on 8 ranks"),
         (report(LATE), "✗ 1 finding on 8 ranks"),
         (
-            report(not_checked=(NotChecked("a", "no ids"),)),
+            report(not_checked=(NotChecked("a", "no ids", "order"),)),
             "? no findings in 12 tensors on 8 ranks; 1 tensor not checked",
         ),
         (
-            report(swapped("a"), not_checked=(NotChecked("b", "no ids"),)),
+            report(swapped("a"), not_checked=(NotChecked("b", "no ids", "order"),)),
             "✗ 1 finding in 1 of 12 tensors on 8 ranks; 1 tensor not checked",
         ),
     ],
@@ -136,17 +136,17 @@ def test_names_with_markup_and_control_characters_are_shown_as_text(tmp_path: Pa
 
 
 def test_json_is_one_finding_a_tensor_with_the_fields_of_the_format() -> None:
-    found = report(swapped("a"), LATE, not_checked=(NotChecked("b", "no ids"),))
+    found = report(swapped("a"), LATE, not_checked=(NotChecked("b", "no ids", "order"),))
     read = json.loads(report_json(found))
     assert list(read) == ["schema", "num_ranks", "num_tensors", "findings", "not_checked"]
     assert (read["schema"], read["num_ranks"], read["num_tensors"]) == (1, 8, 12)
     assert [finding["tensor"] for finding in read["findings"]] == ["a", ""]
     assert read["findings"][0]["refs"] == ["pytorch#129229", "pytorch#129206"]
-    assert read["not_checked"] == [{"tensor": "b", "why": "no ids"}]
+    assert read["not_checked"] == [{"tensor": "b", "why": "no ids", "about": "order"}]
 
 
 def test_github_gets_one_escaped_line_a_finding() -> None:
-    text = report_github(report(swapped(WEIRD), LATE, not_checked=(NotChecked("b", "50% of, ids"),)))
+    text = report_github(report(swapped(WEIRD), LATE, not_checked=(NotChecked("b", "50% of, ids", "order"),)))
     first, second, third = text.splitlines()
     assert first.startswith(
         "::error title=shardviz%3A misordered [red]w\\u001b[31m%3A100%25%2C\\u000a::6 of 8 ranks hold rows of "
@@ -157,7 +157,7 @@ def test_github_gets_one_escaped_line_a_finding() -> None:
 
 
 def test_junit_is_valid_xml_with_a_case_for_every_tensor() -> None:
-    found = report(swapped(WEIRD), LATE, not_checked=(NotChecked("b", "no ids"),))
+    found = report(swapped(WEIRD), LATE, not_checked=(NotChecked("b", "no ids", "order"),))
     suite = ElementTree.fromstring(report_junit(found, ["a", WEIRD, "b"]))
     assert {key: suite.get(key) for key in ("tests", "failures", "skipped")} == {
         "tests": "4",

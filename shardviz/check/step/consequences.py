@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.scale import ratio_to_wanted
-from shardviz.check.step.terms import is_unexplained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,19 +24,20 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
     outputs = [pair for pair in found if pair[0].role == "output"]
     if outputs:
         if len(outputs) < len(found):
-            yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong")
-        explained = [finding for _, finding in outputs if not is_unexplained(finding)]
+            yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong", "step")
+        explained = [finding for _, finding in outputs if not finding.gives_way]
         yield from explained or [finding for _, finding in outputs]
         return
     told = [pair for pair in found if not _comes_of_loss(pair, found)]
     left_out = len(found) - len(told)
     if left_out:
-        yield NotChecked("", f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too")
+        why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
+        yield NotChecked("", why, "step")
     yield from _with_loss_first(told)
 
 
 def _comes_of_loss(pair: Found, found: Sequence[Found]) -> bool:
-    return pair[0].role == "grad" and is_unexplained(pair[1]) and any(one.name == "loss" for one, _ in found)
+    return pair[0].role == "grad" and pair[1].gives_way and any(one.name == "loss" for one, _ in found)
 
 
 def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:

@@ -38,16 +38,17 @@ def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | N
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
-        yield NotChecked("", f"the step: its numbers come of weights that are wrong ({_named(wrong[0])})")
+        yield NotChecked("", f"the step: its numbers come of weights that are wrong ({_named(wrong[0])})", "step")
         return
     if not model.stage("reference"):
-        yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing")
+        yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing", "step")
         return
     missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
-    yield from (NotChecked(name, "the unsharded model's step has no tensor of this name") for name in missing)
+    why = "the unsharded model's step has no tensor of this name"
+    yield from (NotChecked(name, why, "step") for name in missing)
     evidence = Evidence(model, tuple(compared(model)))
     why = "its gradient: .grad is None on every rank after the step"
-    yield from (NotChecked(name, why) for name in evidence.without_gradient)
+    yield from (NotChecked(name, why, "step") for name in evidence.without_gradient)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
@@ -61,7 +62,7 @@ def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
     lost = [one for one, size in sizes if one.rounding.epsilon in narrow and 0.0 < size <= one.tolerance]
     if lost:
         allowed = f"rounding to {narrow[lost[0].rounding.epsilon]} allows {number(lost[0].tolerance)}"
-        yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger")
+        yield NotChecked("", f"{len(lost)} of {len(gradients)} gradients: {allowed}, and they are no larger", "step")
 
 
 def _named(finding: Finding) -> str:
@@ -74,7 +75,7 @@ def _has_reference(model: Model, role: str, name: str) -> bool:
 
 def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
     if one.incomparable:
-        yield NotChecked(one.name, f"its {one.role}: {one.incomparable}")
+        yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
         yield _explained(evidence, one) or check_scale(one) or check_terms(evidence, one)
 

@@ -40,10 +40,11 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
         return mixed
     cause, fix = where_to_look(evidence, one)
     right = [rank for rank in one.reduced if rank not in one.wrong]
-    if one.copies_differ_along and not right:
-        cause = f"{DIFFERING} {' and '.join(one.copies_differ_along)}: no sum or mean of them is right"
-    elif one.copies_differ_along:
+    is_on_some_ranks = bool(one.copies_differ_along and right)
+    if is_on_some_ranks:
         cause, fix = _on_some_ranks(model, one, right)
+    elif one.copies_differ_along:
+        cause = f"{DIFFERING} {' and '.join(one.copies_differ_along)}: no sum or mean of them is right"
     return Finding(
         "wrong-value",
         "error",
@@ -53,12 +54,8 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
+        gives_way=not is_on_some_ranks,
     )
-
-
-def is_unexplained(finding: Finding) -> bool:
-    """Whether a finding only says that numbers are off, as they are wherever something explained goes into them."""
-    return finding.kind == "wrong-value" and finding.cause.startswith(UNEXPLAINED)
 
 
 def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
