@@ -94,7 +94,7 @@ class ShardvizApp(App[None]):
         self.path = path
         self.other = other
         self.failure: ShardvizError | None = None
-        self._main = MainScreen(self.view_names)
+        self._main = MainScreen(self.view_names, "explore" if other is None else "compare")
         self._opened_on = self.selection
         self._written = (0, 0)
         for theme in THEMES:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.names import printable
+from shardviz.names import fold, printable
 
 if TYPE_CHECKING:
     from shardviz.check.compare import Change, Difference
 
-    from .document import Document, Entry
+    from .document import Document
+
+How = tuple[tuple[str, str, str], ...]
+"""What differs between two tensors of one name: the aspect, before, after."""
 
 Relation = Literal["different", "only here", "only there", "same", "not compared"]
 
@@ -38,37 +41,45 @@ class Pair:
 
 
 def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]:
-    """Pair the tensors of two dumps by name and role, in the first one's order; those that differ come first."""
+    """Pair the tensors of two dumps by name and role, in the first one's order; those that differ come first.
+
+    Layers that one dump has in one entry may be in several of the other: names stand together where both agree on it.
+    """
     from shardviz.check.compare import KEPT
 
     compared = {role for _, role in KEPT}
     changes: dict[str, list[Change]] = {}
     for change in difference.changes:
         changes.setdefault(change.tensor, []).append(change)
-    others = {_key(entry): index for index, entry in enumerate(there.entries)}
+    ours, theirs = _entries(here), _entries(there)
     found = []
-    for index, entry in enumerate(here.entries):
-        other = others.pop(_key(entry), None)
-        if other is None:
-            found.append(Pair(entry.title, index, None, "only here"))
-        else:
-            changed = [change for name in entry.tensor.names for change in changes.get(name, ())]
-            alike: Relation = "different" if changed else "same"
-            relation = alike if entry.tensor.role in compared else "not compared"
-            found.append(Pair(entry.title, index, other, relation, _words(changed)))
-    found += [Pair(there.entries[index].title, None, index, "only there") for index in others.values()]
-    return sorted(found, key=lambda pair: list(SIGNS).index(pair.relation))
+    for key in dict.fromkeys([*ours, *theirs]):
+        name, role = key
+        changed = tuple(changes.get(name, ()))
+        how = tuple((change.aspect, change.before, change.after) for change in changed)
+        found.append((name, (ours.get(key), theirs.get(key), role in compared, how)))
+    folded = [_pair(printable(str(names)), *both) for names, both in fold(found)]
+    return sorted(folded, key=lambda pair: list(SIGNS).index(pair.relation))
 
 
-def _key(entry: Entry) -> tuple[str, str]:
-    return entry.tensor.name, entry.tensor.role
+def _entries(document: Document) -> dict[tuple[str, str], int]:
+    """Return where each tensor is, by its name and role."""
+    return {(name, entry.tensor.role): at for at, entry in enumerate(document.entries) for name in entry.tensor.names}
 
 
-def _words(changed: list[Change]) -> str:
+def _pair(title: str, here: int | None, there: int | None, is_compared: bool, how: How) -> Pair:
+    if here is None or there is None:
+        return Pair(title, here, there, "only there" if here is None else "only here")
+    if not is_compared:
+        return Pair(title, here, there, "not compared")
+    return Pair(title, here, there, "different" if how else "same", _words(how))
+
+
+def _words(how: How) -> str:
     """Say the first thing that changed, and what others did."""
-    if not changed:
+    if not how:
         return ""
-    first = changed[0]
-    others = dict.fromkeys(change.aspect for change in changed if change.aspect != first.aspect)
-    also = f", and {', '.join(others)}" if others else ""
-    return f"{first.aspect} {printable(first.before)} → {printable(first.after)}{also}"
+    (aspect, before, after), *others = how
+    more = [other for other in dict.fromkeys(other for other, _, _ in others) if other != aspect]
+    also = f", and {', '.join(more)}" if more else ""
+    return f"{aspect} {printable(before)} → {printable(after)}{also}"

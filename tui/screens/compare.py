@@ -74,7 +74,8 @@ class CompareView(View):
         self.watch(self.app, "difference", self._compared, init=False)
 
     def _compared(self) -> None:
-        self.show(self.app.document, self.app.selection)
+        self._shown = None
+        self.follow()
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the pair of the chosen tensor."""
@@ -84,12 +85,22 @@ class CompareView(View):
         if self._of is not difference:
             self._of, self._pairs = difference, pairs(document, other, difference)
             self.query_one("#pairs-box", Box).entitle(LEGEND, _findings_text(difference))
+            if self.is_current and self._leads_to_first(document, selection):
+                return
         cursor = self._cursor(selection)
         self.query_one(Lines).show(len(self._pairs), self._line, cursor)
         if self._pairs:
             pair = self._pairs[cursor]
             self._show_map("here", document, pair.here, selection)
             self._show_map("there", other, pair.there, selection)
+
+    def _leads_to_first(self, document: Document, selection: Selection) -> bool:
+        """Go to the first tensor that differs; return whether that is another than the chosen one."""
+        first = self._pairs[0] if self._pairs else None
+        if first is None or first.here in (None, selection.entry) or first.relation != "different":
+            return False
+        self.app.selection = of_entry(document, selection, first.here)
+        return True
 
     def _cursor(self, selection: Selection) -> int:
         """Return the line of the chosen tensor; a tensor that is only there is no selection, and the line stays."""

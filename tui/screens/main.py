@@ -32,24 +32,25 @@ class MainScreen(Screen[None]):
     """The screen.
 
     Args:
-        names: The views that there are, in order; the first is made at once, the others soon after.
+        names: The views that there are, in order.
+        first: The one that is shown first, and made at once; the others are made soon after.
     """
 
     BLANK: ClassVar[bool] = True
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual paints the whole screen again for it
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], first: str) -> None:
         super().__init__()
         self._names = list(names)
-        self._views: dict[str, View] = {self._names[0]: VIEWS[self._names[0]]()}
+        self._views: dict[str, View] = {first: VIEWS[first]()}
         self._making = asyncio.Lock()
-        self.view_name = self._names[0]
+        self.view_name = first
 
     def compose(self) -> ComposeResult:
         """Make the screen, with its first view."""
         with Row(id="top"):
             yield Title(id="title")
-            yield ViewTabs(self._names, id="tabs")
+            yield ViewTabs(self._names, self.view_name, id="tabs")
         with Column(id="views"):
             yield self._views[self.view_name]
         yield KeyBar(id="keys")

@@ -12,10 +12,10 @@ from .word_line import CHOSEN, Word, WordLine
 class ViewTabs(WordLine):
     """The names."""
 
-    def __init__(self, names: list[str], *, id: str | None = None) -> None:
+    def __init__(self, names: list[str], current: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._names = names
-        self._current = names[0]
+        self._current = current
 
     def show(self, current: str) -> None:
         """Mark the view that is shown."""
