@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wrong:
     """A rank that has something else after a collective than is defined."""
 

@@ -33,7 +33,7 @@ KEPT: tuple[tuple[Literal["stamped", "initial"], str], ...] = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """One thing that is another in the second dump.
 
@@ -50,7 +50,7 @@ class Change:
     after: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """All that is different between two dumps.
 

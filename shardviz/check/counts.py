@@ -33,7 +33,7 @@ class CountError(ShardvizError):
     """Ids that are too many to be counted one by one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Counts:
     """How often the ids of a tensor are held.
 

@@ -45,7 +45,7 @@ FOR_MACHINES = (
 """What of a finding is printed as JSON, in this order."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One disagreement between two descriptions of a tensor.
 
@@ -104,7 +104,7 @@ class Finding:
         return {name: getattr(self, name) for name in FOR_MACHINES}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NotChecked:
     """A check that could not run, and why: silence never means 'not looked at'.
 
@@ -119,7 +119,7 @@ class NotChecked:
     about: About
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a check of a dump found.
 

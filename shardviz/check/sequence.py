@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Order:
     """Which positions of the sequence each rank has of one tensor.
 

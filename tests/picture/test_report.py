@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -185,3 +186,10 @@ def test_clauses_after_the_sentence_are_part_of_the_summary() -> None:
     (read,) = json.loads(report_json(report(told)))["findings"]
     assert read["summary"] == told.summary == f"{told.sentence}; {told.details[0]}"
     assert "details" not in read
+
+
+def test_a_report_comes_out_of_another_process_as_it_went_in() -> None:
+    found = report(
+        replace(swapped("a"), details=("an example",)), LATE, not_checked=(NotChecked("b", "no ids", "order"),)
+    )
+    assert pickle.loads(pickle.dumps(found)) == found

@@ -45,7 +45,7 @@ Shape = Literal[
 """What happened to a tensor; `shardviz.check.advice` has the cause and the fix of each."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """One shape that fits.
 

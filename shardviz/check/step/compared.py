@@ -38,7 +38,7 @@ EPSILONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rounding:
     """What a model's step allows for rounding.
 
@@ -59,7 +59,7 @@ class Rounding:
         return SAFETY * max(self.epsilon, min(self.epsilon, EPSILONS["float32"]) * math.sqrt(self.terms)) * size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Elements:
     """Elements of a tensor that are no product of index ranges, in a stand-in for a `Region`.
 
