@@ -1,4 +1,4 @@
-"""Okabe and Ito's colours, toned to the theme: a rank always has the same one, and no colour is the only sign."""
+"""The colours of ranks and of verdicts, toned to the theme; no colour is the only sign."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from rich.style import Style
 from textual.color import Color
 from textual.theme import Theme
 
+from shardviz.picture.palette import BLUE, GREEN, GREY, ORANGE, RANK_COLOURS, SKY, VERMILLION
+
 if TYPE_CHECKING:
     from shardviz.picture.paint import Look
 
     from .document import Verdict
-
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
-RANK_COLOURS = (SKY, ORANGE, GREEN, PURPLE, BLUE, YELLOW, GREY)
-"""Vermillion is left out: it says that something is wrong."""
 
 VERDICT_COLOURS: dict[Verdict, str] = {
     "error": VERMILLION,
@@ -38,13 +35,13 @@ def block_style(look: Look, background: str) -> Style:
         return _filled(VERMILLION, background, 0.6 if look.rank % 2 else 0.45) + Style(bold=True)
     if look.tone in ("in place", "unlit"):
         return _filled(GREY, background, 0.15)
-    return rank_style(look.rank, background, 0.25 if look.tone == "mixed" else 0.45)
+    return rank_style(look.colour, background, 0.25 if look.tone == "mixed" else 0.45)
 
 
 @lru_cache(maxsize=1024)
-def rank_style(rank: int, background: str, share: float = 0.45) -> Style:
-    """Return the style of a rank's place on a background, with a share of its own colour."""
-    return _filled(RANK_COLOURS[rank % len(RANK_COLOURS)], background, share)
+def rank_style(colour: int, background: str, share: float = 0.45) -> Style:
+    """Return the style of a rank's place on a background, with a share of its own colour in the palette of ranks."""
+    return _filled(RANK_COLOURS[colour], background, share)
 
 
 def _filled(colour: str, background: str, share: float) -> Style:

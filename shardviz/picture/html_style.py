@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.picture.terminal import RANK_COLOURS
+from shardviz.picture.palette import BLUE, GREEN, ORANGE, PURPLE, SKY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_LIT = 64
 """Ranks below this light up with all that they have; each costs a rule."""
-
-BLUE, ORANGE, GREEN, PURPLE, SKY, *_ = RANK_COLOURS
 
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 

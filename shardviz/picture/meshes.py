@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from shardviz.picture.terminal import DIM, beside, line, rank_style
+from shardviz.picture.palette import rank_style
+from shardviz.picture.terminal import DIM, beside, line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -79,7 +80,7 @@ def _grid(mesh: Mesh, place: Coord, width: int, glyphs: Glyphs, marked: Collecti
             lines.append(line((f"{glyphs.more} {down - MOST_ROWS + 1:,} more".ljust(gutter), DIM)))
             continue
         ranks = [None if col is None else mesh.rank_at(_coord(mesh, place, row, col)) for col in cols]
-        cells = [_cell(rank, cell, glyphs, marked) for rank in ranks]
+        cells = [_cell(mesh, rank, cell, glyphs, marked) for rank in ranks]
         lines.append(line((heads[row].ljust(gutter), DIM), *cells))
     return lines
 
@@ -92,11 +93,11 @@ def _title(titles: Sequence[str], col: int | None, glyphs: Glyphs) -> str:
     return glyphs.more if col is None else titles[col]
 
 
-def _cell(rank: int | None, width: int, glyphs: Glyphs, marked: Collection[int]) -> tuple[str, str]:
+def _cell(mesh: Mesh, rank: int | None, width: int, glyphs: Glyphs, marked: Collection[int]) -> tuple[str, str]:
     if rank is None:
         return glyphs.more.rjust(width), DIM
     text = f"{glyphs.differs}{rank}" if rank in marked else str(rank)
-    return text.rjust(width), rank_style(rank)
+    return text.rjust(width), rank_style(rank, mesh)
 
 
 def kept(count: int, most: int) -> list[int | None]:

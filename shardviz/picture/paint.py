@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.picture.holders import ranks_of, ranks_text
+from shardviz.picture.palette import rank_colour
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.picture.holders import Plane
+    from shardviz.picture.holders import Mask, Plane
     from shardviz.picture.ruler import Ruler
     from shardviz.picture.sides import Cell, Sides
 
@@ -40,12 +41,14 @@ class Look:
     Attributes:
         labels: What is written in a block of them, the longest that fits.
         tone: What they tell.
-        rank: The lowest rank that holds them, which chooses their colour; -1 for nobody.
+        rank: The lowest rank that holds them; -1 for nobody.
+        colour: The place of its colour in the palette of ranks; -1 for nobody.
     """
 
     labels: tuple[str, ...]
     tone: Tone
     rank: int
+    colour: int
 
 
 @dataclass(frozen=True)
@@ -119,22 +122,24 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     if frame.side == "difference":
         if cell.different:
             path = (f"{claimed or '?'}→{held or '?'}", "≠") if not cell.claimed_mixed | cell.held_mixed else ("≠",)
-            return Look(path, "elsewhere", _lowest(cell.held))
-        return Look((claimed or held, "="), "in place", _lowest(cell.claimed))
+            return _look(frame, path, "elsewhere", cell.held)
+        return _look(frame, (claimed or held, "="), "in place", cell.claimed)
     mask, text = (cell.claimed, claimed) if frame.side == "claimed" else (cell.held, held)
     if frame.lit is not None and not mask >> frame.lit & 1:
-        return Look((), "unlit", _lowest(mask))
+        return _look(frame, (), "unlit", mask)
     if not mask:
-        return Look(("nobody", "?"), "nobody", -1)
+        return _look(frame, ("nobody", "?"), "nobody", mask)
     mixed = cell.claimed_mixed if frame.side == "claimed" else cell.held_mixed
     named = (f"{text} {frame.suffix}", text) if frame.suffix else (text,)
-    return Look(
-        (*named, *((f"{_lowest(mask)}…",) if len(text) > 2 else ())), "mixed" if mixed else "held", _lowest(mask)
-    )
+    short = (f"{ranks_of(mask)[0]}…",) if len(text) > 2 else ()
+    return _look(frame, (*named, *short), "mixed" if mixed else "held", mask)
 
 
-def _lowest(mask: int) -> int:
-    return ranks_of(mask)[0] if mask else -1
+def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
+    if not mask:
+        return Look(labels, tone, -1, -1)
+    rank = ranks_of(mask)[0]
+    return Look(labels, tone, rank, rank_colour(rank, frame.sides.mesh))
 
 
 def _around(ruler: Ruler, first: int, count: int) -> tuple[Indices, Indices, Indices]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.picture.terminal import DIM, PIPE_WIDTH, line, rank_style
+from shardviz.picture.palette import rank_style
+from shardviz.picture.terminal import DIM, PIPE_WIDTH, line
 from shardviz.timeline import duration, timeline
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import StageRecord
     from shardviz.dump.tensors import Model
+    from shardviz.mesh import Mesh
     from shardviz.timeline import Timeline
 
 LABEL = 9
@@ -35,7 +37,7 @@ def schedule_lines(model: Model, columns: int = PIPE_WIDTH) -> list[Text]:
     times = timeline(schedules)
     width = 1 + len(str(times.num_microbatches - 1))
     width += LABEL + times.length * (width + 1) <= columns
-    rows = [_row(rank, times, width) for rank in schedules]
+    rows = [_row(rank, times, width, model.dump.mesh) for rank in schedules]
     return [*rows, line(""), line((legend(times), DIM)), line(bubble_text(times))]
 
 
@@ -73,7 +75,7 @@ def label(record: StageRecord, stages: Sequence[int]) -> str:
     return f"{letter.upper() if record.backward else letter}{record.microbatch}"
 
 
-def _row(rank: int, times: Timeline, width: int) -> Text:
+def _row(rank: int, times: Timeline, width: int, mesh: Mesh) -> Text:
     passes, stages = times.begins[rank], stages_of(times, rank)
     idle = "·".ljust(width)
     parts: list[str | tuple[str, str]] = [f"rank {rank:<{LABEL - 5}}"]
@@ -83,6 +85,6 @@ def _row(rank: int, times: Timeline, width: int) -> Text:
         lasts = duration(record) * width
         gap = int(lasts > len(cell))
         shown = cell.ljust(lasts - gap, "=" if record.backward else " ")
-        parts += [(idle * (begin - at), DIM), (shown, rank_style(rank)), " " * gap]
+        parts += [(idle * (begin - at), DIM), (shown, rank_style(rank, mesh)), " " * gap]
         at = begin + duration(record)
     return line(*parts, (idle * (times.length - at), DIM))

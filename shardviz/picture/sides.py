@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.tensors import Model, Tensor
+    from shardviz.mesh import Mesh
     from shardviz.picture.holders import Mask, Masks
     from shardviz.region import Ranges, Region
 
@@ -54,12 +55,14 @@ class Sides:
         shift: More than the highest rank.
         has_claimed: Whether any rank's tensor has placements.
         has_held: Whether the dump has ids.
+        mesh: What it is on, for the colours of ranks.
     """
 
     holders: Holders
     shift: int
     has_claimed: bool
     has_held: bool
+    mesh: Mesh | None = None
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -103,7 +106,8 @@ def sides_of(model: Model, tensor: Tensor, name: str = "") -> Sides:
             stretches = _stretches(_scattered_ids(model, tensor, rank, name or tensor.names[0]))
             runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    return Sides(Holders(shape, regions, runs), shift, has_claimed, has_held)
+    mesh = tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh
+    return Sides(Holders(shape, regions, runs), shift, has_claimed, has_held, mesh)
 
 
 def _claims(model: Model, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
@@ -125,7 +129,7 @@ def _scattered_ids(model: Model, tensor: Tensor, rank: int, name: str) -> NDArra
     size = math.prod(tensor.shards[rank].body.local_shape)
     if size > MAX_SCATTERED:
         raise DumpError(f"{name}: rank {rank} holds {size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn")
-    return model.local_ids(tensor, tensor.shards[rank], name)
+    return model.local_ids(tensor.shards[rank], name)
 
 
 def _stretches(ids: NDArray[np.int64]) -> Ranges:

@@ -101,7 +101,7 @@ def _holds(model: Model, tensor: Tensor, name: str) -> dict[int, str]:
     """Say what each rank holds, by rank; nothing is known of a tensor that was not stamped."""
     if tensor.stage != "stamped":
         return {}
-    holds = {rank: _held_text(model, tensor, shard, name) for rank, shard in tensor.shards.items()}
+    holds = {rank: _held_text(model, shard, name) for rank, shard in tensor.shards.items()}
     holds |= dict.fromkeys(model.dump.missing_ranks, NO_FILE)
     return dict(sorted(holds.items()))
 
@@ -124,7 +124,9 @@ def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
         mesh=layout.mesh,
         claimed=layout,
         held=None,
-        sides=Sides(Holders(shape, regions, runs), max(layout.mesh.ranks) + 1, bool(regions or runs), False),
+        sides=Sides(
+            Holders(shape, regions, runs), max(layout.mesh.ranks) + 1, bool(regions or runs), False, layout.mesh
+        ),
         claims={rank: region_text(region) for rank, region in found.items()},
         holds={},
     )
@@ -137,12 +139,12 @@ def region_text(region: Region) -> str:
     return str(region) if region.dims else "the number"
 
 
-def _held_text(model: Model, tensor: Tensor, shard: Shard, name: str) -> str:
+def _held_text(model: Model, shard: Shard, name: str) -> str:
     if shard.held is not None:
         return region_text(shard.held)
     if not math.prod(shard.body.local_shape):
         return NOTHING
-    ids = model.local_ids(tensor, shard, name)
+    ids = model.local_ids(shard, name)
     kinds = {
         "own ids, scattered": int((ids > 0).sum()),
         "ids of other tensors": int((ids < ID_NONE).sum()),

@@ -16,9 +16,10 @@ from shardviz.names import printable
 from shardviz.picture.drawing import Budget, draw
 from shardviz.picture.markup import element, words
 from shardviz.picture.page import as_claimed, notes, slice_title
+from shardviz.picture.palette import RANK_COLOURS
 from shardviz.picture.svg_map import BAND, CHAR, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
 from shardviz.picture.svg_mesh import Drawn, mesh_drawing
-from shardviz.picture.terminal import RANK_COLOURS, Glyphs
+from shardviz.picture.terminal import Glyphs
 from shardviz.placements import spell
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ MOST_LINES = 4
 NAME_CHAR = 9.7
 """Pixels of a character of the name."""
 
-INK_ON = ("#fff", *("#111",) * 7)
+INK_ON = ("#fff", *("#111",) * 6)
 """Readable on each of `RANK_COLOURS`: at least 4.5 to 1."""
 
 FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
@@ -228,7 +229,7 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")
     if not upright and len(sides) == 2:
-        run = bands(panel, scale, BAND)
+        run = bands(panel, scale, subject.mesh, BAND)
         markup = (
             element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
         ) + markup

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardviz.picture.holders import Mask, ranks_of, ranks_text
 from shardviz.picture.labels import ranks_label
 from shardviz.picture.markup import element, words
-from shardviz.picture.terminal import rank_colour
+from shardviz.picture.palette import rank_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,7 +118,7 @@ def title_width(panel: Panel) -> int:
     return round(max(map(len, titles)) * CHAR) + 10
 
 
-def bands(panel: Panel, scale: Scale, width: int) -> str:
+def bands(panel: Panel, scale: Scale, mesh: Mesh, width: int) -> str:
     """Draw a band from every part as it is claimed to the same ranks' part as it is held, `width` pixels wide."""
     if not has_bands(panel) or panel.claimed is None or panel.held is None:
         return ""
@@ -127,7 +127,7 @@ def bands(panel: Panel, scale: Scale, width: int) -> str:
     for mask, rows in _parts(panel.claimed).items():
         if mask in held:
             moved = rows != held[mask]
-            colour = f"sv-band sv-f{rank_colour(ranks_of(mask)[0])}"
+            colour = f"sv-band sv-f{rank_colour(ranks_of(mask)[0], mesh)}"
             path = _band(scale, rows, held[mask], width)
             drawn.append((moved, element("path", d=path, class_=colour if moved else f"{colour} sv-still")))
     return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
@@ -190,7 +190,7 @@ def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     place = {"x": left + 1, "y": top + 1, "width": width - 2, "height": height - 2}
-    colour = colour_of(box.block)
+    colour = colour_of(box.block, mesh)
     mark = "≠ " if box.differs else ""
     label = _label(box.block, mesh, max(int((width - 8) / CHAR) - len(mark), 3))
     hatch = element("rect", **place, rx=2, class_="sv-hatch") if box.differs else ""
@@ -210,11 +210,11 @@ def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
     )
 
 
-def colour_of(block: Block) -> str:
+def colour_of(block: Block, mesh: Mesh) -> str:
     """Return the name of a block's colour: the lowest rank's, or that of what is no one's."""
     if block.is_mixed:
         return "mixed"
-    return str(rank_colour(ranks_of(block.ranks)[0])) if block.ranks else "nobody"
+    return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
 
 
 def classes_of(ranks: Sequence[int]) -> str | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.meshes import kept
+from shardviz.picture.palette import rank_colour
 from shardviz.picture.svg_map import CHAR, classes_of
-from shardviz.picture.terminal import rank_colour
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -89,7 +89,7 @@ def _title(text: str, x: int, y: int) -> str:
 def _tile(mesh: Mesh, rank: int, place: tuple[int, int, int], *, differs: bool) -> str:
     x, y, tile = place
     box = {"x": x + 1, "y": y + 1, "width": tile - 2, "height": TILE_HEIGHT - 2, "rx": 2}
-    colour = rank_colour(rank)
+    colour = rank_colour(rank, mesh)
     told = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
     return element(
         "g",

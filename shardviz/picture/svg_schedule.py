@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
+from shardviz.picture.palette import rank_colour
 from shardviz.picture.schedule import bubble_text, label, legend, one_pipeline, stages_of
 from shardviz.picture.svg_map import CHAR, classes_of
-from shardviz.picture.terminal import rank_colour
 from shardviz.timeline import duration, timeline
 
 if TYPE_CHECKING:
     from shardviz.dump.tensors import Model
+    from shardviz.mesh import Mesh
     from shardviz.timeline import Timeline
 
 ROW = 26
@@ -35,14 +36,14 @@ def schedule_drawing(model: Model) -> tuple[str, str] | None:
     times = timeline(schedules)
     if sum(map(len, times.begins.values())) > MOST_PASSES:
         return "", f"{bubble_text(times)}; too long to draw here: shardviz show --schedule prints it"
-    return _svg(times), f"{legend(times)}; {bubble_text(times)}"
+    return _svg(times, model.dump.mesh), f"{legend(times)}; {bubble_text(times)}"
 
 
-def _svg(times: Timeline) -> str:
+def _svg(times: Timeline, mesh: Mesh) -> str:
     unit = round((2 + len(str(times.num_microbatches - 1))) * CHAR)
     width, height = GUTTER + unit * times.length + 1, ROW * len(times.begins) + 1
     rows = (
-        element("g", _row(rank, times, unit), transform=f"translate(0 {at * ROW})")
+        element("g", _row(rank, times, unit, mesh), transform=f"translate(0 {at * ROW})")
         for at, rank in enumerate(times.begins)
     )
     return element(
@@ -58,13 +59,13 @@ def _svg(times: Timeline) -> str:
     )
 
 
-def _row(rank: int, times: Timeline, unit: int) -> str:
+def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:
     idle = {"x": GUTTER, "y": 1, "width": unit * times.length, "height": ROW - 2, "rx": 2}
     parts = [
         element("text", words(f"rank {rank}"), x=GUTTER - 10, y=17, class_="sv-i sv-end"),
         element("rect", **idle, class_="sv-idle"),
     ]
-    stages, colour = stages_of(times, rank), rank_colour(rank)
+    stages, colour = stages_of(times, rank), rank_colour(rank, mesh)
     for record, begin in times.begins[rank]:
         x, wide = GUTTER + begin * unit, duration(record) * unit
         box = {"x": x + 1, "y": 1, "width": wide - 1, "height": ROW - 2, "rx": 2}

@@ -13,6 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from shardviz.picture.palette import GREEN, ORANGE, VERMILLION
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -21,12 +23,9 @@ PIPE_WIDTH = 100
 
 MIN_WIDTH = 40
 
-RANK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
-"""Okabe and Ito's palette, rank by rank; a rank's number always stands beside its colour."""
-
-GOOD = "#009e73"
-BAD = "bold #d55e00"
-WARNING = "#e69f00"
+GOOD = GREEN
+BAD = f"bold {VERMILLION}"
+WARNING = ORANGE
 DIM = "dim"
 
 
@@ -103,20 +102,6 @@ class Terminal:
         """Write lines; characters that the stream cannot say are spelled out."""
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(self.render(lines).encode(encoding, "backslashreplace").decode(encoding))
-
-
-def rank_colour(rank: int) -> int:
-    """Return the place of a rank's colour in the palette.
-
-    It is the sum of the rank's octal digits, so that neighbours on a mesh look different along every axis: by the rank
-    alone, whole columns of a mesh that is eight wide had one colour.
-    """
-    return sum(map(int, f"{rank:o}")) % len(RANK_COLOURS)
-
-
-def rank_style(rank: int) -> str:
-    """Return the colour of a rank."""
-    return RANK_COLOURS[rank_colour(rank)]
 
 
 def line(*parts: str | tuple[str, str] | Text) -> Text:

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from shardviz.picture.holders import ranks_of
 from shardviz.picture.labels import ranks_label
-from shardviz.picture.terminal import BAD, DIM, line, rank_style
+from shardviz.picture.palette import rank_style
+from shardviz.picture.terminal import BAD, DIM, line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,7 +210,7 @@ def _cell(block: Block, mesh: Mesh | None, frame: Frame, glyphs: Glyphs, *, diff
     if differs:
         return line((f"{glyphs.differs} {label}", BAD))
     ranks = ranks_of(block.ranks)
-    return line((label, rank_style(ranks[0]) if ranks else BAD))
+    return line((label, rank_style(ranks[0], mesh) if ranks else BAD))
 
 
 def _centred(text: Text, width: int) -> Text:

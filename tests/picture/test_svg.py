@@ -13,9 +13,9 @@ from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.mesh import parse_mesh
 from shardviz.notation import parse
+from shardviz.picture.palette import RANK_COLOURS
 from shardviz.picture.subject import of_layout, of_tensor
 from shardviz.picture.svg import INK_ON, svg
-from shardviz.picture.terminal import RANK_COLOURS, rank_colour
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
 from tests.picture.test_pages import HEALTHY, MISORDERED
@@ -108,12 +108,6 @@ def test_a_long_name_goes_on_below_and_a_picture_stays_as_wide_as_a_page(tmp_pat
     endless = drawn(tmp_path, "tp=2", "[4/tp]", "x" * 100_000)
     assert int(ElementTree.fromstring(endless).attrib["height"]) < 500
     assert [set(text) for text in texts(endless)[:4]] == [{"x"}, {"x"}, {"x"}, {"…"}]
-
-
-def test_neighbours_on_a_large_mesh_have_other_colours() -> None:
-    for rank in range(1024):
-        assert rank_colour(rank) < 8
-        assert all(rank_colour(rank) != rank_colour(rank + step) for step in (8, 64) if (rank // step) % 8 < 7)
 
 
 def test_a_rank_without_a_file_is_not_said_to_hold_what_it_claims(tmp_path: Path) -> None:

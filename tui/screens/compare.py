@@ -11,8 +11,9 @@ from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.names import printable
+from shardviz.picture.palette import GREY, VERMILLION
 
-from ..colours import GREY, VERMILLION, ink
+from ..colours import ink
 from ..comparing import SIGNS, Pair, pairs
 from ..filters import after
 from ..keys import keys

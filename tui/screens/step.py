@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
+    from shardviz.mesh import Mesh
+
     from ..document import Document
     from ..selection import Selection
 
@@ -91,7 +93,7 @@ class StepView(View):
         for part in ("#comms-box", "#comm"):
             self.query_one(part).display = bool(step.collectives)
         self.query_one("#schedule-box").display = step.pipeline is not None or bool(step.undrawn)
-        self._show_schedule(step)
+        self._show_schedule(step, document.model.dump.mesh)
         self._list(step)
         self._show_collective(document, selection)
 
@@ -125,9 +127,9 @@ class StepView(View):
         cursor = next((index for index, moment in enumerate(self._moments) if moment.rank == rank), 0)
         lines.show(len(self._moments), lambda index: moment_line(self._moments[index], width), cursor)
 
-    def _show_schedule(self, step: Step) -> None:
+    def _show_schedule(self, step: Step, mesh: Mesh) -> None:
         grid = self.query_one(ScheduleGrid)
-        grid.show(step.pipeline)
+        grid.show(step.pipeline, mesh)
         grid.display = step.pipeline is not None
         self.query_one("#schedule-box", Box).entitle(pipeline_text(step))
         text = f"? not drawn: {step.undrawn}" if step.undrawn else ""

@@ -10,8 +10,9 @@ from rich.text import Text
 from textual.widgets import Static
 
 from shardviz.names import printable
+from shardviz.picture.palette import GREEN
 
-from ..colours import GREEN, ink, verdict_style
+from ..colours import ink, verdict_style
 from ..document import GLYPHS
 
 if TYPE_CHECKING:

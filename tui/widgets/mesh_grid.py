@@ -10,7 +10,9 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from ..colours import VERMILLION, ink, rank_style
+from shardviz.picture.palette import VERMILLION, rank_colour
+
+from ..colours import ink, rank_style
 from ..keys import arrows
 from ..mesh_plan import MeshPlan
 from ..messages import RankChosen
@@ -125,7 +127,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
             if col is not None:
                 rank = plan.rank_at(row, col)
                 cell = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - plan.place(row, col)[1] :]
-                style = self._style(rank)
+                style = self._style(plan, rank)
             if style is not before:
                 segments.append(Segment(text, before))
                 text, before = "", style
@@ -133,11 +135,10 @@ Every rank at its place: the last axis runs to the right, the one before it down
             column += len(cell)
         return [*segments, Segment(text, before)]
 
-    def _style(self, rank: int) -> Style:
-        sign = self.lights.sign(rank)
-        return _style(
-            sign, rank if sign == "●" else -1, self.base, self.behind, rank in self.lights.group, rank == self.rank
-        )
+    def _style(self, plan: MeshPlan, rank: int) -> Style:
+        sign, is_grouped = self.lights.sign(rank), rank in self.lights.group
+        colour = rank_colour(rank, plan.mesh) if sign == "●" else -1
+        return _style(sign, colour, self.base, self.behind, is_grouped, rank == self.rank)
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
@@ -184,11 +185,11 @@ Every rank at its place: the last axis runs to the right, the one before it down
 
 
 @lru_cache(maxsize=4096)
-def _style(sign: str, rank: int, base: Style, behind: str, is_grouped: bool, is_chosen: bool) -> Style:
+def _style(sign: str, colour: int, base: Style, behind: str, is_grouped: bool, is_chosen: bool) -> Style:
     """Return the style of a rank's cell: equal ones are the same object, so that cells can be joined."""
     style = base + DIM
     if sign == "●":
-        style = rank_style(rank, behind) + Style(bold=True)
+        style = rank_style(colour, behind) + Style(bold=True)
     elif sign != " ":
         style = base + ink(VERMILLION, bold=True)
     if is_grouped:

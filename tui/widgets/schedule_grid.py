@@ -8,6 +8,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
+from shardviz.picture.palette import rank_colour
 from shardviz.picture.schedule import LETTERS
 from shardviz.timeline import duration
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.dump.records import StageRecord
+    from shardviz.mesh import Mesh
     from shardviz.timeline import Timeline
 
 CURSOR = Style(reverse=True, bold=True)
@@ -56,14 +58,16 @@ The order on each rank is what ran; the time is when it could begin at the earli
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.timeline: Timeline | None = None
+        self._mesh: Mesh | None = None
         self.row = self.at = 0
         self._ranks: list[int] = []
         self._cell = self._gutter = 1
 
-    def show(self, times: Timeline | None) -> None:
-        """Show a schedule."""
+    def show(self, times: Timeline | None, mesh: Mesh) -> None:
+        """Show a schedule of ranks of a mesh."""
         if times is self.timeline:
             return
+        self._mesh = mesh
         self.timeline, self.row, self.at = times, 0, 0
         if times is not None:
             self._ranks = list(times.begins)
@@ -125,7 +129,7 @@ The order on each rank is what ran; the time is when it could begin at the earli
         return f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
 
     def _style(self, row: int, rank: int, record: StageRecord) -> Style:
-        style = rank_style(rank, self.behind, 0.6 if record.backward else 0.35)
+        style = rank_style(rank_colour(rank, self._mesh), self.behind, 0.6 if record.backward else 0.35)
         chosen = self.chosen
         if chosen is None:
             return style
