@@ -99,7 +99,7 @@ def ids_in_memory(model: Model, tensor: Tensor, rank: int) -> Memory:
         shape = shard.layout.index_shape if shard.layout else tensor.shape
         strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
         return Memory("ids", shard.held.shape, tuple(indices(ranges) for ranges in shard.held.dims), strides)
-    ids = model.local_ids(tensor, shard, tensor.names[0])
+    ids = model.local_ids(shard, tensor.names[0])
     return Memory("ids", ids.shape, array=ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1))
 
 

@@ -170,6 +170,6 @@ def _numbers(model: Model, name: str, rank: int) -> tuple[float, ...] | None:
     if tensor is None or rank not in tensor.shards:
         return None
     try:
-        return tuple(model.values(tensor, tensor.shards[rank], name).ravel().tolist())
+        return tuple(model.values(tensor.shards[rank], name).ravel().tolist())
     except ShardvizError:
         return None

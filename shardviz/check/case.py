@@ -147,7 +147,7 @@ def _case(
     ids: dict[Coord, NDArray[np.int64]] = {}
     for coord, shard in shards.items():
         region = _region(model, shard, name, shape)
-        own = model.local_ids(tensor, shard, name) if region is None else None
+        own = model.local_ids(shard, name) if region is None else None
         if own is not None and shard.body.runs is not None:
             region = region_of(own, shape)
         if region is not None:

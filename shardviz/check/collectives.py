@@ -93,7 +93,7 @@ def _values(model: Model, name: str, rank: int) -> Values:
     tensor = model.find("step", "activation", name)
     if tensor is None or rank not in tensor.shards:
         raise DumpError(f"rank {rank} wrote no {name}")
-    return model.values(tensor, tensor.shards[rank], name)
+    return model.values(tensor.shards[rank], name)
 
 
 def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:

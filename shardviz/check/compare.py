@@ -183,7 +183,7 @@ def _whole(name: str, model: Model, tensor: Tensor) -> NDArray[np.float64]:
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
     whole = np.full(shape, np.nan)
     for rank, shard in tensor.shards.items():
-        values = model.values(tensor, shard, name)
+        values = model.values(shard, name)
         if shard.layout is None:
             return values
         region = shard.layout.region(shard.layout.mesh.coord_of(rank))

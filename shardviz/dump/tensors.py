@@ -155,7 +155,7 @@ class Model:
     def _by_name(self) -> dict[tuple[str, str, str], Tensor]:
         return {(tensor.stage, tensor.role, name): tensor for tensor in self.tensors for name in tensor.names}
 
-    def values(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.float64]:
+    def values(self, shard: Shard, name: str) -> NDArray[np.float64]:
         """Return the values that a shard holds, in float64 and the local shape.
 
         Raises:
@@ -175,7 +175,7 @@ class Model:
                 f"{printable(name)}: rank {shard.rank} has values that are no {list(body.local_shape)}"
             ) from error
 
-    def local_ids(self, tensor: Tensor, shard: Shard, name: str) -> NDArray[np.int64]:
+    def local_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
 
         Returns:

@@ -135,7 +135,7 @@ def assembled(model: Model, tensor: Tensor, name: str) -> NDArray[np.float64]:
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
     whole = np.full(shape, np.nan)
     for shard in reversed(tensor.shards.values()):
-        values = model.values(tensor, shard, name)
+        values = model.values(shard, name)
         if shard.layout is None:
             whole = values
         else:

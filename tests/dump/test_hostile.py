@@ -32,7 +32,7 @@ def use_all(path: Path) -> None:
     try:
         model = model_of(read_dump(path))
         uses = [
-            partial(content, tensor, shard, name)
+            partial(content, shard, name)
             for tensor in model.tensors
             for shard in tensor.shards.values()
             for name in tensor.names[:3]

@@ -136,7 +136,7 @@ def test_stages_come_stamped_first_then_initial_then_step(tmp_path: Path):
 def ids_of(model: Model, rank: int, name: str) -> list[object]:
     tensor = model.find("stamped", "param", name) or model.find("stamped", "buffer", name)
     assert tensor is not None
-    ids: list[object] = model.local_ids(tensor, tensor.shards[rank], name).tolist()
+    ids: list[object] = model.local_ids(tensor.shards[rank], name).tolist()
     return ids
 
 
@@ -178,7 +178,7 @@ def test_any_layout_written_to_a_dump_gives_back_its_own_ids(tmp_path_factory: p
     assert tensor.claimed is not None
     assert tensor.claimed.same_regions(layout)
     for rank, region in layout.regions():
-        found = model.local_ids(tensor, tensor.shards[rank], "w")
+        found = model.local_ids(tensor.shards[rank], "w")
         assert np.array_equal(found, region.flat_ids(layout.index_shape) + 1)
 
 
@@ -197,7 +197,7 @@ def test_ids_that_are_not_there_or_too_many_are_told(tmp_path: Path):
 def test_values_are_numbers_in_the_local_shape(tmp_path: Path):
     model = model_of(read_dump(write_sample(tmp_path / "a.shardviz")))
     (tensor,) = model.stage("initial")
-    found = model.values(tensor, tensor.shards[1], "layers.0.w")
+    found = model.values(tensor.shards[1], "layers.0.w")
     assert np.array_equal(found, [[1, 2.5, np.nan], [0, -1, -np.inf]], equal_nan=True)
 
 

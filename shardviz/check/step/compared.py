@@ -185,7 +185,7 @@ def compared(model: Model) -> Iterator[Compared]:
         for name in tensor.names:
             reference = references.get((tensor.role, name))
             if reference is not None and tensor.role in ("grad", "output", "scalar"):
-                wanted = model.values(reference, reference.first, name)
+                wanted = model.values(reference.first, name)
                 yield laid_out(model, tensor, name, wanted, rounding)
 
 
@@ -197,7 +197,7 @@ def rounding_of(model: Model) -> Rounding:
     whole = list(model.stage("reference"))
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     gradients = [
-        float(np.max(np.abs(model.values(tensor, tensor.first, name)), initial=0.0))
+        float(np.max(np.abs(model.values(tensor.first, name)), initial=0.0))
         for tensor in whole
         for name in tensor.names
         if tensor.role == "grad"
@@ -212,13 +212,13 @@ def laid_out(model: Model, tensor: Tensor, name: str, wanted: NDArray[np.float64
         wanted = wanted.ravel()
     values, regions = {}, {}
     for rank, shard in tensor.shards.items():
-        values[rank] = model.values(tensor, shard, name)
-        regions[rank] = _region(model, tensor, shard, name, wanted.shape)
+        values[rank] = model.values(shard, name)
+        regions[rank] = _region(model, shard, name, wanted.shape)
     mesh = claimed.mesh if claimed else model.dump.mesh
     return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding)
 
 
-def _region(model: Model, tensor: Tensor, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
+def _region(model: Model, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
     """Return the part that a rank holds: what is claimed of it, or what its parameter was seen to hold."""
     if shard.layout is not None:
         return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
@@ -228,7 +228,7 @@ def _region(model: Model, tensor: Tensor, shard: Shard, name: str, shape: tuple[
         if ids.held is not None and ids.held.shape == shard.body.local_shape:
             return ids.held
         if ids.body.runs is not None and ids.body.local_shape == shard.body.local_shape:
-            numbers = model.local_ids(stamped, ids, name) - 1
+            numbers = model.local_ids(ids, name) - 1
             if numbers.min(initial=0) >= 0:
                 return Elements(tuple(numbers.ravel().tolist()), shard.body.local_shape)
     return Region.whole(shape)

@@ -74,7 +74,7 @@ def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
 
 def _vectors(model: Model, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.float64]]]:
     return [
-        (name, model.values(tensor, tensor.first, name))
+        (name, model.values(tensor.first, name))
         for tensor in model.stage("reference")
         if tensor.role == "param" and tensor.shape == shape
         for name in tensor.names
