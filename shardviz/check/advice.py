@@ -1,6 +1,6 @@
-"""The catalogue: for every shape that a tensor can be found in, its most likely cause, its fix, and upstream bugs.
+"""The catalogue: for every disorder that a tensor can be found in, its most likely cause, its fix, and upstream bugs.
 
-Fixes are templates; the fields in braces are filled by the module that recognised the shape.
+Fixes are templates; the fields in braces are filled by the module that recognised the disorder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardviz.check.infer.explanation import Shape
+    from shardviz.check.infer.explanation import Disorder
 
 FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
 SWIGLU = ("Megatron-LM#2769", "ROCm/Megatron-LM#63")
@@ -37,7 +37,7 @@ class Advice:
     also: tuple[str, ...] = ()
 
 
-CATALOGUE: dict[Shape, Advice] = {
+CATALOGUE: dict[Disorder, Advice] = {
     "another-order": Advice(
         "One library split the dim over the inner axis first and another split each part again, while the placements "
         "read as if the axes had been applied left to right: FSDP2 over tensor parallel before torch 2.5 did so",

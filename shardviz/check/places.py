@@ -16,7 +16,7 @@ from shardviz.check.advice import CATALOGUE, Advice
 from shardviz.check.counts import CountError, Counts, count_ids
 from shardviz.check.finding import Finding, Kind
 from shardviz.check.infer.explain import explain
-from shardviz.check.infer.labels import shape_of_difference
+from shardviz.check.infer.labels import disorder_between
 from shardviz.check.infer.layout import same_region
 from shardviz.check.plain import advise_plain, held_in_words
 from shardviz.region import indices
@@ -129,7 +129,7 @@ def _kind(case: Case) -> Kind:
     if case.held is not None:
         if set(case.held.split_axes) != set(case.claimed.split_axes):
             return "wrong-placement"
-        if shape_of_difference(case.claimed, case.held) in OF_ORDER:
+        if disorder_between(case.claimed, case.held) in OF_ORDER:
             return "misordered"
     if shape_differs(case):
         return "wrong-shape"

@@ -26,7 +26,7 @@ from shardviz.region import Ranges, Region, length
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardviz.check.infer.explanation import Shape
+    from shardviz.check.infer.explanation import Disorder
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.mesh import Mesh
 
@@ -116,7 +116,7 @@ def _compare(model: Model, one: Order, usual: Order) -> Iterator[Finding | NotCh
 def _finding(model: Model, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
     same = len(one.held) > 1 and len(set(one.held.values())) == 1
-    name: Shape = "sequence-restart" if same else "sequence-order"
+    name: Disorder = "sequence-restart" if same else "sequence-order"
     own, others = _said(one.held[rank]), _said(usual.held[rank])
     return Finding(
         "sequence-order",

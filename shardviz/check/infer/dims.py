@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.advice import CATALOGUE
-from shardviz.check.infer.explanation import Explanation, Shape
+from shardviz.check.infer.explanation import Disorder, Explanation
 from shardviz.region import Ranges, indices
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def _order_of_dim(claimed: Layout, held: Mapping[Coord, Region], dim: int, size:
     return order if np.array_equal(np.sort(order), np.arange(size)) else None
 
 
-def _name(order: NDArray[np.int64], dim: int) -> tuple[Shape, str, str]:
-    """Return the shape of a dim's order, the words for it, and its fix."""
+def _name(order: NDArray[np.int64], dim: int) -> tuple[Disorder, str, str]:
+    """Return the disorder that a dim's order is, the words for it, and its fix."""
     size = len(order)
     if np.array_equal(order, np.arange(size)[::-1]):
         return "reversed-dim", f"dim {dim} is flipped", CATALOGUE["reversed-dim"].fix.format(dim=dim)
@@ -77,7 +77,7 @@ def _name(order: NDArray[np.int64], dim: int) -> tuple[Shape, str, str]:
     if digits is not None:
         return _name_digits(dim, order, *digits)
     block, blocks = _blocks(order)
-    name: Shape = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
+    name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
     words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
     return name, words, CATALOGUE[name].fix
 
@@ -109,8 +109,8 @@ def transposed_digits(order: NDArray[np.int64]) -> tuple[int, int, int, int] | N
 
 def _name_digits(
     dim: int, order: NDArray[np.int64], outer: int, rows: int, columns: int, inner: int
-) -> tuple[Shape, str, str]:
-    name: Shape = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
+) -> tuple[Disorder, str, str]:
+    name: Disorder = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
     view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
     pieces = "indices" if inner == 1 else f"blocks of {inner}"
     words = f"dim {dim} is in the order of {view}: its {pieces} come back {_listed(order[::inner] // inner)}"

@@ -1,4 +1,4 @@
-"""An explanation: a named shape that fits everything that the ranks hold of a tensor."""
+"""An explanation: a disorder with a name that fits everything that the ranks hold of a tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from shardviz.layout import Layout
 
-Shape = Literal[
+Disorder = Literal[
     "another-order",
     "segments",
     "segments-under-fsdp",
@@ -47,10 +47,10 @@ Shape = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One shape that fits.
+    """One disorder that fits.
 
     Attributes:
-        name: Which shape.
+        name: Which disorder.
         sentence: What it means here, with the numbers in it.
         fix: What to change, in torch's own words.
         held: Where the elements are: in the notation where it has a word for it, in words otherwise.
@@ -58,7 +58,7 @@ class Explanation:
         details: Clauses that follow the sentence.
     """
 
-    name: Shape
+    name: Disorder
     sentence: str
     fix: str
     held: str

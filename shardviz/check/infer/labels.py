@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.chain import JOIN
 from shardviz.check.advice import CATALOGUE
-from shardviz.check.infer.explanation import Explanation, Shape
+from shardviz.check.infer.explanation import Disorder, Explanation
 from shardviz.notation import write
 from shardviz.placements import spell
 
@@ -20,7 +20,7 @@ NO_LABEL = "no placements (torch has none for this layout: split the tensor anew
 
 def explain_label(claimed: Layout, held: Layout) -> Explanation:
     """Name the difference between the claimed and the held layout."""
-    name = shape_of_difference(claimed, held)
+    name = disorder_between(claimed, held)
     axis = next((axis for axis in claimed.split_axes if axis not in held.split_axes), "")
     fix = CATALOGUE[name].fix.format(placements=right_label(held), axis=axis, way=_other_dim(claimed, held))
     return Explanation(name, _SENTENCES[name], fix, write(held), held)
@@ -34,7 +34,7 @@ def _other_dim(claimed: Layout, held: Layout) -> str:
     return ""
 
 
-_SENTENCES: dict[Shape, str] = {
+_SENTENCES: dict[Disorder, str] = {
     "another-order": "the axes split the dim in another order",
     "segments": "the dim is split segment by segment",
     "segments-under-fsdp": "the label has another order of segments and ranks",
@@ -55,7 +55,7 @@ def right_label(held: Layout) -> str:
     return spell(placements) if placements is not None else NO_LABEL
 
 
-def shape_of_difference(claimed: Layout, held: Layout) -> Shape:
+def disorder_between(claimed: Layout, held: Layout) -> Disorder:
     """Return the name of the difference between two layouts of one tensor on one mesh."""
     ours, theirs = _axes_by_dim(claimed), _axes_by_dim(held)
     if set(held.split_axes) < set(claimed.split_axes) and not _numbers(held):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.advice import CATALOGUE
-from shardviz.check.infer.explanation import Explanation, Shape
+from shardviz.check.infer.explanation import Disorder, Explanation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -72,13 +72,13 @@ def _by_axis(claimed: Layout, sources: Mapping[Coord, Coord]) -> Maps | None:
 def _explain_axes(claimed: Layout, maps: Maps) -> Explanation:
     named = {axis: _rule(claimed.mesh, axis, seen) for axis, seen in maps.items()}
     name = next(iter(named.values()))[0]
-    axis = next(axis for axis, (shape, _) in named.items() if shape == name)
+    axis = next(axis for axis, (disorder, _) in named.items() if disorder == name)
     words = " and ".join(words for _, words in named.values())
     fix = CATALOGUE[name].fix.format(axis=axis)
     return Explanation(name, f"each rank holds another rank's shard: {words}", fix, words)
 
 
-def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Shape, str]:
+def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str]:
     """Name the map of one axis's positions, with the words for it."""
     sources, size = set(seen.values()), mesh.axis_size(axis)
     if len(sources) == 1 and len(seen) > 1:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardviz.chain import Chain
-    from shardviz.check.infer.explanation import Shape
+    from shardviz.check.infer.explanation import Disorder
     from shardviz.layout import Layout
     from shardviz.mesh import Coord
 
@@ -48,7 +48,7 @@ def segmented(bounds: Sequence[int]) -> Split:
 
 def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
     """Yield the axes whose split of a dim is head-tail, balanced or by segments, all else being as claimed."""
-    kinds: list[tuple[Shape, str, Split]] = [
+    kinds: list[tuple[Disorder, str, Split]] = [
         ("head-tail", "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
         ("balanced", "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
     ]
