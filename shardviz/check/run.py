@@ -16,10 +16,10 @@ from shardviz.check.copies import check_copies
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.foreign import check_foreign
 from shardviz.check.gathered import check_gathered
-from shardviz.check.groups import check_rank_order
+from shardviz.check.identical_shards import check_identical_shards
 from shardviz.check.intent import check_intent, intended_text, is_intended, unmatched
 from shardviz.check.places import check_places
-from shardviz.check.seeds import check_seeds
+from shardviz.check.rank_order import check_rank_order
 from shardviz.check.sequence import check_sequence
 from shardviz.check.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
@@ -63,7 +63,7 @@ def check_model(model: Model) -> Report:
     placed = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
     placed = [*ordered, *(result for result in placed if result.tensor not in out_of_order)]
     of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
-    of_values: list[Result] = [*check_copies(model), *check_seeds(model)]
+    of_values: list[Result] = [*check_copies(model), *check_identical_shards(model)]
     differing = {result.tensor for result in of_values if isinstance(result, Finding)}
     of_ids = [finding for finding in of_ids if not (finding.gives_way and finding.tensor in differing)]
     misplaced = {finding.tensor for finding in of_ids}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Lines = list[list["Shard"]]
 
 
-def check_seeds(model: Model) -> Iterator[Finding]:
+def check_identical_shards(model: Model) -> Iterator[Finding]:
     """Yield tensors of the initial stage whose shards repeat each other."""
     for tensor in model.stage("initial"):
         if "float" not in tensor.dtype and "complex" not in tensor.dtype:
