@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from hypothesis import settings
 
-# torch 2.4 has the label _StridedShard but does not cut by it: there is nothing to compare with.
+# torch 2.4 has no _StridedShard: there is nothing to compare with.
 if version("torch").startswith("2.4."):
     collect_ignore = ["test_layout_against_torch.py", "test_layout_on_ranks.py"]
 

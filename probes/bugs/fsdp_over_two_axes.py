@@ -16,6 +16,7 @@ from shardviz.live.compat import Shard, distribute_tensor, fully_shard
 AXES = ("fsdp", "cp", "tp")
 MESH = (2, 2, 2)
 KINDS = ("misordered",)
+TORCH = (2, 13)
 
 
 class Rows(nn.Module):

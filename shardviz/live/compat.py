@@ -19,10 +19,12 @@ from shardviz import placements
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError:  # torch 2.4 and 2.5
+    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
+try:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
 except ImportError:  # torch 2.4
-    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
     from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
 
@@ -72,7 +74,7 @@ def make_ranks_of_threads() -> None:
 def placement_of(placement: Any) -> placements.Placement:
     """Return one of torch's placements as a plain value.
 
-    `_StridedShard` is a subclass of `Shard` in torch 2.4.1 and a class of its own in 2.13.0 and 2.15.0: it is looked
+    `_StridedShard` is a subclass of `Shard` in torch 2.5.1 and a class of its own in 2.13.0 and 2.15.0: it is looked
     for first. Its name is private.
 
     Raises:
