@@ -6,17 +6,16 @@ follows the files' length, whatever the numbers in them.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.dtypes import is_dtype
-from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER
+from shardviz.dump.content import SHOWN, check_body, check_runs, check_spans, item_at, numel_of
+from shardviz.dump.records import DIGEST_LENGTH
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout import FlatView, Layout, check_placements
-from shardviz.mesh import Mesh
+from shardviz.mesh import AXIS_NAME, Mesh
 from shardviz.names import cut
 from shardviz.notation import parse
 from shardviz.placements import parse_placement
@@ -25,17 +24,15 @@ from shardviz.region import length
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+    from shardviz.dump.records import LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
     from shardviz.placements import Placement
     from shardviz.region import Ranges
 
 MAX_NAMES = 1 << 20
 """A rank file names at most this many tensors, folded ones counted one by one."""
 
-NOT_FINITE = ("nan", "inf", "-inf")
-
-SHOWN = 20
-"""Characters of a wrong value that a message shows."""
+MAX_VERSION = 100
+"""Characters of a package's version, which is shown as it stands."""
 
 Item = TypeVar("Item")
 Shape = tuple[int, ...]
@@ -112,6 +109,9 @@ def check_run(run: RunRecord) -> None:
     Raises:
         DumpError: They do not; the message names the field and what was expected.
     """
+    for field, version in (("shardviz", run.shardviz), ("torch", run.torch)):
+        if not (version.isprintable() and len(version) <= MAX_VERSION):
+            raise DumpError(f"{field} is {version[:SHOWN]!r}, expected a version of at most {MAX_VERSION} characters")
     if run.mesh is not None:
         with _within("mesh"):
             _check_mesh(run.mesh, run.num_ranks)
@@ -136,16 +136,17 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
         with _within("meshes", index):
             meshes.append(_check_mesh(mesh, run.num_ranks))
     _check_positions(record)
-    _each("layouts", record.layouts, lambda layout: _check_layout(layout, _at("mesh", layout.mesh, meshes)))
-    _each("bodies", record.bodies, lambda body: _check_body(body, record.layouts))
+    _each("layouts", record.layouts, lambda layout: _check_layout(layout, item_at("mesh", layout.mesh, meshes)))
+    _each("bodies", record.bodies, lambda body: check_body(body, record.layouts))
     _check_tensors(record, stamped)
+    _each("collectives", record.collectives, lambda collective: _check_axes(collective.axes))
     for index, gathered in enumerate(record.gathered):
         with _within("gathered", index):
             prefix, number, suffix = cut(gathered.name)
             numbers = () if number is None else ((number, number + 1),)
-            _check_runs(gathered.runs)
+            check_runs(gathered.runs)
             if gathered.held is not None:
-                _check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
+                check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +165,7 @@ def _check_stamps(stamps: Sequence[Stamp]) -> None:
         with _within("stamps", index):
             if by_name[stamp.name] is not stamp:
                 raise DumpError(f"name {stamp.name!r} stands twice, expected each name once")
-            numel = _numel("shape", stamp.shape)
+            numel = numel_of("shape", stamp.shape)
             if not stamp.tied_to:
                 own.append((stamp.first, numel, index))
             elif stamp.tied_to not in by_name or by_name[stamp.tied_to].first != stamp.first:
@@ -178,80 +179,30 @@ def _check_stamps(stamps: Sequence[Stamp]) -> None:
 def _check_positions(record: RankRecord) -> None:
     for index, position in enumerate(record.positions):
         with _within("positions", index):
-            shape = _at("mesh", position.mesh, record.meshes).shape
+            shape = item_at("mesh", position.mesh, record.meshes).shape
             for field, found in (("coord", position.coord), ("group_ranks", position.group_ranks)):
                 if len(found) != len(shape) or any(at >= size for at, size in zip(found, shape, strict=True)):
                     raise DumpError(f"{field} is {list(found)}, expected a place on a mesh of {list(shape)}")
 
 
 @lru_cache(maxsize=4096)
+def _check_axes(axes: tuple[str, ...]) -> None:
+    for axis in axes:
+        if not AXIS_NAME.fullmatch(axis):
+            raise DumpError(f"axes name {axis[:SHOWN]!r}, expected letters, digits and _")
+
+
+@lru_cache(maxsize=4096)
 def _check_layout(layout: LayoutRecord, mesh: Mesh) -> None:
-    total = _numel("shape", layout.shape)
+    total = numel_of("shape", layout.shape)
     with _within("placements"):
         check_placements(mesh, layout.shape, _placements(layout.placements))
     if layout.flat is not None:
-        numel = _numel("flat.shape", layout.flat.shape)
+        numel = numel_of("flat.shape", layout.flat.shape)
         if len(layout.shape) != 1 or layout.flat.offset + numel > total:
             raise DumpError(
                 f"flat is {numel} elements from {layout.flat.offset}, expected a part of shape {list(layout.shape)}"
             )
-
-
-def _check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
-    _numel("shape", body.shape)
-    local_numel = _numel("local_shape", body.local_shape)
-    if not is_dtype(body.dtype):
-        raise DumpError(f"dtype is {body.dtype[:SHOWN]!r}, expected an element type such as float32")
-    if body.layout is not None:
-        layout = _at("layout", body.layout, layouts)
-        claimed = layout.flat.shape if layout.flat else layout.shape
-        if body.shape != claimed:
-            raise DumpError(f"shape is {list(body.shape)}, expected the {list(claimed)} of layouts[{body.layout}]")
-    if body.held is not None:
-        flat = body.layout is not None and layouts[body.layout].flat is not None
-        if len(body.held) != (1 if flat else len(body.shape)):
-            raise DumpError(f"held has {len(body.held)} dims, expected those of shape {list(body.shape)}")
-        covered = tuple(map(length, body.held))
-        if covered != body.local_shape:
-            raise DumpError(f"held covers {list(covered)}, expected the local_shape {list(body.local_shape)}")
-    if body.runs is not None and _check_runs(body.runs) != local_numel:
-        raise DumpError(f"runs count {_check_runs(body.runs)} ids, expected those of {list(body.local_shape)}")
-    if body.values is not None:
-        _check_values(body)
-
-
-def _check_spans(held: Sequence[Ranges], shapes: set[Shape], *, flat: bool = False) -> None:
-    """Make sure that index ranges rise, and lie within the tensors of `shapes`, flattened or not."""
-    if any(start >= stop for ranges in held for start, stop in ranges):
-        raise DumpError("held has a range that does not rise, expected [start, stop] with start below stop")
-    ends = [max((stop for _, stop in ranges), default=0) for ranges in held]
-    for shape in shapes:
-        bounds = (math.prod(shape),) if flat else shape
-        if len(held) != len(bounds) or any(end > size for end, size in zip(ends, bounds, strict=True)):
-            raise DumpError(f"held ends at {ends}, expected indices of the stamped shape {list(shape)}")
-
-
-def _check_runs(runs: Sequence[tuple[int, int, int]] | None) -> int:
-    """Return how many ids runs hold, which must all be ids."""
-    for first, step, count in runs or ():
-        last = first + step * (count - 1)
-        if not -1 <= last <= MAX_NUMBER:
-            raise DumpError(f"runs has {[first, step, count]}, expected ids from -1 to {MAX_NUMBER:,}")
-    return sum(count for _, _, count in runs or ())
-
-
-def _check_values(body: Body) -> None:
-    """Make sure that nested lists have the local shape, and are made of numbers."""
-    shape = (*body.local_shape, 2) if body.dtype.startswith("complex") else body.local_shape
-    level: list[Any] = [body.values]
-    for size in shape:
-        if any(type(item) is not list or len(item) != size for item in level):
-            raise DumpError(f"values are no nested lists of shape {list(shape)}")
-        level = [inner for item in level for inner in item]
-    for value in level:
-        number = type(value) in (float, bool) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
-        if not number and not (type(value) is str and value in NOT_FINITE):
-            raise DumpError(f"values hold {str(value)[:SHOWN]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
 
 
 Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
@@ -277,14 +228,14 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
 
 
 def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShapes, seen: Names) -> None:
-    body = _at("body", tensor.body, record.bodies)
+    body = item_at("body", tensor.body, record.bodies)
     prefix, numbers, suffix = _place(tensor.name, tensor.numbers, tensor.suffix)
     count = length(tensor.numbers) or 1
     if tensor.digests and len(tensor.digests) != count * DIGEST_LENGTH:
         raise DumpError(f"digests has {len(tensor.digests)} digits, expected {count} * {DIGEST_LENGTH}")
     if body.held is not None:
         flat = body.layout is not None and record.layouts[body.layout].flat is not None
-        _check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
+        check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
     seen.setdefault((prefix, suffix, body.role, body.stage), []).extend(numbers or ((-1, 0),))
 
 
@@ -301,16 +252,3 @@ def _place(name: str, numbers: Ranges, suffix: str) -> tuple[str, Ranges, str]:
     if cut(f"{name}0{suffix}") != (name, 0, suffix):
         raise DumpError(f"name is {name!r}, expected what stands before the first number of the full name")
     return name, numbers, suffix
-
-
-def _numel(field: str, shape: Shape) -> int:
-    numel = math.prod(shape)
-    if numel > MAX_NUMBER:
-        raise DumpError(f"{field} is {list(shape)}, expected at most {MAX_NUMBER:,} elements")
-    return numel
-
-
-def _at(field: str, index: int, of: Sequence[Item]) -> Item:
-    if index >= len(of):
-        raise DumpError(f"{field} is {index}, expected an index below {len(of)}")
-    return of[index]

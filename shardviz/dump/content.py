@@ -1,0 +1,110 @@
+"""What a rank says that a tensor holds: ranges, runs and values must be of the shapes that are claimed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardviz.dtypes import is_dtype
+from shardviz.dump.records import MAX_NUMBER
+from shardviz.errors import DumpError
+from shardviz.region import length
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.dump.records import Body, LayoutRecord
+    from shardviz.region import Ranges
+
+NOT_FINITE = ("nan", "inf", "-inf")
+
+SHOWN = 20
+"""Characters of a wrong value that a message shows."""
+
+Item = TypeVar("Item")
+Shape = tuple[int, ...]
+
+
+def check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
+    """Make sure that the parts of a body fit each other and its layout.
+
+    Raises:
+        DumpError: They do not; the message names the field and what was expected.
+    """
+    numel_of("shape", body.shape)
+    local_numel = numel_of("local_shape", body.local_shape)
+    if not is_dtype(body.dtype):
+        raise DumpError(f"dtype is {body.dtype[:SHOWN]!r}, expected an element type such as float32")
+    if body.layout is not None:
+        layout = item_at("layout", body.layout, layouts)
+        claimed = layout.flat.shape if layout.flat else layout.shape
+        if body.shape != claimed:
+            raise DumpError(f"shape is {list(body.shape)}, expected the {list(claimed)} of layouts[{body.layout}]")
+    if body.held is not None:
+        flat = body.layout is not None and layouts[body.layout].flat is not None
+        if len(body.held) != (1 if flat else len(body.shape)):
+            raise DumpError(f"held has {len(body.held)} dims, expected those of shape {list(body.shape)}")
+        covered = tuple(map(length, body.held))
+        if covered != body.local_shape:
+            raise DumpError(f"held covers {list(covered)}, expected the local_shape {list(body.local_shape)}")
+    if body.runs is not None and check_runs(body.runs) != local_numel:
+        raise DumpError(f"runs count {check_runs(body.runs)} ids, expected those of {list(body.local_shape)}")
+    if body.values is not None:
+        _check_values(body)
+
+
+def check_spans(held: Sequence[Ranges], shapes: set[Shape], *, flat: bool = False) -> None:
+    """Make sure that index ranges rise, and lie within the tensors of `shapes`, flattened or not."""
+    if any(start >= stop for ranges in held for start, stop in ranges):
+        raise DumpError("held has a range that does not rise, expected [start, stop] with start below stop")
+    ends = [max((stop for _, stop in ranges), default=0) for ranges in held]
+    for shape in shapes:
+        bounds = (math.prod(shape),) if flat else shape
+        if len(held) != len(bounds) or any(end > size for end, size in zip(ends, bounds, strict=True)):
+            raise DumpError(f"held ends at {ends}, expected indices of the stamped shape {list(shape)}")
+
+
+def check_runs(runs: Sequence[tuple[int, int, int]] | None) -> int:
+    """Return how many ids runs hold, which must all be ids."""
+    for first, step, count in runs or ():
+        last = first + step * (count - 1)
+        if not -1 <= last <= MAX_NUMBER:
+            raise DumpError(f"runs has {[first, step, count]}, expected ids from -1 to {MAX_NUMBER:,}")
+    return sum(count for _, _, count in runs or ())
+
+
+def _check_values(body: Body) -> None:
+    """Make sure that nested lists have the local shape, and are made of numbers."""
+    shape = (*body.local_shape, 2) if body.dtype.startswith("complex") else body.local_shape
+    level: list[Any] = [body.values]
+    for size in shape:
+        if any(type(item) is not list or len(item) != size for item in level):
+            raise DumpError(f"values are no nested lists of shape {list(shape)}")
+        level = [inner for item in level for inner in item]
+    for value in level:
+        number = type(value) in (float, bool) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
+        if not number and not (type(value) is str and value in NOT_FINITE):
+            raise DumpError(f"values hold {str(value)[:SHOWN]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
+
+
+def numel_of(field: str, shape: Shape) -> int:
+    """Return how many elements a shape has.
+
+    Raises:
+        DumpError: More than a dump may number.
+    """
+    numel = math.prod(shape)
+    if numel > MAX_NUMBER:
+        raise DumpError(f"{field} is {list(shape)}, expected at most {MAX_NUMBER:,} elements")
+    return numel
+
+
+def item_at(field: str, index: int, of: Sequence[Item]) -> Item:
+    """Return the item at an index that a file names.
+
+    Raises:
+        DumpError: There is none.
+    """
+    if index >= len(of):
+        raise DumpError(f"{field} is {index}, expected an index below {len(of)}")
+    return of[index]
