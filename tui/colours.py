@@ -14,14 +14,13 @@ from shardviz.picture.palette import BLUE, GREEN, GREY, ORANGE, RANK_COLOURS, SK
 
 if TYPE_CHECKING:
     from shardviz.picture.paint import Look
-
-    from .document import Verdict
+    from shardviz.picture.verdict import Verdict
 
 VERDICT_COLOURS: dict[Verdict, str] = {
     "error": VERMILLION,
     "warning": ORANGE,
-    "unchecked": GREY,
-    "clean": GREEN,
+    "unknown": GREY,
+    "good": GREEN,
     "pending": GREY,
 }
 

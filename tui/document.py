@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardviz.memory import Counted, counted
 from shardviz.names import printable
 from shardviz.picture.findings import folded_findings
 from shardviz.picture.report import layout_text, own_dtype
+from shardviz.picture.verdict import worst
 
 from .step import Step, step_of
 
@@ -21,18 +22,9 @@ if TYPE_CHECKING:
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.names import Fold
     from shardviz.picture.sides import Sides
+    from shardviz.picture.verdict import Verdict
 
     from .selection import Selection
-
-Verdict = Literal["error", "warning", "unchecked", "clean", "pending"]
-
-GLYPHS: dict[Verdict, str] = {"error": "✗", "warning": "!", "unchecked": "?", "clean": "✓", "pending": "…"}
-"""One glyph a verdict, so that no verdict is told by colour alone. Worst first."""
-
-
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the worst of some verdicts."""
-    return min(verdicts, key=list(GLYPHS).index, default="clean")
 
 
 @dataclass(frozen=True)
@@ -126,12 +118,12 @@ class Document:
     def _entry(self, tensor: Tensor) -> Entry:
         dtype = own_dtype(self.model, tensor, tensor.names[0])
         if self.report is None:
-            return Entry(tensor, dtype, "unchecked" if self.failed else "pending")
+            return Entry(tensor, dtype, "unknown" if self.failed else "pending")
         names = [tensor.name, *tensor.names]
         found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
         verdicts: list[Verdict] = [self.findings[index].severity for index in found]
         unseen = not self._unseen.isdisjoint(names)
-        return Entry(tensor, dtype, worst([*verdicts, "unchecked" if unseen else "clean"]), found)
+        return Entry(tensor, dtype, worst([*verdicts, "unknown" if unseen else "good"]), found)
 
     @cached_property
     def _unseen(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import recipes
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ProbeError
 
 if TYPE_CHECKING:
     import argparse
@@ -45,16 +45,29 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where every bug is rightly named and nothing else is found, 1 otherwise.
     """
+    from rich.text import Text
+
     from shardviz.commands._dumps import terminal_for, write_answer
     from shardviz.commands._progress import progress
 
     terminal = terminal_for(args.color)
-    wanted = [recipe for recipe in recipes.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
+    known = [recipe for recipe in recipes.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
+    too_new = {recipe.name: why for recipe in known if (why := _too_new(recipe))}
+    wanted = [recipe for recipe in known if recipe.name not in too_new]
     scores: list[Score] = []
     with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
         scores += map(_score, wanted)
-    write_answer(_table(scores, terminal), terminal)
+    write_answer([*_table(scores, terminal), *map(Text, too_new.values())], terminal)
     return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
+
+
+def _too_new(recipe: Recipe) -> str:
+    """Say why a probe cannot be run with this torch; empty where it can."""
+    try:
+        recipes.check_torch(recipe)
+    except ProbeError as error:
+        return f"not run: {error.message}"
+    return ""
 
 
 def _score(recipe: Recipe) -> Score:
@@ -76,7 +89,7 @@ def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
     width = max(len(score.name) for score in scores)
     lines = [line(("  " + "probe".ljust(width) + "  found", DIM))]
     for score in scores:
-        glyph, style = (terminal.glyphs.good, GOOD) if score.is_right else (terminal.glyphs.bad, BAD)
+        glyph, style = (terminal.glyphs.good, GOOD) if score.is_right else (terminal.glyphs.error, BAD)
         found = ", ".join(sorted(score.found)) or "nothing"
         due = "" if score.is_right else f"   where {', '.join(sorted(score.wanted)) or 'nothing'} was due"
         lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))

@@ -53,10 +53,9 @@ def _nameless(finding: Finding) -> Finding:
 
 def _finding_lines(folded: Fold, finding: Finding, terminal: Terminal) -> list[Text]:
     is_error = finding.severity == "error"
-    glyph = terminal.glyphs.bad if is_error else terminal.glyphs.warning
     count = f" ({len(folded)} tensors)" if len(folded) > 1 else ""
     head = line(
-        (f"{glyph} {finding.kind}", BAD if is_error else WARNING),
+        (f"{terminal.glyphs.of(finding.severity)} {finding.kind}", BAD if is_error else WARNING),
         (f"  {printable(str(folded))}{count}" if str(folded) else "", "bold"),
         (_ranks(finding.ranks), DIM),
     )

@@ -20,7 +20,8 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.report import listed_rows, step_results, step_text, summary_line
 from shardviz.picture.subject import of_tensor
 from shardviz.picture.svg import PATTERN, STYLE, figure, mesh_figure
-from shardviz.picture.terminal import Terminal
+from shardviz.picture.terminal import UNICODE, Terminal
+from shardviz.picture.verdict import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Finding, Report
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.names import Fold
-    from shardviz.picture.report import Verdict
 
 MOST_BYTES = 4_000_000
 """Characters of all maps together, those of findings first: with them the file stays under 5 MB."""
@@ -82,8 +82,7 @@ def _entries(model: Model, report: Report) -> list[Entry]:
             by_name.setdefault(name, tensor)
     where = {id(tensor): at for at, tensor in enumerate(model.tensors)}
     folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(model, report))
-    worst = ("error", "warning", "unknown", "good")
-    order = sorted(range(len(folded)), key=lambda at: worst.index(folded[at][1][0].verdict))
+    order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
     entries: dict[int, Entry] = {}
     left = MOST_BYTES
     for at in order:
@@ -174,7 +173,7 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#tensor-{entry.at}")
         picture = (entry.picture if drawn else "") + element("p", link)
-    kind = element("span", "✗ " if is_error else "! ", words(finding.kind), class_="kind")
+    kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
     return element(
         "article",
         element("h3", kind, " ", element("code", words(names)), count),
@@ -191,18 +190,11 @@ def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) ->
     said = (
         "Each line opens: who holds what of the tensor, drawn to scale. Point at a part to light up all its ranks have."
     )
-    signs = (element("span", sign(verdict), " ", text) for verdict, text in KEYS)
+    final = (verdict for verdict in reversed(WORDS) if verdict != "pending")
+    signs = (element("span", sign(verdict), " ", WORDS[verdict]) for verdict in final)
     many = f"{report.num_tensors:,} tensors in {len(entries):,} lines: identical layers share one."
     about = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
     return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
-
-
-KEYS: tuple[tuple[Verdict, str], ...] = (
-    ("good", "in order"),
-    ("unknown", "not checked"),
-    ("warning", "warning"),
-    ("error", "finding"),
-)
 
 
 def _mesh(model: Model) -> str:

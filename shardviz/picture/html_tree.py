@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 from shardviz.picture.html_parts import scrolled
 from shardviz.picture.markup import element, words
 from shardviz.picture.page import is_same, rank_rows
+from shardviz.picture.terminal import UNICODE
+from shardviz.picture.verdict import WORDS, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.names import Fold
-    from shardviz.picture.report import Row, Verdict
+    from shardviz.picture.report import Row
     from shardviz.picture.subject import Subject
+    from shardviz.picture.verdict import Verdict
 
 MOST_OPEN = 40
 """Lines of a tree that opens as a whole; of a longer one, what is wrong is open."""
@@ -24,10 +27,6 @@ MOST_LEVELS = 12
 
 MOST_ROWS = 40
 """Lines of ranks under a map."""
-
-WORST = ("good", "unknown", "warning", "error")
-SIGNS = {"good": "✓", "unknown": "?", "warning": "!", "error": "✗"}
-WORDS = {"good": "in order", "unknown": "not checked", "warning": "warning", "error": "finding"}
 
 Named = tuple[tuple[str, ...], "Entry"]
 """What is left of a name, in its parts, and what it names."""
@@ -83,7 +82,7 @@ def _branch(group: Sequence[Named], shown: Mapping[int, int], is_open: bool, lev
     shared = _shared(group)
     name = ".".join(group[0][0][:shared])
     inner = [(parts[shared:], entry) for parts, entry in group]
-    verdict = max((entry.row.verdict for _, entry in group), key=WORST.index)
+    verdict = worst(entry.row.verdict for _, entry in group)
     count = sum(len(entry.folded) for _, entry in group)
     summary = element(
         "summary",
@@ -122,7 +121,7 @@ def _leaf(name: str, entry: Entry, finding: int | None) -> str:
 def sign(verdict: Verdict) -> str:
     """Write a verdict as its glyph, and as a word for those who do not see it."""
     said = element("span", WORDS[verdict], class_="unseen")
-    return element("span", element("span", SIGNS[verdict], aria_hidden="true"), said, class_=f"sign {verdict}")
+    return element("span", element("span", UNICODE.of(verdict), aria_hidden="true"), said, class_=f"sign {verdict}")
 
 
 def rank_table(subject: Subject) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shardviz import notation
 from shardviz.check.step.agreement import agreement
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Report
     from shardviz.dump.tensors import Model, Tensor
     from shardviz.picture.terminal import Terminal
-
-Verdict = Literal["good", "unknown", "warning", "error"]
+    from shardviz.picture.verdict import Verdict
 
 MOST_SHAPES = 3
 """Local shapes of one tensor that are written out."""
 
 MAX_NAME = 60
 """Columns that names take at most; a longer name has a line of its own."""
+
+STYLES: dict[Verdict, str] = {"error": BAD, "warning": WARNING, "unknown": WARNING, "good": GOOD, "pending": DIM}
+"""The style of each verdict's glyph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +163,11 @@ def _local_text(tensor: Tensor) -> str:
 
 
 def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal, *, marked: bool) -> list[Text]:
-    glyph, style = _glyph(row.verdict, terminal) if marked else (" ", "")
+    glyph, style = (terminal.glyphs.of(row.verdict), STYLES[row.verdict]) if marked else (" ", "")
     rest = f"  {row.layout.ljust(layouts)}  {row.local}"
     if len(name) <= width:
         return [line((glyph, style), f" {name.ljust(width)}{rest}")]
     return [line((glyph, style), f" {name}"), line(f"  {' ' * width}{rest}")]
-
-
-def _glyph(verdict: Verdict, terminal: Terminal) -> tuple[str, str]:
-    glyphs = terminal.glyphs
-    by_verdict = {
-        "good": (glyphs.good, GOOD),
-        "unknown": (glyphs.unknown, WARNING),
-        "warning": (glyphs.warning, WARNING),
-        "error": (glyphs.bad, BAD),
-    }
-    return by_verdict[verdict]
 
 
 def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
@@ -205,7 +196,7 @@ def summary_line(report: Report, terminal: Terminal, results: Container[str] = (
     but += f"; {counted(general, 'check')} not made" if general else ""
     if report.findings:
         text = f"{counted(len(report.findings), 'finding')}{_where(report, results)} on {ranks}{but}"
-        return line((f"{terminal.glyphs.bad} {text}", BAD))
+        return line((f"{terminal.glyphs.error} {text}", BAD))
     if unchecked:
         text = f"no findings in {counted(report.num_tensors, 'tensor')} on {ranks}{but}"
         return line((f"{terminal.glyphs.unknown} {text}", WARNING))

@@ -18,6 +18,8 @@ from shardviz.picture.palette import GREEN, ORANGE, VERMILLION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardviz.picture.verdict import Verdict
+
 PIPE_WIDTH = 100
 """Columns of text that goes to a pipe or a file."""
 
@@ -31,13 +33,14 @@ DIM = "dim"
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The characters that mean something.
+    """The characters that mean something; those of verdicts have the verdicts' names.
 
     Attributes:
         good: Before what is in order.
-        bad: Before an error.
+        error: Before an error.
         warning: Before a warning.
         unknown: Before what was not checked.
+        pending: Before what is being checked.
         differs: Before a block that is held by other ranks than claimed.
         more: For what is not shown one by one.
         times: Between sizes.
@@ -45,16 +48,23 @@ class Glyphs:
     """
 
     good: str = "✓"
-    bad: str = "✗"
+    error: str = "✗"
     warning: str = "!"
     unknown: str = "?"
+    pending: str = "…"
     differs: str = "≠"
     more: str = "⋮"
     times: str = "×"
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
+    def of(self, verdict: Verdict) -> str:
+        """Return a verdict's glyph, so that no verdict is told by colour alone."""
+        glyph: str = getattr(self, verdict)
+        return glyph
 
-ASCII = Glyphs("+", "x", "!", "?", "!=", ":", "x", " |||-+++-+++-+++")
+
+UNICODE = Glyphs()
+ASCII = Glyphs("+", "x", "!", "?", ".", "!=", ":", "x", " |||-+++-+++-+++")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class Terminal:
     """
 
     width: int = PIPE_WIDTH
-    glyphs: Glyphs = Glyphs()
+    glyphs: Glyphs = UNICODE
     colour: bool = False
 
     @classmethod
@@ -83,7 +93,7 @@ class Terminal:
         width = max(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, MIN_WIDTH) if at_terminal else _pipe_width()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         wanted = colour == "always" or (colour == "auto" and at_terminal and not plain)
-        return cls(width, Glyphs() if _can_say(stream, Glyphs()) else ASCII, wanted)
+        return cls(width, UNICODE if _can_say(stream, UNICODE) else ASCII, wanted)
 
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
@@ -147,7 +157,7 @@ def _pipe_width() -> int:
 
 def _can_say(stream: IO[str], glyphs: Glyphs) -> bool:
     try:
-        "".join([glyphs.good, glyphs.bad, glyphs.differs, glyphs.more, glyphs.corners]).encode(
+        "".join([glyphs.good, glyphs.error, glyphs.differs, glyphs.more, glyphs.corners]).encode(
             getattr(stream, "encoding", None) or "utf-8"
         )
     except (UnicodeEncodeError, LookupError):

@@ -11,13 +11,14 @@ import pytest
 from msgspec import structs
 
 from shardviz.check.compare import compare
-from shardviz.check.finding import Finding
+from shardviz.check.finding import Finding, NotChecked
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, TensorRecord
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
 from shardviz.memory import total, uses
 from shardviz.mesh import parse_mesh
+from shardviz.picture.report import listed_rows
 from shardviz.tui import web
 from shardviz.tui.comparing import pairs
 from shardviz.tui.document import Document
@@ -98,6 +99,19 @@ def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> 
         ("layers.7.weight", "of layers.7.weight two rows are elsewhere"),
     ]
     assert told.by_finding == {0: 0, 1: 0}
+
+
+def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path) -> None:
+    tensors = {"good": "[4/tp]", "wrong": Made("[4/tp, 4]", "[4, 4/tp]"), "warned": "[6/tp]", "unseen": "[8/tp]"}
+    doc = document(tmp_path / "a.shardviz", "tp=2", tensors)
+    warning = Finding("incomplete", "warning", "warned", (0,), "a rank has none of it")
+    report = replace(
+        doc.report, findings=(*doc.report.findings, warning), not_checked=(NotChecked("unseen", "no", "order"),)
+    )
+    told = replace(doc, report=report)
+    verdicts = {entry.title: entry.verdict for entry in told.entries}
+    assert verdicts == {"good": "good", "wrong": "error", "warned": "warning", "unseen": "unknown"}
+    assert verdicts == {name: row.verdict for name, row in listed_rows(doc.model, report)}
 
 
 def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:

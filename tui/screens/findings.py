@@ -9,9 +9,9 @@ from rich.text import Text
 from textual import on
 
 from shardviz.names import printable
+from shardviz.picture.terminal import UNICODE
 
 from ..colours import verdict_style
-from ..document import GLYPHS
 from ..selection import of_finding
 from ..widgets.box import Box, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
@@ -81,7 +81,7 @@ def _line(document: Document, index: int) -> Text:
     name = printable(finding.tensor) or "(the dump)"
     name = name if len(name) <= 48 else name[:47] + "…"
     return Text.assemble(
-        (f" {GLYPHS[finding.severity]} ", verdict_style(finding.severity)),
+        (f" {UNICODE.of(finding.severity)} ", verdict_style(finding.severity)),
         (f"{name:<28}", "bold"),
         f"  {finding.kind:<20} ",
         (printable(finding.summary), "dim"),

@@ -12,9 +12,9 @@ from textual.widgets import Static
 from shardviz.errors import ShardvizError
 from shardviz.memory import bytes_text
 from shardviz.names import printable
+from shardviz.picture.terminal import UNICODE
 
 from ..colours import verdict_style
-from ..document import GLYPHS
 from ..keys import keys
 from ..memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
 from ..selection import of_entry
@@ -132,7 +132,7 @@ def _line(document: Document, entry: int, rank: int) -> Text:
     size = "-" if taken is None else bytes_text(taken)
     name = found.title if len(found.title) <= 48 else found.title[:47] + "…"
     return Text.assemble(
-        (GLYPHS[found.verdict], verdict_style(found.verdict)),
+        (UNICODE.of(found.verdict), verdict_style(found.verdict)),
         f" {size:>8}  ",
         (name, "bold"),
         (f"  {part_text(shard)}", "dim"),

@@ -11,9 +11,9 @@ from textual.widgets import Static
 
 from shardviz.names import printable
 from shardviz.picture.palette import GREEN
+from shardviz.picture.terminal import UNICODE
 
 from ..colours import ink, verdict_style
-from ..document import GLYPHS
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
@@ -46,7 +46,7 @@ def finding_head(document: Document | None, index: int) -> Text:
     finding = document.findings[index]
     name = printable(finding.tensor)
     name = name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
-    kind = f"{GLYPHS[finding.severity]} {finding.kind}"
+    kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     return Text.assemble(
         (kind, "bold"), f" {name} " if name else " ", (f"· finding {index + 1} of {len(document.findings)}", "dim")
     )
@@ -77,12 +77,12 @@ def _lines(finding: Finding) -> list[tuple[str, str]]:
 
 def _verdict_text(document: Document) -> Text:
     if document.failed:
-        return Text.assemble(("? not checked: ", verdict_style("unchecked")), printable(document.failed))
+        return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
         return Text("… checking", "dim")
     count = document.report.num_tensors
     text = Text.assemble(
-        ("✓ no findings", verdict_style("clean")),
+        ("✓ no findings", verdict_style("good")),
         f": all {count} tensors are where their placements say" if count > 1 else ": the tensor is where it should be",
     )
     for skipped in document.report.not_checked:

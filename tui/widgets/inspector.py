@@ -39,7 +39,7 @@ class Inspector(Static):
 def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:
     """Write the lines."""
     if sides is None:
-        return Text(f"? not drawn: {printable(why)}", verdict_style("unchecked"))
+        return Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
     if selection.plane is None:
         return Text("a tensor without elements: there is nothing to draw", "dim")
     entry = document.entries[selection.entry]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import on
 
+from shardviz.picture.terminal import UNICODE
+from shardviz.picture.verdict import worst
+
 from ..colours import verdict_style
-from ..document import GLYPHS, Entry, Verdict, worst
 from ..keys import keys
 from ..messages import TensorChosen, TensorOpened
 from .lines import Lines
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
     from textual import events
     from textual.binding import BindingType
+
+    from shardviz.picture.verdict import Verdict
+
+    from ..document import Entry
 
 Path = tuple[str, ...]
 
@@ -120,7 +126,7 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
         name = row.path[-1]
         short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
         line = Text.assemble(("│ " * depth, "dim"), mark, no_wrap=True)
-        line.append(GLYPHS[row.verdict], verdict_style(row.verdict)).append(f" {short}")
+        line.append(UNICODE.of(row.verdict), verdict_style(row.verdict)).append(f" {short}")
         return line.append(f"  {row.layout}", "dim") if row.layout else line
 
     @on(Lines.Highlighted)

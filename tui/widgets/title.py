@@ -8,11 +8,13 @@ from rich.text import Text
 from textual.widgets import Static
 
 from shardviz.names import printable
+from shardviz.picture.terminal import UNICODE
 
 from ..colours import verdict_style
-from ..document import GLYPHS, Verdict
 
 if TYPE_CHECKING:
+    from shardviz.picture.verdict import Verdict
+
     from ..document import Document
 
 
@@ -50,11 +52,11 @@ def _count(number: int, what: str) -> str:
 
 
 def _verdict(document: Document) -> Text:
-    verdict: Verdict = "clean"
+    verdict: Verdict = "good"
     if document.report is None:
-        verdict = "unchecked" if document.failed else "pending"
-        return Text(f"{GLYPHS[verdict]} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))
+        verdict = "unknown" if document.failed else "pending"
+        return Text(f"{UNICODE.of(verdict)} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))
     count = len(document.findings)
     if count:
         verdict = document.findings[0].severity
-    return Text(f"{GLYPHS[verdict]} {_count(count, 'finding') if count else 'no findings'}", verdict_style(verdict))
+    return Text(f"{UNICODE.of(verdict)} {_count(count, 'finding') if count else 'no findings'}", verdict_style(verdict))
