@@ -178,6 +178,13 @@ class Run:
                 return None
         return done
 
+    def _locals(self, model: nn.Module) -> list[Local]:
+        """Return what this rank holds after backward, gradients copied: an optimizer may clip or zero its own."""
+        locals_ = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
+        if not hasattr(self.probe, "optimizer"):
+            return locals_
+        return [one if one.grad is None else replace(one, grad=one.grad.clone()) for one in locals_]
+
     def _states(self, model: nn.Module, locals_: Sequence[Local], step: Step) -> list[Local]:
         """Return the optimizer's state after its step: of Adam, where the probe has none of its own."""
         if not hasattr(self.probe, "optimizer"):
@@ -187,7 +194,7 @@ class Run:
 
     def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
-        locals_ = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
+        locals_ = self._locals(model)
         states = self._states(model, locals_, step)
         if step.output is not None and step.runs != reference.runs:
             why = f"the output: the model ran {step.runs} times in a step, the unsharded model {reference.runs} times"

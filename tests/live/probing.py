@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz import recipes
+from shardviz.check.run import check_model
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import Model, model_of
 from shardviz.dump.write import prepare_folder
@@ -14,6 +15,19 @@ from shardviz.mesh import parse_mesh
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.check.finding import Report
+
+HEAD = """
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from shardviz.live.compat import fully_shard
+BATCH_AXES = ("dp",)
+def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+def parallelize(model, mesh): fully_shard(model, mesh=mesh["dp"])
+def batch(): return torch.randn(12, 6)
+"""
+
 
 def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT) -> Model:
     """Return what the probe's ranks wrote."""
@@ -21,3 +35,11 @@ def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = V
     mesh = parse_mesh(mesh_text, recipe.axes)
     ProbeJob.of(recipe, mesh, prepare_folder(folder), values_limit=values_limit).launch()
     return model_of(read_dump(folder))
+
+
+def checked(text: str, mesh: str, folder: Path) -> Report:
+    """Run a probe of which only what differs from `HEAD` is written, and check what its ranks wrote."""
+    folder.mkdir(exist_ok=True)
+    probe = folder / "mine.py"
+    probe.write_text(HEAD + text)
+    return check_model(run_probe(str(probe), mesh, folder / "dump"))

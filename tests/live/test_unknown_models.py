@@ -7,26 +7,7 @@ import pytest
 from shardviz.check.run import check_model
 from shardviz.cli import main
 from shardviz.picture.report import listed_rows
-from tests.live.probing import run_probe
-
-HEAD = """
-import torch
-from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from shardviz.live.compat import fully_shard
-BATCH_AXES = ("dp",)
-def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
-def parallelize(model, mesh): fully_shard(model, mesh=mesh["dp"])
-def batch(): return torch.randn(12, 6)
-"""
-
-
-def checked(text, mesh, folder):
-    """Run a probe of which only what differs from `HEAD` is written, and check what its ranks wrote."""
-    folder.mkdir(exist_ok=True)
-    probe = folder / "mine.py"
-    probe.write_text(HEAD + text)
-    return check_model(run_probe(str(probe), mesh, folder / "dump"))
+from tests.live.probing import HEAD, checked, run_probe
 
 
 def test_rounding_in_a_norm_that_computes_in_float32_is_not_called_wrong(tmp_path):
