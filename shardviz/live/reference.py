@@ -77,13 +77,15 @@ def reference_of(probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
 
 
 def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) -> Reference:
-    """Step a model on each part of a batch: the step's loss is the mean of theirs."""
+    """Step a model on each part of a batch, from the same buffers: the step's loss is the mean of theirs."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
     states = _generators()
     losses = []
+    restore = _buffers_of(model)
     with observed(model) as seen:
         for number in range(parts):
+            restore()
             loss = loss_of(probe, model, part_of(batch, number, parts)) / parts
             torch.autograd.backward(loss)
             losses.append(loss.detach())
@@ -93,6 +95,26 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) 
     loss = torch.stack(losses).sum()
     step = Step(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
     return Reference(model, before, step, draws=draws)
+
+
+def _buffers_of(model: nn.Module) -> Callable[[], None]:
+    """Return what gives a model the buffers that it has now: a forward may advance them, on every rank its own."""
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if buffer.layout is torch.strided and not buffer.is_meta
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, name, buffer, values in kept:
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
+
+    return restore
 
 
 def _generators() -> list[torch.Tensor]:
@@ -105,7 +127,10 @@ def _in_parts(
 ) -> Reference:
     """Return the reference over the parts that ranks see, where that is another than over the whole batch."""
     model = whole.mode(build())
-    losses = [float(loss_of(probe, model, part_of(batch, number, parts))) for number in range(parts)]
+    restore, losses = _buffers_of(model), []
+    for number in range(parts):
+        restore()
+        losses.append(float(loss_of(probe, model, part_of(batch, number, parts))))
     mean, loss = sum(losses) / parts, float(whole.step.loss)
     if abs(mean - loss) <= max(EQUAL, ROUNDING * _precision(whole.step)) * max(abs(loss), 1e-30):
         return whole
