@@ -147,12 +147,14 @@ class Run:
         parts = math.prod(self.job.mesh.axis_size(axis) for axis in axes)
         batch = whole_batch(self.probe, parts)
         reference = reference_of(self.probe, lambda: self._built().double(), batch, parts)
-        self.capture.not_checked += [("", note) for note in reference.notes]
         if reference.draws:
+            self.capture.not_checked += [("", note) for note in reference.notes]
             return
         model = reference.mode(self._initialized(self._parallelized(self._built().double())))
         own = own_batch(batch, axes, self.device_mesh)
         step = self._attempt("step", lambda: sharded_step(self.probe, model, own, self.device_mesh))
+        reference = reference if step is None else reference.beside(step)
+        self.capture.not_checked += [("", note) for note in reference.notes]
         if step is None:
             return
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):

@@ -3,7 +3,8 @@
 Random numbers: a sharded model draws others. A model that draws any while it trains, as dropout does, is stepped in
 `eval()`, both times. Rows that are not independent: BatchNorm in training, and a loss that is no mean over rows, see
 the whole batch in the unsharded model and a part of it on a rank. Data parallel training is the mean over such parts,
-so that is what the unsharded model is made to compute as well. Both are said.
+so that is what the unsharded model is made to compute as well. Both are said. Where ranks make up for it, as a loss
+divided by the number of all ranks' tokens does, the mean of their losses is the whole batch's, which is then compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.live import gather
+from shardviz.live.compat import DTensor, quiet_redistribution
 from shardviz.live.locals import local_tensors
 from shardviz.live.observe import observed
 from shardviz.live.step import Step, logged_by, loss_of, part_of
@@ -44,6 +47,7 @@ class Reference:
         training: Whether it was stepped as it trains; in `eval()` otherwise.
         draws: Whether it drew random numbers in the end: then no other step can be compared with it.
         notes: What is to be said of how it was stepped.
+        whole: The same over the whole batch, where this one is the mean over parts.
     """
 
     model: nn.Module
@@ -52,6 +56,15 @@ class Reference:
     training: bool = True
     draws: bool = False
     notes: tuple[str, ...] = ()
+    whole: Reference | None = None
+
+    def beside(self, step: Step) -> Reference:
+        """Return the reference whose loss the sharded step has over all ranks. Every rank calls this."""
+        if self.whole is None:
+            return self
+        losses = gather.of_all_ranks(_number(step.loss))
+        near = max(_precision(step), _precision(self.whole.step))
+        return self.whole if _equal(sum(losses) / len(losses), float(self.whole.step.loss), near) else self
 
     def mode(self, model: nn.Module) -> nn.Module:
         """Put another model into the mode in which this one was stepped."""
@@ -132,7 +145,7 @@ def _in_parts(
         restore()
         losses.append(float(loss_of(probe, model, part_of(batch, number, parts))))
     mean, loss = sum(losses) / parts, float(whole.step.loss)
-    if abs(mean - loss) <= max(EQUAL, ROUNDING * _precision(whole.step)) * max(abs(loss), 1e-30):
+    if _equal(mean, loss, _precision(whole.step)):
         return whole
     found = _stepped(probe, whole.mode(build()), batch, parts)
     found.step.seen.activations.clear()  # of one part only
@@ -140,7 +153,17 @@ def _in_parts(
         f"the step on the whole batch: its loss is {loss:.6g}, the mean over the {parts} parts that ranks see "
         f"{mean:.6g} (BatchNorm in training, or a loss that is no mean over rows); compared over the parts"
     )
-    return replace(found, training=whole.training, notes=(*whole.notes, note))
+    return replace(found, training=whole.training, notes=(*whole.notes, note), whole=whole)
+
+
+def _equal(loss: float, whole: float, precision: float) -> bool:
+    return abs(loss - whole) <= max(EQUAL, ROUNDING * precision) * max(abs(whole), 1e-30)
+
+
+def _number(loss: torch.Tensor) -> float:
+    """Return a rank's loss, any sum that is pending in it made."""
+    with quiet_redistribution():
+        return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
 
 
 def _precision(step: Step) -> float:

@@ -24,3 +24,43 @@ def step(model, rows, mesh):
 """
     )
     assert {found.kind for found in checked(own, "dp=3", tmp_path / "twice").findings}
+
+
+TOKENS = """
+import torch.nn.functional as F
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+def parallelize(model, mesh): return DistributedDataParallel(model)
+def batch():
+    labels = torch.randint(6, (12,))
+    labels[:4] = -100
+    return torch.randn(12, 6), labels
+def loss(model, batch):
+    rows, labels = batch
+    tokens = (labels != -100).sum().double()
+    if ACROSS_RANKS and isinstance(model, DistributedDataParallel):
+        distributed.all_reduce(tokens)
+        tokens = tokens / distributed.get_world_size()
+    return F.cross_entropy(model(rows), labels, ignore_index=-100, reduction="sum") / tokens
+"""
+
+
+def test_a_loss_over_all_ranks_tokens_is_the_whole_batchs_and_right(tmp_path):
+    report = checked(TOKENS + "ACROSS_RANKS = True", "dp=2", tmp_path / "right")
+    assert (report.findings, report.not_checked) == ((), ())
+    twice = """
+ACROSS_RANKS = True
+def log(model, batch, loss):
+    if isinstance(model, DistributedDataParallel): model.module[0].weight.grad.mul_(2)
+    return {}
+"""
+    report = checked(TOKENS + twice, "dp=2", tmp_path / "wrong")
+    assert [(finding.kind, finding.tensor) for finding in report.findings] == [("wrong-scale", "0.weight")]
+    assert report.not_checked == ()
+
+
+def test_a_mean_of_the_ranks_own_means_is_compared_over_the_parts_and_that_is_said(tmp_path):
+    report = checked(TOKENS + "ACROSS_RANKS = False", "dp=2", tmp_path)
+    assert report.findings == ()
+    (entry,) = report.not_checked
+    assert entry.why.endswith("(BatchNorm in training, or a loss that is no mean over rows); compared over the parts")
