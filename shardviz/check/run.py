@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.anew import check_anew
 from shardviz.check.asclaimed import is_as_claimed
 from shardviz.check.case import Case, cases_of
 from shardviz.check.collectives import check_collectives
@@ -158,6 +159,9 @@ def _check_case(case: Case) -> list[Result]:
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
         why = f"a sum over {_pending(case)} is pending, so what ranks hold are no ids"
         return [NotChecked(case.name, why, "order")]
+    anew = list(check_anew(case))
+    if anew:
+        return [*anew]
     labels = list(check_label(case))
     found = list(check_foreign(case)) or list(check_places(case))
     return [*labels, *(finding for finding in found if not labels or finding.kind in OF_IDS)]

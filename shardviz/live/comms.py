@@ -60,12 +60,13 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
-        taken = [tensor.dtype for arg in args for tensor in tensors_in(arg) if _is_real(tensor)]
+        """Note what an operator rounds, and tensors of a narrower type that it takes beside wider ones."""
+        taken = [tensor for tensor in tensors_in(args) if _is_real(tensor)]
+        widest = max((tensor.dtype.itemsize for tensor in taken), default=0)
         in_place = args[:1] if "copy_" in str(func) else ()
-        for given in (*in_place, returned):
-            for tensor in tensors_in(given):
-                if _is_real(tensor) and any(wide.itemsize > tensor.dtype.itemsize for wide in taken):
-                    self.narrowed_to.add(tensor.dtype)
+        given = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
+        beside = [tensor for tensor in taken if tensor.ndim]
+        self.narrowed_to |= {tensor.dtype for tensor in (*given, *beside) if tensor.dtype.itemsize < widest}
 
     def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
         ranks = ranks_of_operator(func, args)

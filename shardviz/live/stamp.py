@@ -33,6 +33,8 @@ EXACT_BITS = {
     torch.int64: 62,
     torch.int32: 31,
     torch.int16: 15,
+    torch.int8: 7,
+    torch.uint8: 8,
 }
 """Every integer up to 2 to this power is exact: the significand's bits, the hidden one included, or the integer's."""
 

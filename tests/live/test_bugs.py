@@ -1,9 +1,12 @@
 """Known silent bugs, live: each is found and rightly named, and what looks like them stays quiet."""
 
+from dataclasses import replace
+
 import pytest
 
 from shardviz import recipes
 from shardviz.check.run import check_model
+from shardviz.cli import main
 from tests.live.probing import run_probe
 
 BUGS = [recipe for recipe in recipes.shipped() if recipe.name.startswith("bugs/")]
@@ -53,3 +56,13 @@ def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
     unseen = {one.why for one in report.not_checked}
     assert all(why.startswith(SAID.get(recipe.name, "nothing")) for why in unseen)
     assert bool(unseen) == (recipe.name in SAID)
+
+
+def test_a_bug_that_needs_a_newer_torch_is_told_and_the_others_are_scored(monkeypatch, capsys):
+    one = next(recipe for recipe in BUGS if recipe.name == "bugs/left_to_right_2d")
+    known = [one, replace(one, name="bugs/of_tomorrow", torch=(99, 0))]
+    monkeypatch.setattr(recipes, "shipped", lambda: known)
+    assert main(["probes", "--bugs"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 detected" in out
+    assert "not run: probe bugs/of_tomorrow needs torch 99.0, this is" in out

@@ -33,7 +33,7 @@ class Agreement:
 
 def agreement(model: Model) -> Agreement | None:
     """Return how near the step came; None where the dump has none."""
-    found = [one for one in compared(model) if _is_placed(one)] if model.stage("reference") else []
+    found = [one for one in compared(model) if not one.incomparable] if model.stage("reference") else []
     losses = [one for one in found if one.role == "scalar" and one.name == "loss" and one.reduced]
     gradients = [one for one in found if one.role == "grad"]
     if not losses and not gradients:
@@ -41,10 +41,6 @@ def agreement(model: Model) -> Agreement | None:
     loss = float(next(iter(losses[0].reduced.values()))) if losses else math.nan
     wanted = float(losses[0].wanted) if losses else math.nan
     return Agreement(loss, wanted, len(gradients), max((_farthest(one) for one in gradients), default=0.0))
-
-
-def _is_placed(one: Compared) -> bool:
-    return all(values.shape == one.regions[rank].shape for rank, values in one.values.items())
 
 
 def _farthest(one: Compared) -> float:
