@@ -1,9 +1,12 @@
-"""Names of tensors: identical layers folded into one line, natural order, strangers' names made safe to print."""
+"""Names and numbers in sentences: identical layers folded into one name, natural order, lists and counts in words,
+strangers' names made safe to print.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -91,3 +94,19 @@ def printable(name: str) -> str:
     if name.isprintable():
         return name
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in name)
+
+
+def listed(things: Iterable[object], most: int) -> str:
+    """Return the first `most` things between commas, with dots where there are more."""
+    shown = [str(thing) for thing in islice(things, most + 1)]
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+
+
+def cut_at_comma(text: str, most: int) -> str:
+    """Return a list between commas that is longer than `most` characters up to a comma, with dots for the rest."""
+    return text if len(text) <= most else f"{text[:most].rpartition(',')[0]},..."
+
+
+def counted(number: int, of: str) -> str:
+    """Return a number of things in words: `1 tensor`, `4 tensors`."""
+    return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"

@@ -48,6 +48,11 @@ def indices(ranges: Ranges) -> NDArray[np.int64]:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
+def index_of(element: int, shape: Sequence[int]) -> list[int]:
+    """Return the index in `shape` of an element that is counted row-major from 0."""
+    return [int(at) for at in np.unravel_index(element, shape)] if shape else []
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """The product of one list of index ranges a dim.

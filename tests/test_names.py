@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.names import cut, fold, natural_key, printable
+from shardviz.names import counted, cut, cut_at_comma, fold, listed, natural_key, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PARTS = st.sampled_from(["layers", "0", "1", "2", "10", "01", "wq", "weight", "²", "٣", "", "9" * 20, "a1"])
 NAMES = st.lists(PARTS, min_size=1, max_size=5).map(".".join) | st.text(max_size=8)
@@ -84,3 +89,26 @@ def test_what_a_terminal_would_obey_or_hide_is_spelled_out(name: str, shown: str
 def test_whatever_is_printable_stays_and_the_rest_becomes_it(name: str):
     assert printable(name).isprintable()
     assert name == printable(name) or not name.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("things", "text"),
+    [
+        ((), ""),
+        ((0, 1), "0, 1"),
+        (range(3), "0, 1, 2"),
+        (range(4), "0, 1, 2, ..."),
+        ((f"rank {rank}" for rank in range(10**9)), "rank 0, rank 1, rank 2, ..."),
+    ],
+)
+def test_a_list_has_dots_only_where_more_come(things: Iterable[object], text: str) -> None:
+    assert listed(things, 3) == text
+
+
+@pytest.mark.parametrize(("most", "text"), [(11, "0-3,8,12-15"), (10, "0-3,8,..."), (6, "0-3,8,..."), (5, "0-3,...")])
+def test_ranks_in_numbers_are_cut_between_two_of_them(most: int, text: str) -> None:
+    assert cut_at_comma("0-3,8,12-15", most) == text
+
+
+def test_one_thing_is_no_plural() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.region import Range, Ranges, Region, indices, length, merged
+from shardviz.region import Range, Ranges, Region, index_of, indices, length, merged
 
 
 def ranges_within(size: int) -> st.SearchStrategy[Ranges]:
@@ -71,3 +71,9 @@ def test_merging_keeps_every_index_in_its_place(ranges: list[Range]):
 )
 def test_a_region_reads_as_slices(region: Region, text: str):
     assert str(region) == text
+
+
+@given(st.lists(st.integers(1, 5), max_size=4).map(tuple))
+def test_the_index_of_an_element_is_that_of_numpy_and_empty_for_a_scalar(shape: tuple[int, ...]) -> None:
+    for element, index in enumerate(np.ndindex(shape)):
+        assert index_of(element, shape) == list(index)

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardviz.check.infer import infer_layout
 from shardviz.check.infer.layout import holds
 from shardviz.notation import write
 from shardviz.products import region_of
-from shardviz.region import Region
+from shardviz.region import Region, index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.dump.tensors import Model, Shard, Tensor
@@ -104,7 +103,7 @@ class Case:
 
     def index(self, element: int) -> list[int]:
         """Return the index of the element number `element`, counted row-major from 0."""
-        return [int(position) for position in np.unravel_index(element, self.shape)] if self.shape else []
+        return index_of(element, self.shape)
 
     def owner(self, model_id: int) -> tuple[str, int]:
         """Return the tensor that an id of the model belongs to, and the element's number in it."""

@@ -14,6 +14,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.words import number
 from shardviz.errors import DumpError
+from shardviz.names import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +66,7 @@ def check_collectives(model: Model) -> Iterator[Finding | NotChecked]:
         try:
             wrong.setdefault((call.module, call.op), {}).update(_wrong(model, call))
         except (DumpError, ValueError) as error:
-            yield NotChecked(call.module, f"{call.op} over ranks {_listed(call.ranks)}: {error}", "step")
+            yield NotChecked(call.module, f"{call.op} over ranks {listed(call.ranks, MAX_SHOWN)}: {error}", "step")
     yield from (_finding(module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
 
 
@@ -103,7 +104,7 @@ def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:
         "error",
         module,
         tuple(sorted(ranks)),
-        f"{op} over ranks {_listed(first.call.ranks)} gave rank {rank} {_shown(first.after)}, where "
+        f"{op} over ranks {listed(first.call.ranks, MAX_SHOWN)} gave rank {rank} {_shown(first.after)}, where "
         f"{_shown(first.wanted)} follows from what they had before",
         cause="It was called with another group, root, order or reduction than was meant, its result was read before "
         "it had come, or the backend is wrong",
@@ -112,10 +113,4 @@ def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:
 
 
 def _shown(values: Values) -> str:
-    flat = values.ravel()
-    more = ", ..." if flat.size > MAX_SHOWN else ""
-    return f"[{', '.join(number(value) for value in flat[:MAX_SHOWN])}{more}]"
-
-
-def _listed(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:MAX_SHOWN])) + (", ..." if len(ranks) > MAX_SHOWN else "")
+    return f"[{listed(map(number, values.ravel()), MAX_SHOWN)}]"

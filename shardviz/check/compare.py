@@ -15,6 +15,7 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.run import check_model
 from shardviz.errors import ShardvizError
 from shardviz.notation import write
+from shardviz.region import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,7 +165,7 @@ def _value_changes(
     if one.shape != other.shape or np.array_equal(one, other, equal_nan=True):
         return
     different = ~((one == other) | (np.isnan(one) & np.isnan(other)))
-    index = [int(position) for position in np.argwhere(different)[0]]
+    index = index_of(int(np.argmax(different)), different.shape)
     count = f"{int(different.sum()):,} of {one.size:,} elements differ, the first at {index}"
     yield Change(name, "values", f"{one[tuple(index)]:.6g}", f"{other[tuple(index)]:.6g} ({count})")
 

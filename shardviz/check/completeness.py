@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
+from shardviz.names import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +34,7 @@ def check_completeness(model: Model) -> Iterator[Finding]:
             "warning",
             "",
             missing,
-            f"{len(missing)} of {dump.run.num_ranks} ranks wrote no file: {_listed(missing)}",
+            f"{len(missing)} of {dump.run.num_ranks} ranks wrote no file: {listed(missing, MAX_LISTED)}",
             cause="A rank died, hung or wrote to a disk that was not collected",
             fix="copy the rank_* files of every rank into the folder, or run again",
         )
@@ -50,7 +51,8 @@ def _absent_shards(dump: Dump, tensor: Tensor) -> Iterator[Finding]:
     wanted = {rank for layout in tensor.by_claim if layout is not None for rank in layout.mesh.ranks}
     absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in dump.ranks))
     for name in tensor.names if absent else ():
-        what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.stage} shard of it: {_listed(absent)}"
+        ranks = listed(absent, MAX_LISTED)
+        what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.stage} shard of it: {ranks}"
         cause = "The module was dropped or renamed on these ranks"
         yield Finding(
             "incomplete", "warning", name, absent, what, cause=cause, fix="build the same modules on every rank"
@@ -83,7 +85,3 @@ def _ids_elsewhere(model: Model, stamps: Iterable[Stamp]) -> set[str]:
     """Return those of the stamped tensors whose first id some other tensor's record holds."""
     starts = {run[0] for rank in model.dump.ranks.values() for body in rank.bodies for run in body.runs or ()}
     return {stamp.name for stamp in stamps if stamp.first in starts}
-
-
-def _listed(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:MAX_LISTED])) + (", ..." if len(ranks) > MAX_LISTED else "")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.asclaimed import claimed_dims
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.values import first_difference
+from shardviz.names import listed
 from shardviz.notation import write
 
 if TYPE_CHECKING:
@@ -99,10 +100,9 @@ def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Fin
         others += [shard.rank for shard in group if shard.digest(index) != usual]
     mesh = tensor.claimed.mesh if tensor.claimed else model.dump.mesh
     axes = _axes(mesh, differing, index)
-    listed = ", ".join(map(str, sorted(others)[:MAX_LISTED])) + (", ..." if len(others) > MAX_LISTED else "")
     group = differing[0]
     other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
-    first = first_difference(group[0], other)
+    first, ranks = first_difference(group[0], other), listed(sorted(others), MAX_LISTED)
     cause, fix, refs = _advice(tensor.role, axes)
     return Finding(
         "unreplicated",
@@ -110,7 +110,7 @@ def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Fin
         tensor.names[index],
         tuple(sorted(others)),
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
-        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {listed})",
+        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {ranks})",
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
         held=f"different values along {' and '.join(axes)}" if axes else "different values",

@@ -16,6 +16,8 @@ from shardviz.check.advice import CATALOGUE
 from shardviz.check.counts import count_ids
 from shardviz.check.finding import Finding
 from shardviz.check.infer.elements import explain_elements
+from shardviz.names import listed
+from shardviz.region import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,15 +68,14 @@ def _owner(case: Case, ids: NDArray[np.int64]) -> str:
 
 def _collision(case: Case, owners: dict[Coord, str]) -> Finding:
     by_rank = {shard.rank: owners.get(coord, case.name) for coord, shard in case.shards.items()}
-    named = ", ".join(f"{name} on rank {rank}" for rank, name in list(by_rank.items())[:3])
+    named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
     distinct = len(set(by_rank.values()))
     return Finding(
         "name-collision",
         "error",
         case.name,
         tuple(sorted(by_rank)),
-        f"one name stands for {distinct} tensors of the unsharded model: {named}"
-        + (", ..." if len(by_rank) > 3 else ""),
+        f"one name stands for {distinct} tensors of the unsharded model: {named}",
         claimed=case.claimed_text,
         held="another tensor on each rank",
         cause="Modules were renumbered on each rank, as local experts counted from 0: a checkpoint by name keeps one "
@@ -113,7 +114,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
     lost = count_ids(case).num_missing
     coord, ids = next(iter(foreign.items()))
-    first = [int(at) for at in np.unravel_index(int(np.argmax(ids <= 0)), ids.shape)] if ids.shape else []
+    first = index_of(int(np.argmax(ids <= 0)), ids.shape)
     cause, fix, why = _explained(case, zeros, none)
     details = (f"{lost:,} of its own {case.numel:,} elements are lost by it{why}",) if lost else ()
     is_rewritten = all(np.all(ids == -1) for ids in foreign.values())

@@ -15,7 +15,7 @@ import numpy as np
 from shardviz.check.finding import Finding
 from shardviz.dump.tensors import MAX_ELEMENTS, expand_runs
 from shardviz.notation import write
-from shardviz.region import Region
+from shardviz.region import Region, index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,12 +115,11 @@ def _difference(stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
         return f"{len(ids):,} elements of {numel:,} on rank {rank}"
     wrong = np.flatnonzero(ids != np.arange(1, numel + 1))
     at = int(wrong[0])
-    index = [int(i) for i in np.unravel_index(at, stamp.shape)] if stamp.shape else []
-    own = int(ids[at])
+    own, where = int(ids[at]), index_of(at, stamp.shape)
     found = "no element of it"
     if 1 <= own <= numel:
-        found = f"the element of {[int(i) for i in np.unravel_index(own - 1, stamp.shape)]}"
-    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank} {found} stands at {index}"
+        found = f"the element of {index_of(own - 1, stamp.shape)}"
+    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank} {found} stands at {where}"
 
 
 def _ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:

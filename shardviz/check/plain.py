@@ -14,6 +14,7 @@ import numpy as np
 
 from shardviz.check.advice import CATALOGUE, Advice
 from shardviz.check.counts import varies
+from shardviz.names import listed
 
 if TYPE_CHECKING:
     from shardviz.check.case import Case
@@ -28,8 +29,7 @@ def held_in_words(case: Case) -> str:
     regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
     if len({region for _, region in regions}) == 1 < len(regions):
         return f"every rank {regions[0][1]}"
-    more = ", ..." if len(regions) > MAX_LISTED else ""
-    return ", ".join(f"rank {rank} {region}" for rank, region in regions[:MAX_LISTED]) + more
+    return listed((f"rank {rank} {region}" for rank, region in regions), MAX_LISTED)
 
 
 def advise_plain(case: Case, counts: Counts) -> Advice:

@@ -20,6 +20,7 @@ from shardviz.check.infer import infer_layout
 from shardviz.check.infer.splits import explain_splits
 from shardviz.errors import ShardvizError
 from shardviz.layout import Layout
+from shardviz.names import listed
 from shardviz.notation import write
 from shardviz.region import Ranges, Region, length
 
@@ -148,5 +149,4 @@ def _in_words(mesh: Mesh, one: Order) -> str:
             return found.held
     if len(set(one.held.values())) == 1:
         return f"every rank {_said(next(iter(one.held.values())))}"
-    listed = [f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(one.held.items())]
-    return ", ".join(listed[:MAX_LISTED]) + (", ..." if len(listed) > MAX_LISTED else "")
+    return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(one.held.items())), MAX_LISTED)

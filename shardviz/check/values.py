@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from shardviz.region import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def first_difference(one: Shard, other: Shard) -> str:
         return ""
     pair = (2,) if one.body.dtype.startswith("complex") else ()  # written as real and imaginary part
     shape = (*one.body.local_shape, *pair)
-    index = [int(i) for i in np.unravel_index(at, shape)] if shape else []
+    index = index_of(at, shape)
     return f"at {index} of the shard rank {one.rank} has {_said(ours[at])}, rank {other.rank} {_said(theirs[at])}"
 
 

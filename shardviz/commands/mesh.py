@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN
+from shardviz.names import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -49,15 +50,15 @@ def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
     from shardviz.picture.meshes import mesh_lines
     from shardviz.picture.terminal import line
 
-    ranks = f"{mesh.size:,} rank{'s' if mesh.size > 1 else ''}"
-    lines = [line((f"mesh {mesh}", "bold"), f"  {ranks}"), *mesh_lines(mesh, terminal.width, terminal.glyphs)]
+    ranks = f"  {counted(mesh.size, 'rank')}"
+    lines = [line((f"mesh {mesh}", "bold"), ranks), *mesh_lines(mesh, terminal.width, terminal.glyphs)]
     wide = len(str(max(mesh.ranks)))
     coords = [f"  rank {rank:>{wide}}  {mesh.label(rank)}" for rank in mesh.ranks[:most]]
     lines += [line(""), line(("coordinates", "bold")), *map(line, coords), *_left(mesh.size - len(coords), terminal)]
     for axis in mesh.axes:
         groups = mesh.groups(axis)
         shown = [line(f"  {_group(group, most is None)}") for group in groups[:most]]
-        title = f"{len(groups):,} group{'s' if len(groups) > 1 else ''} along {axis}"
+        title = f"{counted(len(groups), 'group')} along {axis}"
         lines += [line(""), line((title, "bold")), *shown, *_left(len(groups) - len(shown), terminal)]
     return lines
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.names import fold, printable
+from shardviz.names import counted, fold, printable
 from shardviz.picture.findings import findings_lines
-from shardviz.picture.report import counted
 from shardviz.picture.terminal import BAD, DIM, GOOD, line, wrapped
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardviz.names import fold, printable
+from shardviz.names import cut_at_comma, fold, printable
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.terminal import BAD, DIM, WARNING, line, wrapped
 
@@ -85,5 +85,4 @@ def _ranks(ranks: Sequence[int]) -> str:
     if not ranks:
         return ""
     text = ranks_text(mask_of(ranks))
-    shown = text if len(text) <= 32 else f"{text[:32].rpartition(',')[0]},..."
-    return f"  {'ranks' if len(ranks) > 1 else 'rank'} {shown}"
+    return f"  {'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(text, 32)}"

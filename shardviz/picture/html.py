@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.names import fold
+from shardviz.names import cut_at_comma, fold
 from shardviz.picture.findings import advice_of, folded_findings, layouts_of
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.html_parts import section
@@ -168,7 +168,7 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     facts = [*((title, element("code", words(text))) for title, text in layouts_of(finding))]
     facts += [(title, words(text)) for title, text in advice_of(finding)]
-    facts += [("ranks", words(ranks if len(ranks) <= 80 else f"{ranks[:80].rpartition(',')[0]},..."))] if ranks else []
+    facts += [("ranks", words(cut_at_comma(ranks, 80)))] if ranks else []
     picture = ""
     if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#tensor-{entry.at}")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shardviz.errors import ShardvizError
 from shardviz.memory import ROLES, bytes_text, schemes, uses
-from shardviz.names import fold
+from shardviz.names import cut_at_comma, fold
 from shardviz.picture.comms import received, traffic
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.html_parts import bar, bytes_cell, section, table
@@ -79,7 +79,7 @@ def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, in
 
 def _some(ranks: Sequence[int]) -> str:
     text = ranks_text(mask_of(ranks))
-    return text if len(text) <= 40 else f"{text[:40].rpartition(',')[0]},... ({len(ranks):,})"
+    return text if len(text) <= 40 else f"{cut_at_comma(text, 40)} ({len(ranks):,})"
 
 
 def _schemes(model: Model, found: Sequence[Use], by_rank: dict[int, ForRole]) -> str:

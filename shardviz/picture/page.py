@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardviz import notation
-from shardviz.names import printable
+from shardviz.names import cut_at_comma, printable
 from shardviz.picture.drawing import Budget, draw
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.meshes import mesh_lines
@@ -193,7 +193,7 @@ def _why_idle(layout: Layout | None) -> str:
 
 def _ranks(ranks: Sequence[int], most: int = 48) -> str:
     text = ranks_text(mask_of(ranks))
-    numbers = text if len(text) <= most else f"{text[:most].rpartition(',')[0]},..."
+    numbers = cut_at_comma(text, most)
     return f"ranks {numbers}" if len(ranks) > 1 else f"rank {numbers}"
 
 

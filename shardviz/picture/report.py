@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz import notation
 from shardviz.check.step.agreement import agreement
-from shardviz.names import fold, printable
+from shardviz.names import counted, fold, printable
 from shardviz.picture.findings import findings_lines
 from shardviz.picture.holders import mask_of, ranks_text
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
@@ -212,8 +212,3 @@ def _where(report: Report, results: Container[str]) -> str:
     parts = [f"{tensors:,} of {counted(report.num_tensors, 'tensor')}"] if tensors else []
     parts += [counted(len(names) - tensors, "result") + " of the step"] if len(names) > tensors else []
     return f" in {' and '.join(parts)}" if parts else ""
-
-
-def counted(number: int, of: str) -> str:
-    """Return a number of things in words: `1 tensor`, `4 tensors`."""
-    return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from shardviz.names import cut_at_comma
 from shardviz.picture.holders import Mask, ranks_of, ranks_text
 from shardviz.picture.labels import ranks_label
 from shardviz.picture.markup import element, words
@@ -231,8 +232,7 @@ def _told(panel: Panel, box: Box) -> str:
     rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
     where = f"[{rows[0].start}:{rows[-1].stop}, {cols[0].start}:{cols[-1].stop}]"
     numbers = ranks_text(box.block.ranks)
-    shown = numbers if len(numbers) <= 80 else f"{numbers[:80].rpartition(',')[0]},..."
-    ranks = f"rank{'s' * (len(ranks_of(box.block.ranks)) > 1)} {shown}" if numbers else "nobody"
+    ranks = f"rank{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else "nobody"
     return f"{where}: {ranks}{' (not as claimed)' if box.differs else ''}"
 
 

@@ -14,6 +14,7 @@ from shardviz.check.step.gradients import check_unreduced
 from shardviz.check.step.scale import check_scale
 from shardviz.notation import write
 from shardviz.products import region_of
+from shardviz.region import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,4 +121,4 @@ def _apart(one: Compared, rank: int) -> NDArray[np.float64]:
 def _index(one: Compared, rank: int, at: int) -> list[int]:
     """Return the index in the whole tensor of the element number `at` of a rank's part."""
     number = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[at])
-    return [int(i) for i in np.unravel_index(number, one.wanted.shape)] if one.wanted.shape else []
+    return index_of(number, one.wanted.shape)

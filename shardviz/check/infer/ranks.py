@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.advice import CATALOGUE
 from shardviz.check.infer.explanation import Disorder, Explanation
+from shardviz.names import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -84,14 +85,14 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if len(sources) == 1 and len(seen) > 1:
         return "same-shard", f"every rank along {axis} holds the shard of {axis}={next(iter(sources))}"
     if all(source == size - 1 - position for position, source in seen.items()):
-        backwards = f", as on a mesh given as [{_list(sorted(mesh.ranks, reverse=True))}]" if mesh.ndim == 1 else ""
+        falling = listed(sorted(mesh.ranks, reverse=True), MAX_LISTED)
+        backwards = f", as on a mesh given as [{falling}]" if mesh.ndim == 1 else ""
         return "reversed", f"{axis}=i holds the shard of {axis}={size - 1}-i{backwards}"
     steps = {(source - position) % size for position, source in seen.items()}
     if len(steps) == 1:
         return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
-    listed = [str(seen.get(position, "?")) for position in range(min(size, MAX_LISTED))]
-    more = ", ..." if size > MAX_LISTED else ""
-    return "permuted-ranks", f"along {axis} the shards stand in the order [{', '.join(listed)}{more}]"
+    order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
+    return "permuted-ranks", f"along {axis} the shards stand in the order [{order}]"
 
 
 def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:
@@ -130,13 +131,13 @@ def permutation_in_words(ranks: list[int], permutation: list[int]) -> str:
     """Say which rank's shard each rank holds, by a rule where there is one, else as a list."""
     order = {rank: index for index, rank in enumerate(ranks)}
     images = [order[source] for source in permutation]
-    size = len(images)
+    size, shown = len(images), listed(permutation, MAX_LISTED)
     if images == list(range(size))[::-1]:
-        return f"rank i holds the shard of rank {size - 1}-i, as on a mesh given as [{_list(permutation)}]"
+        return f"rank i holds the shard of rank {size - 1}-i, as on a mesh given as [{shown}]"
     for text, rule in _rules(images):
         if all(rule(index) == image for index, image in enumerate(images)):
             return f"rank i holds the shard of rank {text}"
-    return f"ranks {ranks[0]}, {ranks[1]}, ... hold the shards of ranks [{_list(permutation)}]"
+    return f"ranks {ranks[0]}, {ranks[1]}, ... hold the shards of ranks [{shown}]"
 
 
 def _rules(images: list[int]) -> Iterator[tuple[str, Callable[[int], int]]]:
@@ -149,7 +150,3 @@ def _rules(images: list[int]) -> Iterator[tuple[str, Callable[[int], int]]]:
         rows = size // columns
         text = f"{columns}*(i%{rows}) + i//{rows}: rows and columns of a {columns}x{rows} mesh are exchanged"
         yield text, lambda index: columns * (index % rows) + index // rows
-
-
-def _list(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:MAX_LISTED])) + (", ..." if len(ranks) > MAX_LISTED else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardviz.names import listed
+
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
@@ -37,10 +39,9 @@ def _in_forward(evidence: Evidence) -> str:
 def _in_backward(evidence: Evidence) -> Advice:
     cut = evidence.without_gradient
     if cut:
-        more = ", ..." if len(cut) > MAX_LISTED else ""
         return (
             f"{UNEXPLAINED} in backward, of outputs and a loss that are right: nothing flows back to "
-            f"{', '.join(cut[:MAX_LISTED])}{more} (.grad is None)",
+            f"{listed(cut, MAX_LISTED)} (.grad is None)",
             f"look for what cuts the graph after {cut[0]}: a collective of torch.distributed, which has no backward "
             "(torch.distributed.nn.functional's have), .detach() or .data",
         )

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from shardviz.check.finding import Finding
 from shardviz.check.step.reductions import missing_reduction
 from shardviz.check.step.words import claimed_text, number
+from shardviz.names import listed
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
+
+MAX_LISTED = 4
 
 
 def check_scalar(one: Compared) -> Finding | None:
@@ -22,15 +25,14 @@ def check_scalar(one: Compared) -> Finding | None:
     if not one.copies_differ_along or (missing is None and len(one.wrong) < len(one.reduced)):
         return None
     axes = " and ".join(missing[1] if missing else one.copies_differ_along)
-    shown = ", ".join(number(float(values.sum())) for _, values in list(one.reduced.items())[:4])
-    more = ", ..." if len(one.reduced) > 4 else ""
+    shown = listed((number(float(values.sum())) for values in one.reduced.values()), MAX_LISTED)
     cause, fix = _OWN if missing is None else _NORM if missing[0] == "norm" else _PART
     return Finding(
         "unreduced-scalar",
         "error",
         one.name,
         one.wrong,
-        f"ranks log {shown}{more} where the unsharded model logs {number(float(one.wanted.sum()))}",
+        f"ranks log {shown} where the unsharded model logs {number(float(one.wanted.sum()))}",
         details=(f"their {missing[0]} over {axes} is the whole's",) if missing else (),
         claimed=claimed_text(one),
         held=f"each rank's own part (+{', +'.join(missing[1])})" if missing else "a value of each rank's own",

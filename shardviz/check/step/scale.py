@@ -15,6 +15,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.names import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,11 +131,10 @@ def _by_numbers(one: Compared) -> Finding | None:
         return None
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= _precision(one) * abs(high)
-    shown = ", ".join(f"{number(factor)} on rank {rank}" for rank, factor in list(factors.items())[:MAX_LISTED])
+    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
-    more = "" if alike or len(factors) <= MAX_LISTED else ", ..."
     cause, fix = ONE_NUMBER if alike else OWN_NUMBER
-    summary = f"the {WHAT[one.role]} is {times}{more}"
+    summary = f"the {WHAT[one.role]} is {times}"
     return Finding(
         "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
     )

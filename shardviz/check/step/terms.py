@@ -14,6 +14,8 @@ from shardviz.check.finding import Finding
 from shardviz.check.step.advice import UNEXPLAINED, where_to_look
 from shardviz.check.step.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.names import listed
+from shardviz.region import index_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,8 +69,7 @@ def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     text += f" and rounding allows {number(one.tolerance)}"
     if excess.ndim and len(off):
         at = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[off[0]])
-        index = [int(position) for position in np.unravel_index(at, one.wanted.shape)]
-        text += f": {len(off):,} of {excess.size:,} elements, the first at {index}"
+        text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, one.wanted.shape)}"
     return text
 
 
@@ -143,7 +144,7 @@ def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
 
 def _on_some_ranks(model: Model, one: Compared, right: list[int]) -> tuple[str, str]:
     """Return cause and fix where some ranks are right: what they have and the others lack, if there is any."""
-    ranks = ", ".join(map(str, one.wrong[:MAX_LISTED])) + (", ..." if len(one.wrong) > MAX_LISTED else "")
+    ranks = listed(one.wrong, MAX_LISTED)
     alone = len(one.wrong) == 1
     lacking = [
         name
