@@ -118,4 +118,4 @@ def _rulers(holders: Holders, down: int, right: int, level: int, height: int, wi
 @lru_cache(maxsize=256)
 def _deepest(holders: Holders, down: int, right: int, height: int, width: int) -> int:
     rows, cols, _ = _rulers(holders, down, right, 0, height, width)
-    return max(rows.each, cols.each).bit_length() - 1 + 1
+    return max(rows.each, cols.each).bit_length()

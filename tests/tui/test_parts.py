@@ -25,6 +25,7 @@ from shardviz.tui.document import Document
 from shardviz.tui.loading import checked
 from shardviz.tui.memory import ids_in_memory, part_text
 from shardviz.tui.mesh_plan import MeshPlan
+from shardviz.tui.names import shortened
 from shardviz.tui.screens.goto import parse_place
 from shardviz.tui.selection import Selection, carried_over, of_entry
 from shardviz.tui.widgets.rank_card import rank_text
@@ -112,6 +113,10 @@ def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path
     verdicts = {entry.title: entry.verdict for entry in told.entries}
     assert verdicts == {"good": "good", "wrong": "error", "warned": "warning", "unseen": "unknown"}
     assert verdicts == {name: row.verdict for name, row in listed_rows(doc.model, report)}
+
+
+def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> None:
+    assert (shortened("weight", 6), shortened("weights", 6), len(shortened("x" * 99))) == ("weight", "weigh…", 48)
 
 
 def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:

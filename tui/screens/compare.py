@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -15,13 +14,12 @@ from shardviz.picture.palette import GREY, VERMILLION
 
 from ..colours import ink
 from ..comparing import SIGNS, Pair, pairs
-from ..filters import after
 from ..keys import keys
-from ..messages import PlaceChosen, Zoomed
+from ..messages import Zoomed
+from ..names import shortened
 from ..selection import of_entry
 from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
-from ..widgets.side_bar import SIDES
 from ..widgets.tensor_map import TensorMap
 from .view import View
 
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
     from ..document import Document
     from ..selection import Selection
-
-MOST_NAME = 48
 
 LEGEND = "Tensors of both: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
 
@@ -127,10 +123,9 @@ class CompareView(View):
 
     def _line(self, index: int) -> Text:
         pair = self._pairs[index]
-        name = pair.title if len(pair.title) <= MOST_NAME else pair.title[: MOST_NAME - 1] + "…"
         style = ink(GREY if pair.relation in ("same", "not compared") else VERMILLION, bold=True)
-        what = pair.what or pair.relation
-        return Text.assemble((f" {SIGNS[pair.relation]} ", style), f"{name:<32}  ", (what, "dim"), no_wrap=True)
+        sign, name = f" {SIGNS[pair.relation]} ", f"{shortened(pair.title):<32}  "
+        return Text.assemble((sign, style), name, (pair.what or pair.relation, "dim"), no_wrap=True)
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
@@ -140,20 +135,10 @@ class CompareView(View):
         else:
             self.show(document, self.app.selection)
 
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        selection = self.app.selection
-        if selection.plane is not None:
-            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
-
     @on(Zoomed)
     def _zoomed(self, message: Zoomed) -> None:
         for tensor_map in self.query(TensorMap):
             tensor_map.zoom_to(message.level)
-
-    def action_next_side(self) -> None:
-        """Go from claimed to held to difference, in both."""
-        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
 
 
 def _findings_text(difference: Difference) -> str:

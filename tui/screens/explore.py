@@ -15,7 +15,6 @@ from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
 from ..widgets.search import Search
-from ..widgets.side_bar import SIDES
 from ..widgets.tensor_tree import TensorTree
 from .view import View
 
@@ -115,10 +114,6 @@ class ExploreView(View):
     @on(Search.Closed)
     def _search_closed(self) -> None:
         self.query_one(TensorTree).focus()
-
-    def action_next_side(self) -> None:
-        """Go from claimed to held to difference."""
-        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
 
     def action_search(self) -> None:
         """Type a part of a name."""

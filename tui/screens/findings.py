@@ -12,6 +12,7 @@ from shardviz.names import printable
 from shardviz.picture.terminal import UNICODE
 
 from ..colours import verdict_style
+from ..names import shortened
 from ..selection import of_finding
 from ..widgets.box import Box, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
@@ -78,8 +79,7 @@ class FindingLines(Lines):
 
 def _line(document: Document, index: int) -> Text:
     finding = document.findings[index]
-    name = printable(finding.tensor) or "(the dump)"
-    name = name if len(name) <= 48 else name[:47] + "…"
+    name = shortened(printable(finding.tensor)) or "(the dump)"
     return Text.assemble(
         (f" {UNICODE.of(finding.severity)} ", verdict_style(finding.severity)),
         (f"{name:<28}", "bold"),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
-from shardviz.names import printable
 
 from ..keys import keys
 from ..lights import lights_of
-from ..messages import PlaceChosen, RankChosen
+from ..names import shortened
 from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
@@ -82,18 +79,8 @@ class MeshView(View):
         except ShardvizError:
             sides = None
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
-        title = f"what rank {rank} holds of {printable(document.entries[selection.entry].title)[:60]}"
+        title = f"what rank {rank} holds of {shortened(document.entries[selection.entry].title)}"
         self.query_one("#mesh-map-box", Box).entitle(title)
-
-    @on(RankChosen)
-    def _rank_chosen(self, message: RankChosen) -> None:
-        self.app.selection = replace(self.app.selection, rank=message.rank)
-
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        selection = self.app.selection
-        if selection.plane is not None:
-            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
 
     def action_next_axis(self) -> None:
         """Go through the axes, and none."""

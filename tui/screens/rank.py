@@ -17,6 +17,7 @@ from shardviz.picture.terminal import UNICODE
 from ..colours import verdict_style
 from ..keys import keys
 from ..memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
+from ..names import shortened
 from ..selection import of_entry
 from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
@@ -84,8 +85,8 @@ class RankView(View):
         self.query_one(ValuesGrid).show(memory)
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
-            title = f"{printable(document.entries[selection.entry].tensor.names[0])[:60]} on rank {rank}"
-            box.entitle(title)
+            name = printable(document.entries[selection.entry].tensor.names[0])
+            box.entitle(f"{shortened(name)} on rank {rank}")
         note.update(why or (f"{memory.what}; local shape {list(memory.shape)}" if memory else ""))
 
     @on(Lines.Highlighted)
@@ -130,11 +131,10 @@ def _line(document: Document, entry: int, rank: int) -> Text:
     shard = found.tensor.shards[rank]
     taken = document.bytes_of(entry, rank)
     size = "-" if taken is None else bytes_text(taken)
-    name = found.title if len(found.title) <= 48 else found.title[:47] + "…"
     return Text.assemble(
         (UNICODE.of(found.verdict), verdict_style(found.verdict)),
         f" {size:>8}  ",
-        (name, "bold"),
+        (shortened(found.title), "bold"),
         (f"  {part_text(shard)}", "dim"),
         no_wrap=True,
     )

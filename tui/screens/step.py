@@ -13,7 +13,7 @@ from shardviz.memory import bytes_text
 from ..filters import after
 from ..keys import keys
 from ..lights import takes_part
-from ..messages import PassChosen, RankChosen
+from ..messages import PassChosen
 from ..step import Collective, Moment, Step, axes_text, moments
 from ..step_text import (
     axes_width,
@@ -154,10 +154,6 @@ class StepView(View):
     @on(Lines.Highlighted, "#moments")
     def _moment_chosen(self, message: Lines.Highlighted) -> None:
         self.app.selection = replace(self.app.selection, rank=self._moments[message.index].rank)
-
-    @on(RankChosen)
-    def _rank_chosen(self, message: RankChosen) -> None:
-        self.app.selection = replace(self.app.selection, rank=message.rank)
 
     @on(PassChosen)
     def _pass_chosen(self, message: PassChosen) -> None:

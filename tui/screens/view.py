@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import on
 from textual.widget import Widget
 
+from ..filters import after
+from ..messages import PlaceChosen, RankChosen
 from ..widgets.box import Column, Entitled
+from ..widgets.side_bar import SIDES
 
 if TYPE_CHECKING:
     from textual.geometry import Region
@@ -91,6 +96,20 @@ class View(Column):
                 if changed is not None:
                     changed.light(on=on)
             self._lit = box
+
+    @on(PlaceChosen)
+    def _place_chosen(self, message: PlaceChosen) -> None:
+        selection = self.app.selection
+        if selection.plane is not None:
+            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
+
+    @on(RankChosen)
+    def _rank_chosen(self, message: RankChosen) -> None:
+        self.app.selection = replace(self.app.selection, rank=message.rank)
+
+    def action_next_side(self) -> None:
+        """Go from claimed to held to difference; the views that show a side have a key for it."""
+        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
 
     def enter(self) -> None:
         """Come on screen: catch up with what changed meanwhile, and take the focus to where it was here."""

@@ -14,6 +14,7 @@ from shardviz.picture.palette import GREEN
 from shardviz.picture.terminal import UNICODE
 
 from ..colours import ink, verdict_style
+from ..names import shortened
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
@@ -44,8 +45,7 @@ def finding_head(document: Document | None, index: int) -> Text:
     if document is None or not document.findings:
         return Text()
     finding = document.findings[index]
-    name = printable(finding.tensor)
-    name = name if len(name) <= MOST_NAME else name[: MOST_NAME - 1] + "…"
+    name = shortened(printable(finding.tensor), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     return Text.assemble(
         (kind, "bold"), f" {name} " if name else " ", (f"· finding {index + 1} of {len(document.findings)}", "dim")

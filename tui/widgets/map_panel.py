@@ -13,7 +13,8 @@ from shardviz.names import printable
 from ..clipboard import copy
 from ..keys import keys
 from ..lights import lights_of
-from ..messages import PlaceChosen, RankChosen, SideChosen
+from ..messages import SideChosen
+from ..names import shortened
 from ..screens.goto import GotoScreen
 from ..selection import next_plane
 from .box import Box, Column, Row
@@ -93,19 +94,6 @@ class MapPanel(Box):
     def _side_chosen(self, message: SideChosen) -> None:
         self.app.selection = replace(self.app.selection, side=message.side)
 
-    @on(RankChosen)
-    def _rank_chosen(self, message: RankChosen) -> None:
-        self.app.selection = replace(self.app.selection, rank=message.rank)
-
-    @on(PlaceChosen)
-    def _place_chosen(self, message: PlaceChosen) -> None:
-        self._go(message.place)
-
-    def _go(self, place: tuple[int, ...]) -> None:
-        selection = self.app.selection
-        if selection.plane is not None:
-            self.app.selection = replace(selection, plane=replace(selection.plane, at=place))
-
     def action_goto(self) -> None:
         """Ask for an element and go there."""
         document, selection = self.app.document, self.app.selection
@@ -167,7 +155,7 @@ def _sides(document: Document, entry: int) -> tuple[Sides | None, str]:
 
 
 def _title(entry: Entry, selection: Selection) -> str:
-    title = f"{entry.title[:48]}  {entry.layout}"
+    title = f"{shortened(entry.title)}  {entry.layout}"
     plane = selection.plane
     if plane is not None and len(plane.at) > 2:
         at = ["↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)]

@@ -15,6 +15,7 @@ from shardviz.picture.verdict import worst
 from ..colours import verdict_style
 from ..keys import keys
 from ..messages import TensorChosen, TensorOpened
+from ..names import shortened
 from .lines import Lines
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 _PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
-MOST_CHARACTERS = 60
+MOST_NAME = 60
 MOST_OPEN = 64
 """With more tensors than this only modules with errors are open at first."""
 
@@ -123,10 +124,9 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
         row = self._visible[index]
         depth = len(row.path) - 1
         mark = "  " * (self._is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
-        name = row.path[-1]
-        short = name if len(name) <= MOST_CHARACTERS else name[: MOST_CHARACTERS - 1] + "…"
+        name = shortened(row.path[-1], MOST_NAME)
         line = Text.assemble(("│ " * depth, "dim"), mark, no_wrap=True)
-        line.append(UNICODE.of(row.verdict), verdict_style(row.verdict)).append(f" {short}")
+        line.append(UNICODE.of(row.verdict), verdict_style(row.verdict)).append(f" {name}")
         return line.append(f"  {row.layout}", "dim") if row.layout else line
 
     @on(Lines.Highlighted)
