@@ -38,7 +38,7 @@ LEGEND = "Tensors of both: ≠ different  < only in the first  > only in the sec
 
 
 class CompareView(View):
-    """The view."""
+    """The pairs of tensors that two dumps have, and the maps of the chosen pair beside each other."""
 
     NAME = "compare"
     TITLE = "Compare"
@@ -55,7 +55,7 @@ class CompareView(View):
         self._of: Difference | None = None
 
     def compose(self) -> ComposeResult:
-        """Make the view."""
+        """Put the pairs above, and below them a layout and a map for each dump."""
         with Box(id="pairs-box") as box:
             box.entitle("comparing …")
             yield PairLines(id="pairs")

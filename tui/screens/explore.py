@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ExploreView(View):
-    """The view."""
+    """A tree of tensors, the map of the chosen one, and its finding: where every walk begins."""
 
     NAME = "explore"
     TITLE = "Tensors"
@@ -61,7 +61,7 @@ class ExploreView(View):
         self._listed: tuple[Document | None, Filters] | None = None
 
     def compose(self) -> ComposeResult:
-        """Make the view."""
+        """Put the tree on the left, the map on the right, the finding below both."""
         with Row():
             with Box(id="tree-box"):
                 yield Search(id="search")

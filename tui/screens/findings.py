@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class FindingsView(View):
-    """The view."""
+    """Every finding in a line, with all that is known of the one under the cursor."""
 
     NAME = "findings"
     TITLE = "Findings"
@@ -44,7 +44,7 @@ A line for each disagreement, errors first; findings that say the same of identi
 """
 
     def compose(self) -> ComposeResult:
-        """Make the view."""
+        """Put the lines above, the whole finding below."""
         with Box(id="findings-box") as box:
             box.entitle("Findings")
             yield FindingLines(id="finding-lines")

@@ -42,7 +42,7 @@ def parse_place(text: str, shape: Sequence[int]) -> tuple[int, ...] | str:
 
 
 class GotoScreen(ModalScreen[tuple[int, ...] | None]):
-    """The line.
+    """A dialog that takes an index or an id, and gives back the index.
 
     Args:
         shape: The tensor's shape.
@@ -57,7 +57,7 @@ class GotoScreen(ModalScreen[tuple[int, ...] | None]):
         self._shape = tuple(shape)
 
     def compose(self) -> ComposeResult:
-        """Ask."""
+        """Put the input over a line with the shape, which then says what is wrong."""
         with Vertical(classes="dialog") as box:
             box.border_title = "Go to an element"
             yield Input(placeholder=", ".join("0" for _ in self._shape) + "   or an id: #1", id="goto")

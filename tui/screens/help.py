@@ -26,7 +26,7 @@ The first view shows the tensors, the map of the chosen one, and below them what
 
 
 class HelpScreen(ModalScreen[None]):
-    """The help.
+    """A dialog with what is said of one widget, and a table of the keys that work in it.
 
     Args:
         text: What is said of the focused widget, in Markdown.

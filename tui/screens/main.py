@@ -29,7 +29,7 @@ PAUSE = 0.1
 
 
 class MainScreen(Screen[None]):
-    """The screen.
+    """All views on one screen, laid out once: the shown one in place, the others beside it.
 
     Args:
         names: The views that there are, in order.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MeshView(View):
-    """The view."""
+    """Every rank in a grid of axes; of the chosen one, its groups and its part of the chosen tensor."""
 
     NAME = "mesh"
     TITLE = "Mesh"
@@ -47,7 +47,7 @@ class MeshView(View):
         self._axis = -1
 
     def compose(self) -> ComposeResult:
-        """Make the view."""
+        """Put the grid on the left, the rank's card over its map on the right."""
         with Row():
             with Box(id="mesh-box"):
                 yield MeshGrid(id="mesh-grid")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RankView(View):
-    """The view."""
+    """A rank's card, a line for everything that it holds, and the numbers of one of them."""
 
     NAME = "rank"
     TITLE = "Rank"
@@ -57,7 +57,7 @@ class RankView(View):
         self._values = False
 
     def compose(self) -> ComposeResult:
-        """Make the view."""
+        """Put the card over the lines on the left, the numbers on the right."""
         with Row():
             with Column(id="rank-left"):
                 with Box(classes="boxed short"):
@@ -102,7 +102,7 @@ class RankView(View):
         await self.app.action_show_view("explore")
 
     def action_step(self, step: int) -> None:
-        """Go to another rank."""
+        """Go so many ranks on, in the mesh's order, and around."""
         if self.app.document is not None:
             ranks, rank = self.app.document.model.dump.mesh.ranks, self.app.document.rank_of(self.app.selection)
             at = ranks.index(rank) if rank in ranks else 0

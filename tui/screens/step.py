@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class StepView(View):
-    """The view."""
+    """A list of collectives with what the chosen one does, and a pipeline's schedule where one ran."""
 
     NAME = "step"
     TITLE = "Step"
@@ -67,7 +67,7 @@ class StepView(View):
         self._moments: list[Moment] = []
 
     def compose(self) -> ComposeResult:
-        """Make the view."""
+        """Put the collectives above, the schedule below them, the chosen collective and its mesh at the bottom."""
         with Box(id="comms-box"):
             yield Static("", id="comms-head", classes="legend", markup=False)
             yield CollectiveLines(id="collectives")

@@ -25,7 +25,7 @@ MOST_NAME = 40
 
 
 class FindingCard(Static):
-    """The card; without findings it says how the check ended."""
+    """A finding's sentence, layouts, fix and cause; without findings it says how the check ended."""
 
     _shown: tuple[Document | None, int] | None = None
 

@@ -24,7 +24,7 @@ MOST_PATHS = 4
 
 
 class Inspector(Static):
-    """The lines."""
+    """Claimed and held ranks of the element under the cursor; in a difference, where blocks moved to."""
 
     _shown: Text | None = None
 
@@ -37,7 +37,7 @@ class Inspector(Static):
 
 
 def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:
-    """Write the lines."""
+    """Write who claims and who holds the element under the cursor, or why nothing is drawn."""
     if sides is None:
         return Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
     if selection.plane is None:

@@ -17,7 +17,7 @@ ALWAYS = 2
 
 
 class KeyBar(WordLine):
-    """The line."""
+    """As many of the keys that work now as fit in a line, each with what it does; a click presses it."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
 

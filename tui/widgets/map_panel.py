@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MapPanel(Box):
-    """The panel."""
+    """A tensor's map under the choice of its sides, with a small mesh, and its element in words."""
 
     app: ShardvizApp
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -58,7 +58,7 @@ class MapPanel(Box):
     ]
 
     def compose(self) -> ComposeResult:
-        """Make the panel."""
+        """Put the sides above, the mesh beside the map, the words below."""
         yield SideBar(id="sides")
         with Row():
             yield TensorMap(id="map")

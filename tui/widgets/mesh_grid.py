@@ -53,7 +53,7 @@ class Lights:
 
 
 class MeshGrid(Grid):
-    """The grid."""
+    """A number for each rank, with the sign of what it holds; the cursor is on the rank that is looked at."""
 
     HELP = """\
 ## The mesh

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RankCard(Static):
-    """The card."""
+    """A few lines: the host, the bytes held, and for each axis the position and the group."""
 
     _lines = -1
 

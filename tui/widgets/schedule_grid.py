@@ -32,7 +32,7 @@ SAME = Style(underline=True, bold=True)
 
 
 class ScheduleGrid(Grid):
-    """The schedule, with a cursor on one pass."""
+    """Forward and backward passes as cells to scale in time, a line a rank, with a cursor on one pass."""
 
     HELP = """\
 ## The pipeline

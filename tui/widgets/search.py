@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 
 class Search(Input):
-    """The line."""
+    """An input for part of a name; enter keeps what it found, escape shows all again."""
 
     class Closed(Message):
         """The search is over; what it found stays."""

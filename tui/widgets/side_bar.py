@@ -26,7 +26,7 @@ LEGENDS: dict[Side, str] = {
 
 
 class SideBar(WordLine):
-    """The line."""
+    """The names of the sides with the drawn one marked, and how to read that one's labels."""
 
     _side: Side = "claimed"
 
@@ -37,7 +37,7 @@ class SideBar(WordLine):
             self.refresh()
 
     def action_show_side(self, side: Side) -> None:
-        """Ask for a side."""
+        """Post that another side is wanted, after a click."""
         self.post_message(SideChosen(side))
 
     def words(self) -> list[Word]:

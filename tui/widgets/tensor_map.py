@@ -45,7 +45,7 @@ def _dims(plane: Plane) -> tuple[int, int]:
 
 
 class TensorMap(Grid):
-    """The map. `HELP` is what F1 says of it."""
+    """The blocks of one plane of a tensor, labelled by rank or id. `HELP` is what F1 says of it."""
 
     HELP = """\
 ## The map

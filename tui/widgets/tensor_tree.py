@@ -61,7 +61,7 @@ class Row:
 
 
 class TensorTree(Lines):
-    """The tree."""
+    """Modules that open and close, with the tensors in them; it remembers which were open."""
 
     HELP = """\
 ## The tensors

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Title(Static):
-    """The line."""
+    """The dump's name, its verdict, and counts of ranks and tensors; a note says how far it is read."""
 
     _shown: Text | None = None
 
@@ -32,7 +32,7 @@ class Title(Static):
 
 
 def title_text(document: Document | None, note: str = "") -> Text:
-    """Write the line."""
+    """Write the name, the verdict and the counts, as far as they are known."""
     name = printable(document.path.name.removesuffix(".shardviz")) if document is not None else "shardviz"
     text = Text.assemble((name, "bold"), no_wrap=True, overflow="ellipsis")
     if document is not None:

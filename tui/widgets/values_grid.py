@@ -19,7 +19,7 @@ SAMPLE = 64
 
 
 class ValuesGrid(Grid):
-    """The grid."""
+    """A local tensor's ids or values in columns of one width, under its local indices."""
 
     HELP = """\
 ## What the rank has in memory

@@ -10,7 +10,7 @@ from .word_line import CHOSEN, Word, WordLine
 
 
 class ViewTabs(WordLine):
-    """The names."""
+    """A key and a title for each view, the shown one marked; a click goes there."""
 
     def __init__(self, names: list[str], current: str, *, id: str | None = None) -> None:
         super().__init__(id=id)

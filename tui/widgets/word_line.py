@@ -42,7 +42,7 @@ class Word:
 
 
 class WordLine(Widget):
-    """The line. Subclasses give `words`, and refresh when they change."""
+    """Words beside each other, each with a click and a tooltip. Subclasses give `words`, and refresh on a change."""
 
     def words(self) -> Sequence[Word]:
         """Return what stands in the line now."""
