@@ -44,6 +44,13 @@ CATALOGUE: dict[Disorder, Advice] = {
         "upgrade torch to 2.5 or newer, or label the local tensors by {placements}",
         FSDP_OVER_TP,
     ),
+    "mesh-order": Advice(
+        "The parts were cut, read or put together by the rank's number, the mesh's first axis first, while the "
+        "placements are those of FSDP2 over tensor parallel, which split the dim over the inner axis first: a "
+        "checkpoint of a job on another mesh, or weight.chunk(world_size)[rank]",
+        "cut each shard by its placements, as distribute_tensor and torch.distributed.checkpoint do, or label the "
+        "local tensors by {placements}",
+    ),
     "segments": Advice(
         "A fused weight (q,k,v or gate/up) was split segment by segment, but labelled as one dim",
         "label the local tensors by {placements}, or split the dim as a whole",

@@ -29,6 +29,15 @@ def test_the_fsdp_over_tp_bug_reads_as_an_order_of_axes_with_the_right_label(tmp
     assert found.severity == "error"
 
 
+def test_parts_in_the_order_of_ranks_under_fsdp_over_tps_label_are_no_fault_of_torch(tmp_path: Path) -> None:
+    found = only(check_made(tmp_path, MESH, {"w": Made("[12/tp/fsdp, 12]", held="[12/fsdp/tp, 12]")}))
+    assert found.kind == "misordered"
+    assert "the axes split the dim in the order of the mesh" in found.summary
+    assert found.cause.startswith("The parts were cut, read or put together by the rank's number")
+    assert found.fix.endswith("label the local tensors by (Shard(0), Shard(0))")
+    assert "upgrade" not in found.fix
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 Disorder = Literal[
     "another-order",
+    "mesh-order",
     "segments",
     "segments-under-fsdp",
     "unequal-segments",

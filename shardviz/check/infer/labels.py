@@ -36,6 +36,7 @@ def _other_dim(claimed: Layout, held: Layout) -> str:
 
 _SENTENCES: dict[Disorder, str] = {
     "another-order": "the axes split the dim in another order",
+    "mesh-order": "the axes split the dim in the order of the mesh",
     "segments": "the dim is split segment by segment",
     "segments-under-fsdp": "the label has another order of segments and ranks",
     "across-segments": "the dim is split across its segments",
@@ -76,7 +77,14 @@ def disorder_between(claimed: Layout, held: Layout) -> Disorder:
         return "across-segments"
     if _numbers(held) != _numbers(claimed):
         return "segments"
-    return "another-order" if ours != theirs else "another-layout"
+    if ours == theirs:
+        return "another-layout"
+    return "mesh-order" if _is_in_mesh_order(held, theirs) and not _is_in_mesh_order(claimed, ours) else "another-order"
+
+
+def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
+    """Whether the axes that split a dim do so from the mesh's first to its last, as `Shard` alone says it."""
+    return all(axes == sorted(axes, key=layout.mesh.axis_index) for axes in axes_by_dim)
 
 
 def _has_segments_under_fsdp(chain: Chain) -> bool:
