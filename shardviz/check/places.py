@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from shardviz.check.infer.explanation import Explanation
     from shardviz.mesh import Coord
 
-OF_ORDER = ("another-order", "mesh-order", "segments", "segments-under-fsdp", "across-segments", "round-robin", "one-factor")
+OF_ORDER = (
+    "another-order",
+    "mesh-order",
+    "segments",
+    "segments-under-fsdp",
+    "across-segments",
+    "round-robin",
+    "one-factor",
+)
 """Differences between layouts that are in the order of the elements, whatever the shards' sizes are."""
 
 
