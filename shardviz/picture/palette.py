@@ -21,6 +21,7 @@ OTHER_STEP = 3
 """Colours that a step along an axis goes on where the ranks' own step would come back to the same one."""
 
 
+@lru_cache(maxsize=1 << 14)
 def rank_colour(rank: int, mesh: Mesh | None = None) -> int:
     """Return the place of a rank's colour in the palette.
 
