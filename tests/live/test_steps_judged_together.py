@@ -147,3 +147,50 @@ def test_one_number_that_a_loop_logs_needs_no_name(tmp_path: Path) -> None:
     counted = CHUNKS_AS_THEY_CAME + "def log(model, rows, loss): return loss * getattr(model[0], 'ranks', 1)"
     (found,) = checked(counted, "tp=2", tmp_path, right=True).findings
     assert (found.kind, found.tensor) == ("wrong-scale", "log")
+
+
+SUMMED_BY_HAND = """
+import torch
+from torch import nn
+from torch.distributed import _functional_collectives as funcol
+AXES = ("tp",)
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, terms, group): return funcol.all_reduce(terms, "sum", group)
+    @staticmethod
+    def backward(ctx, gradient): return gradient, None
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, group):
+        ctx.group = group
+        return rows
+    @staticmethod
+    def backward(ctx, gradient): return funcol.all_reduce(gradient, "sum", ctx.group), None
+class Mlp(nn.Module):
+    group = None
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+    def forward(self, rows):
+        if self.group is None: return self.down(self.up(rows).relu())
+        terms = self.down(self.up(Copy.apply(rows, self.group)).relu())
+        return Sum.apply(terms, self.group) if RIGHT else terms
+def build(): return nn.Sequential(Mlp(), nn.LayerNorm(6), nn.Linear(6, 4))
+def parallelize(model, mesh):
+    mlp, rank = model[0], mesh.get_local_rank("tp")
+    mlp.up.weight = nn.Parameter(mlp.up.weight.chunk(2)[rank])
+    mlp.down.weight = nn.Parameter(mlp.down.weight.chunk(2, 1)[rank])
+    mlp.group = mesh.get_group("tp")
+def batch(): return torch.randn(4, 6)
+"""
+
+
+def test_terms_of_a_sum_that_nothing_adds_up_are_told_by_the_module_that_puts_them_out(tmp_path: Path) -> None:
+    (found,) = checked(SUMMED_BY_HAND, "tp=2", tmp_path, right=False).findings
+    assert (found.kind, found.tensor) == ("wrong-value", "output")
+    assert found.fix.startswith("all_reduce what 0.down puts out over tp, before 1 reads it")
+
+
+def test_terms_of_a_sum_that_are_added_up_between_modules_are_right(tmp_path: Path) -> None:
+    report = checked(SUMMED_BY_HAND, "tp=2", tmp_path, right=True)
+    assert (report.findings, report.not_checked) == ((), ())

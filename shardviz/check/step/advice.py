@@ -27,11 +27,16 @@ def where_to_look(evidence: Evidence, one: Compared) -> Advice:
 
 
 def _in_forward(evidence: Evidence) -> str:
-    name = evidence.first_odd_module
+    name, (summed, axis) = evidence.first_odd_module, evidence.pending_before
+    if summed:
+        return (
+            f"all_reduce what {summed} puts out over {axis}, before {name} reads it: its sum over {axis} is the "
+            f"unsharded model's, and {name} is the first module whose output is not"
+        )
     if name:
         return (
-            f"look at {name} first, and at what it is given: no even split over the mesh makes its output a part of "
-            "the unsharded model's, or a sum is pending there"
+            f"look at {name} first, and at what it is given: it is the first module whose output no split over the "
+            "mesh makes a part of the unsharded model's, nor a sum over an axis"
         )
     return "compare the outputs module by module, first to last, and look at the first that differs"
 

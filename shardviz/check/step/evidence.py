@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.step.compared import Compared
+    from shardviz.dump.records import RankRecord
     from shardviz.dump.tensors import Model
 
 
@@ -57,12 +58,33 @@ class Evidence:
     @cached_property
     def first_odd_module(self) -> str:
         """The module that first put out what no placement explains, on the lowest rank that has one; else empty."""
-        for record in self.model.dump.ranks.values():
-            for tensor in record.tensors:
-                body = record.bodies[tensor.body]
-                if (body.role, body.stage, body.layout) == ("activation", "step", None):
-                    return Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
-        return ""
+        return next((odd for _, odd in self._odd if odd), "")
+
+    @cached_property
+    def pending_before(self) -> tuple[str, str]:
+        """The module before that one that put out terms of a sum, with the axis of the sum; both empty if none did."""
+        return next((pending for pending, odd in self._odd if odd), ("", ""))
+
+    @cached_property
+    def _odd(self) -> list[tuple[tuple[str, str], str]]:
+        """For every rank the first of the modules just before the first odd one that put out a sum, and that one."""
+        return [self._first_odd(record) for record in self.model.dump.ranks.values()]
+
+    def _first_odd(self, record: RankRecord) -> tuple[tuple[str, str], str]:
+        pending = ("", "")
+        for tensor in record.tensors:
+            body = record.bodies[tensor.body]
+            if (body.role, body.stage) == ("activation", "step"):
+                name = Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
+                if body.layout is None:
+                    return pending, name
+                layout = record.layouts[body.layout]
+                axes = record.meshes[layout.mesh].axes
+                partial = [
+                    axis for axis, placement in zip(axes, layout.placements, strict=True) if "Partial" in placement
+                ]
+                pending = (pending if pending[0] else (name, partial[0])) if partial else ("", "")
+        return pending, ""
 
 
 def is_right(one: Compared) -> bool:
