@@ -10,12 +10,16 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, 
 from shardviz.live.world import RankFailedError
 from shardviz.live.world.failure import is_echo, join_numbers
 from shardviz.live.world.protocol import Failed
+from shardviz.testing.message import ShardAssertionError
 
 if TYPE_CHECKING:
     import pytest
 
     from shardviz.errors import ShardvizError
     from shardviz.testing.outcome import Outcome
+
+OWN_ERROR = f"{ShardAssertionError.__module__}.{ShardAssertionError.__qualname__}: "
+"""What pytest's line for a failed test leaves out: it is cut at the screen's edge, and what was found comes after."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Story:
         """Let a report show this failure instead of the frames of pytest's own process."""
         if self.title:
             if self.shown.reprcrash is not None:
-                self.shown.reprcrash.message = f"{self.title}: {self.shown.reprcrash.message}"
+                message = self.shown.reprcrash.message.removeprefix(OWN_ERROR)
+                self.shown.reprcrash.message = f"{self.title}: {message}"
             self.shown.addsection(self.title, self.rest)
         report.longrepr = self.shown
 

@@ -290,6 +290,19 @@ def test_x_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert list(seen.ends.values()) == ["PASSED", "PASSED", "FAILED"], seen.text
 
 
+PLACED = """
+@spmd(mesh={"tp": 2})
+def test_it(mesh):
+    whole = torch.zeros(4)
+    assert_same(whole + 1, whole)
+"""
+
+
+def test_the_line_of_a_failed_assertion_begins_with_the_rank_and_what_it_found(tmp_path: Path) -> None:
+    seen = run(tmp_path, "from shardviz.testing import assert_same\n" + PLACED)
+    assert "test_it.py::test_it - rank 0 (tp=0): tensor: 2 of 2 ranks hold" in seen.text
+
+
 def test_worlds_of_xdists_workers_do_not_collide(tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     seen = run(tmp_path, SMALL, "-n2")
