@@ -26,6 +26,7 @@ from shardviz.chain import (
     readable_chain,
 )
 from shardviz.errors import LayoutError
+from shardviz.names import counted
 from shardviz.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.region import Ranges, Region, merged
 
@@ -207,7 +208,7 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
             above `MAX_SEGMENTS`.
     """
     if len(placements) != mesh.ndim:
-        given = f"{len(placements)} placement{'s' * (len(placements) != 1)}"
+        given = counted(len(placements), "placement")
         raise LayoutError(
             f"{given} for a mesh of {mesh.ndim} ax{'e' if mesh.ndim != 1 else 'i'}s {mesh}",
             f"one for each axis, outermost first: {', '.join(mesh.axes)}",
@@ -215,6 +216,6 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
     for placement in placements:
         if isinstance(placement, Shard | StridedShard) and not 0 <= placement.dim < len(shape):
             dims = f"its dims are 0 to {len(shape) - 1}" if shape else "a single number cannot be split"
-            raise LayoutError(f"{placement} on a tensor of {len(shape)} dim{'s' * (len(shape) != 1)}", dims)
+            raise LayoutError(f"{placement} on a tensor of {counted(len(shape), 'dim')}", dims)
         if isinstance(placement, StridedShard) and not 1 <= placement.split_factor <= MAX_SEGMENTS:
             raise LayoutError(f"{placement}: a split factor is 1 to {MAX_SEGMENTS:,}")

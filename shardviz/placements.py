@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import LayoutError
+from shardviz.names import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +123,7 @@ def _as_printed(kind: str, arguments: str, num_dims: int) -> str:
     if "Shard" in kind and values and _FROM_END.fullmatch(values[0]):
         if int(values[0]) + num_dims < 0:
             raise LayoutError(
-                f"{kind}({values[0]}) on a tensor of {num_dims} dim{'s' * (num_dims != 1)}",
+                f"{kind}({values[0]}) on a tensor of {counted(num_dims, 'dim')}",
                 f"-1 is its last dim, {-num_dims} its first",
             )
         values[0] = str(int(values[0]) + num_dims)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardviz.names import cut_at_comma, fold, printable
-from shardviz.picture.holders import mask_of, ranks_text
+from shardviz.names import fold, printable
+from shardviz.picture.holders import ranks_in_words
 from shardviz.picture.terminal import BAD, DIM, WARNING, line, wrapped
 
 if TYPE_CHECKING:
@@ -82,7 +82,4 @@ def layouts_of(finding: Finding) -> Iterable[tuple[str, str]]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return ""
-    text = ranks_text(mask_of(ranks))
-    return f"  {'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(text, 32)}"
+    return f"  {ranks_in_words(ranks, 32)}" if ranks else ""

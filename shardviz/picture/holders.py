@@ -8,12 +8,15 @@ stretches of FSDP1, permuted elements) are kept as runs of row-major indices. Se
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from shardviz.names import cut_at_comma
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +65,11 @@ def ranks_text(mask: Mask) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:
+    """Say which ranks, in about so many characters at most: `rank 3`, `ranks 0-3,8,...`."""
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(ranks_text(mask_of(ranks)), most)}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardviz import notation
-from shardviz.names import cut_at_comma, printable
+from shardviz.names import printable
 from shardviz.picture.drawing import Budget, draw
-from shardviz.picture.holders import mask_of, ranks_text
+from shardviz.picture.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.meshes import mesh_lines
 from shardviz.picture.subject import NOTHING
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
@@ -17,8 +17,6 @@ from shardviz.picture.text import frame_for, side_lines
 from shardviz.placements import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.text import Text
 
     from shardviz.layout import Layout
@@ -30,6 +28,8 @@ GAP = 4
 MIN_PICTURE = 30
 MAX_MESH = 64
 MOST_RANK_LINES = 32
+MOST_RANKS = 48
+"""Characters of a list of ranks within a sentence."""
 
 
 def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
@@ -67,7 +67,9 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
 
 def as_claimed(subject: Subject) -> str:
     """Say that what is known to be held is what is claimed."""
-    return f"as claimed, but {_ranks(subject.silent)} left no file" if subject.silent else "as claimed"
+    return (
+        f"as claimed, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else "as claimed"
+    )
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
@@ -173,7 +175,7 @@ def _about_layout(subject: Subject) -> list[str]:
     if not math.prod(subject.shape):
         said.append("the tensor has no elements")
     elif subject.idle:
-        said.append(f"no part is for {_ranks(subject.idle)}: {_why_idle(layout)}")
+        said.append(f"no part is for {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
     if layout is None:
         return said
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
@@ -189,12 +191,6 @@ def _why_idle(layout: Layout | None) -> str:
     if layout is not None and layout.flat is not None:
         return "their parts of the flat parameter are other tensors or padding"
     return "the dim has fewer chunks than ranks"
-
-
-def _ranks(ranks: Sequence[int], most: int = 48) -> str:
-    text = ranks_text(mask_of(ranks))
-    numbers = cut_at_comma(text, most)
-    return f"ranks {numbers}" if len(ranks) > 1 else f"rank {numbers}"
 
 
 def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
@@ -247,7 +243,7 @@ def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: S
         if is_same(row):
             lines.append(line(f"   {text}"))
             continue
-        owner = f"  the part of {_ranks(owners[row[2]], 20)}" if row[2] in owners else ""
+        owner = f"  the part of {ranks_in_words(owners[row[2]], 20)}" if row[2] in owners else ""
         lines.append(line((f"{terminal.glyphs.differs:<3}{text}", BAD), owner))
     return lines
 

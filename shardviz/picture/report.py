@@ -10,7 +10,7 @@ from shardviz import notation
 from shardviz.check.step.agreement import agreement
 from shardviz.names import counted, fold, printable
 from shardviz.picture.findings import findings_lines
-from shardviz.picture.holders import mask_of, ranks_text
+from shardviz.picture.holders import ranks_in_words
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 
 if TYPE_CHECKING:
@@ -133,8 +133,7 @@ def _verdicts(report: Report) -> dict[str, Verdict]:
 
 
 def _row(model: Model, tensor: Tensor, name: str, verdict: Verdict) -> Row:
-    ranks = f"rank{'s' if len(tensor.shards) > 1 else ''} {ranks_text(mask_of(tensor.shards))}"
-    some = "" if len(tensor.shards) == len(model.dump.ranks) else f"  on {ranks}"
+    some = "" if len(tensor.shards) == len(model.dump.ranks) else f"  on {ranks_in_words(tuple(tensor.shards))}"
     role = "" if tensor.role == "param" else f" {tensor.role}"
     return Row(verdict, layout_text(tensor, own_dtype(model, tensor, name)) + role, _local_text(tensor) + some)
 

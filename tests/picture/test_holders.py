@@ -9,7 +9,7 @@ from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.mesh import parse_mesh
 from shardviz.notation import parse
-from shardviz.picture.holders import Holders, Plane, mask_of, ranks_of, ranks_text
+from shardviz.picture.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
 from shardviz.picture.sides import sides_of
 from tests.dumps import Made, make_dump
 
@@ -110,3 +110,5 @@ def test_a_cell_of_many_elements_is_different_if_any_of_them_is(tmp_path_factory
 def test_ranks_are_written_as_spans() -> None:
     assert ranks_text(mask_of([0, 1, 2, 5, 7, 8])) == "0-2,5,7-8"
     assert ranks_of(mask_of([3, 1000])) == (3, 1000)
+    assert [ranks_in_words(ranks) for ranks in ((3,), (0, 1, 2, 8))] == ["rank 3", "ranks 0-2,8"]
+    assert ranks_in_words(range(0, 2048, 2), 20) == "ranks 0,2,4,6,8,10,12,14,..."
