@@ -102,6 +102,10 @@ def _only_in(report: Report, other: Report) -> tuple[Finding, ...]:
 def _stage_changes(
     before: Model, after: Model, stage: Literal["stamped", "initial"], role: str
 ) -> Iterator[Change | NotChecked]:
+    if bool(before.stage(stage)) != bool(after.stage(stage)):
+        what = "where elements are" if stage == "stamped" else "the model's own values"
+        yield NotChecked("", f"{what}: only the {'first' if before.stage(stage) else 'second'} dump has them", "values")
+        return
     ours, theirs = _by_name(before, stage, role), _by_name(after, stage, role)
     for name in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(name), theirs.get(name)

@@ -1,5 +1,7 @@
 """What changed between two dumps: said tensor by tensor, and nothing where nothing did."""
 
+from dataclasses import replace
+
 from shardviz.check.compare import compare
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
@@ -55,3 +57,13 @@ def test_another_dtype_and_shape_are_told_apart(tmp_path):
     after = made(tmp_path / "b", {"w": "bfloat16[16]"})
     aspects = {change.aspect for change in compare(before, after).changes}
     assert {"shape", "dtype"} <= aspects
+
+
+def test_what_only_one_dump_has_of_all_tensors_is_said_once(tmp_path):
+    whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]", "b": "float32[12]"})
+    values = [replace(tensor, stage="initial") for tensor in whole.tensors]
+    difference = compare(replace(whole, tensors=[*whole.tensors, *values]), whole)
+    assert (difference.changes, difference.gained, difference.lost) == ((), (), ())
+    assert [(one.tensor, one.why) for one in difference.not_compared] == [
+        ("", "the model's own values: only the first dump has them")
+    ]
