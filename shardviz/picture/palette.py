@@ -21,7 +21,6 @@ OTHER_STEP = 3
 """Colours that a step along an axis goes on where the ranks' own step would come back to the same one."""
 
 
-@lru_cache(maxsize=1 << 14)
 def rank_colour(rank: int, mesh: Mesh | None = None) -> int:
     """Return the place of a rank's colour in the palette.
 
@@ -33,10 +32,11 @@ def rank_colour(rank: int, mesh: Mesh | None = None) -> int:
         rank: The rank.
         mesh: The mesh that it is drawn on.
     """
-    if mesh is None or rank not in mesh:
+    steps = _steps(mesh) if mesh is not None else ()
+    if mesh is None or not steps or rank not in mesh:
         return rank % len(RANK_COLOURS)
-    steps = zip(_steps(mesh), mesh.coord_of(rank), strict=True)
-    return (mesh.ranks[0] + sum(step * position for step, position in steps)) % len(RANK_COLOURS)
+    further = sum(step * position for step, position in zip(steps, mesh.coord_of(rank), strict=True))
+    return (mesh.ranks[0] + further) % len(RANK_COLOURS)
 
 
 def rank_style(rank: int, mesh: Mesh | None = None) -> str:
@@ -46,9 +46,12 @@ def rank_style(rank: int, mesh: Mesh | None = None) -> str:
 
 @lru_cache(maxsize=256)
 def _steps(mesh: Mesh) -> tuple[int, ...]:
-    """Return how many colours further the next rank along each axis is, never none."""
+    """Return how many colours further the next rank along each axis is; none where the ranks themselves say it."""
     steps = []
     for axis, size in enumerate(mesh.shape):
         second = tuple(int(other == axis and size > 1) for other in range(mesh.ndim))
-        steps.append((mesh.rank_at(second) - mesh.ranks[0]) % len(RANK_COLOURS) or OTHER_STEP)
-    return tuple(steps)
+        steps.append((mesh.rank_at(second) - mesh.ranks[0]) % len(RANK_COLOURS))
+    in_order = mesh.ranks == tuple(range(mesh.ranks[0], mesh.ranks[0] + mesh.size))
+    if in_order and all(step or size == 1 for step, size in zip(steps, mesh.shape, strict=True)):
+        return ()
+    return tuple(step or OTHER_STEP for step in steps)
