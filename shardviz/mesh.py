@@ -108,6 +108,8 @@ class Mesh:
         """
         if axis not in self.axes:
             known = f"its axes are {', '.join(self.axes) or '(none)'}"
+            if self.axes == _default_names("", self.ndim, ()):
+                known += "; name them where their sizes are, as in fsdp=2,tp=4"
             close = difflib.get_close_matches(axis, self.axes, n=1)
             raise MeshError(
                 f"mesh {self} has no axis {axis!r}", f"did you mean {close[0]}? {known}" if close else known
@@ -190,9 +192,7 @@ def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:
     names = [name.strip() for name, equals, _ in parts if equals]
     if names and len(names) != len(sizes):
         raise MeshError(f"mesh {text!r} names {len(names)} of its {len(sizes)} axes", "name all of them or none")
-    if not names:
-        names = _default_names(text, len(sizes), default_axes)
-    return Mesh(tuple(names), tuple(sizes))
+    return Mesh(tuple(names) or _default_names(text, len(sizes), default_axes), tuple(sizes))
 
 
 def _size(text: str, size: str) -> int:
@@ -203,9 +203,9 @@ def _size(text: str, size: str) -> int:
     return int(size)
 
 
-def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[str]:
+def _default_names(text: str, count: int, default_axes: Sequence[str]) -> tuple[str, ...]:
     if not default_axes:
-        return [f"dim{index}" for index in range(count)]
+        return tuple(f"dim{index}" for index in range(count))
     if count != len(default_axes):
         names, sizes = ", ".join(default_axes), "1 size" if count == 1 else f"{count} sizes"
         wanted = f"{len(default_axes)} {'is' if len(default_axes) == 1 else 'are'} wanted"
@@ -213,4 +213,4 @@ def _default_names(text: str, count: int, default_axes: Sequence[str]) -> list[s
             f"mesh {text!r} has {sizes} where {wanted}: {names}",
             "write it as " + ",".join(f"{axis}=2" for axis in default_axes),
         )
-    return list(default_axes)
+    return tuple(default_axes)
