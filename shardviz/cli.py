@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read stdout has enough: `| head`. Python would complain once more when it closes the stream.
         _forget_stdout()
         return EXIT_CLEAN
+    except MemoryError:
+        _say("error: there is not enough memory for this", "Hint: a machine with more, or a dump of fewer values")
+        return EXIT_USAGE
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
         _say(f"error: {error.strerror or error}{named}")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.errors import LayoutError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
+
+MAX_LAID_OUT = 1 << 27
+"""A region of more elements than this is not laid out as an array."""
 
 MAX_DIMS = 32
 """The dims that an array of numpy 1 can have."""
@@ -79,7 +84,13 @@ class Region:
         return math.prod(self.shape)
 
     def flat_ids(self, shape: Sequence[int]) -> NDArray[np.int64]:
-        """Return the row-major index in `shape` of every element, as an array of this region's shape."""
+        """Return the row-major index in `shape` of every element, as an array of this region's shape.
+
+        Raises:
+            LayoutError: The region has more than `MAX_LAID_OUT` elements.
+        """
+        if self.size > MAX_LAID_OUT:
+            raise LayoutError(f"{list(self.shape)} is {self.size:,} elements, more than the {MAX_LAID_OUT:,} laid out")
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         parts = [indices(ranges) * stride for ranges, stride in zip(self.dims, strides, strict=True)]
         return reduce(np.add.outer, parts, np.zeros((), np.int64))

@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DIGEST_LENGTH", "Dump", "layout_of", "mesh_of", "read_dump"]
 
+MAX_FILE = 1 << 30
+"""Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
+
 SHOWN = 300
 """Of what is wrong with a file, a message shows this many characters."""
+
+_ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
 
 AnyRecord = TypeVar("AnyRecord", RunRecord, RankRecord)
 
@@ -183,7 +188,11 @@ def _inside(folder: Path, name: str) -> Path:
 def _content(folder: Path, name: str) -> bytes:
     path = _inside(folder, name)
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= MAX_FILE:
+                return file.read(size)
+        raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
     except FileNotFoundError:
         raise DumpError(f"{folder} is not a dump: it has no {name}", "shardviz probe writes one") from None
     except OSError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.dump.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
 from shardviz.errors import DumpError
@@ -16,7 +17,7 @@ from shardviz.names import Fold, fold, natural_key, printable
 from shardviz.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
     from shardviz.layout import Layout
     from shardviz.mesh import Mesh
 
-ID_NONE = -1
-"""Stands in id arrays for a value that is no id: NaN, a fraction, or beyond every stamp. Zeros stay 0."""
-
-MAX_ELEMENTS = 1 << 28
-"""No array of ids longer than this is made from a dump's ranges."""
+__all__ = ["ID_NONE", "MAX_ELEMENTS", "Model", "Shard", "Tensor", "expand_runs", "model_of"]
 
 
 @dataclass(frozen=True)
@@ -186,13 +183,14 @@ class Model:
             DumpError: The dump does not have the ids, or they are too many to lay out.
         """
         size = math.prod(shard.body.local_shape)
-        if size > MAX_ELEMENTS:
-            raise DumpError(f"{printable(name)}: rank {shard.rank} holds {size:,} ids, more than {MAX_ELEMENTS:,}")
+        most = most_ids(len(self.dump.ranks), dense=shard.body.dense)
+        if size > most:
+            raise DumpError(f"{printable(name)}: rank {shard.rank} holds {size:,} ids, more than {most:,}")
         shape = self.stamps[name].shape if name in self.stamps else shard.body.shape
         if shard.held is not None:
             flat = shard.layout is not None and shard.layout.flat is not None
             return shard.held.flat_ids((math.prod(shape),) if flat else shape) + 1
-        return self._own_ids(self._model_ids(shard, name), name, math.prod(shape))
+        return own_ids(self._model_ids(shard, name), self.first_ids.get(name, 1), math.prod(shape))
 
     def _model_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         body = shard.body
@@ -210,17 +208,6 @@ class Model:
         """
         body = shard.body
         return self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}", body.local_shape)
-
-    def _own_ids(self, ids: NDArray[np.int64], name: str, numel: int) -> NDArray[np.int64]:
-        first = self.first_ids.get(name, 1)
-        own = (ids >= first) & (ids < first + numel)
-        return np.where(own, ids - first + 1, np.where(ids > 0, -1 - ids, ids))
-
-
-def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
-    """Lay out runs `(first, step, count)` one after the other."""
-    parts = [first + step * np.arange(count, dtype=np.int64) for first, step, count in runs]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def model_of(dump: Dump) -> Model:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MAX_NAMES = 1 << 20
 """A rank file names at most this many tensors, folded ones counted one by one."""
 
+MAX_CHARS = 1 << 26
+"""The names of a rank file are together at most this long, written out one by one."""
+
 MAX_VERSION = 100
 """Characters of a package's version, which is shown as it stands."""
 
@@ -211,13 +214,17 @@ Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
 
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
     seen: Names = {}
-    total = 0
+    total = chars = 0
 
     def check(tensor: TensorRecord) -> None:
-        nonlocal total
-        total += length(tensor.numbers) or 1
+        nonlocal total, chars
+        count = length(tensor.numbers) or 1
+        total += count
+        chars += count * (len(tensor.name) + len(tensor.suffix))
         if total > MAX_NAMES:
             raise DumpError(f"numbers bring the names to {total:,}, expected at most {MAX_NAMES:,}")
+        if chars > MAX_CHARS:
+            raise DumpError(f"names are {chars:,} characters written out, expected at most {MAX_CHARS:,}")
         _check_tensor(tensor, record, stamped, seen)
 
     _each("tensors", record.tensors, check)

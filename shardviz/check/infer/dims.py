@@ -8,7 +8,7 @@ import numpy as np
 
 from shardviz.check.advice import CATALOGUE
 from shardviz.check.infer.explanation import Disorder, Explanation
-from shardviz.region import Ranges, indices
+from shardviz.region import Ranges, indices, length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from shardviz.region import Region
 
 MAX_LISTED = 8
+
+MAX_SIZE = 1 << 24
+"""A dim of more indices than this is not laid out."""
+
+Pairs = set[tuple[Ranges, Ranges]]
+"""For places in a dim, what is held there."""
 
 
 def explain_dims(
@@ -34,7 +40,10 @@ def explain_dims(
     """
     found = []
     for dim, size in enumerate(claimed.index_shape):
-        order = _order_of_dim(claimed, held, dim, size)
+        pairs = _pairs(claimed, held, dim)
+        if _in_order(pairs, size):
+            continue
+        order = _order_of_dim(pairs, size) if size <= MAX_SIZE else None
         if order is None:
             return
         if not np.array_equal(order, np.arange(size)):
@@ -48,16 +57,29 @@ def explain_dims(
     yield Explanation(name, f"the shards are in place, but {words}", fix, words)
 
 
-def _order_of_dim(claimed: Layout, held: Mapping[Coord, Region], dim: int, size: int) -> NDArray[np.int64] | None:
+def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:
+    """Return where ranks claim to hold indices of a dim, each with what they hold there."""
+    return {(claimed.region(coord).dims[dim], region.dims[dim]) for coord, region in held.items() if region.size}
+
+
+def _in_order(pairs: Pairs, size: int) -> bool:
+    """Whether every place of a dim holds its own index; told without laying them out."""
+    reached = 0
+    for start, stop in sorted(range_ for places, _ in pairs for range_ in places):
+        if start > reached:
+            return False
+        reached = max(reached, stop)
+    return reached == size and all(places == contents for places, contents in pairs)
+
+
+def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
     """Return which index stands at each place of a dim; None where ranks disagree or an index comes twice."""
-    pairs: set[tuple[Ranges, Ranges]] = set()
-    for coord, region in held.items():
-        if region.size:
-            pairs.add((claimed.region(coord).dims[dim], region.dims[dim]))
     order = np.full(size, -1, np.int64)
     for places, contents in pairs:
+        if length(places) != length(contents):
+            return None
         at, found = indices(places), indices(contents)
-        if len(at) != len(found) or np.any((order[at] >= 0) & (order[at] != found)):
+        if np.any((order[at] >= 0) & (order[at] != found)):
             return None
         order[at] = found
     return order if np.array_equal(np.sort(order), np.arange(size)) else None

@@ -1,0 +1,52 @@
+"""Ids laid out as arrays, element by element: what a dump writes in a few bytes must not become gigabytes here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+ID_NONE = -1
+"""Stands in id arrays for a value that is no id: NaN, a fraction, or beyond every stamp. Zeros stay 0."""
+
+MAX_ELEMENTS = 1 << 26
+"""No array of ids longer than this is made from a dump's ranges or runs."""
+
+MAX_OF_ALL = 1 << 27
+"""The arrays that all ranks' ranges or runs of one tensor are laid out to are together no longer than this."""
+
+MAX_DENSE = 1 << 28
+"""No array of ids longer than this is made from what lies dense beside the JSON."""
+
+
+def most_ids(num_ranks: int, *, dense: bool) -> int:
+    """Return how many ids of one rank are laid out, where so many ranks hold a tensor."""
+    return MAX_DENSE if dense else min(MAX_ELEMENTS, MAX_OF_ALL // max(1, num_ranks))
+
+
+def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Lay out runs `(first, step, count)` one after the other."""
+    known = list(runs)
+    ids = np.empty(sum(count for _, _, count in known), np.int64)
+    start = 0
+    for first, step, count in known:
+        part = ids[start : start + count]
+        part[:] = np.arange(count, dtype=np.int64)
+        part *= step
+        part += first
+        start += count
+    return ids
+
+
+def own_ids(ids: NDArray[np.int64], first: int, numel: int) -> NDArray[np.int64]:
+    """Count ids from 1 within the tensor whose ids start at `first`; the id of another tensor becomes `-1 - id`."""
+    other = (ids > 0) & ((ids < first) | (ids >= first + numel))
+    found = ids - (first - 1)
+    np.copyto(found, ids, where=ids <= 0)
+    np.copyto(found, -1 - ids, where=other)
+    return found
