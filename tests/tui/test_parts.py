@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec import structs
+from rich.console import Console
 
 from shardviz.check.compare import compare
 from shardviz.check.finding import Finding, NotChecked
@@ -28,6 +30,7 @@ from shardviz.tui.mesh_plan import MeshPlan
 from shardviz.tui.names import shortened
 from shardviz.tui.screens.goto import parse_place
 from shardviz.tui.selection import Selection, carried_over, of_entry
+from shardviz.tui.widgets.finding_card import finding_body
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk
@@ -202,3 +205,14 @@ def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path)
     shown = walk(path, "enter", *["+"] * 16, "g", *"-1 -1", "enter")
     assert f"{128256 * 8192}" in shown.text
     assert "[128255, 8191]" in shown.text
+
+
+@pytest.mark.parametrize("also", [(), ("each shard transposed",)])
+def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(also: tuple[str, ...]) -> None:
+    sentence = "the name is odd; this fits as well: no, it does not"
+    found = Finding("misordered", "error", "w", (0,), sentence, details=("an example",), fix="mend it", also=also)
+    told = io.StringIO()
+    Console(file=told, width=100).print(finding_body(found))
+    first, *rows = [row.rstrip() for row in told.getvalue().splitlines()]
+    more = "; ".join([*(f"this fits as well: {text}" for text in also), "an example"])
+    assert (first, rows) == (sentence, ["fix   mend it", f"more  {more}"])
