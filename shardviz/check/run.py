@@ -25,6 +25,7 @@ from shardviz.check.sequence import check_sequence
 from shardviz.check.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
+from shardviz.check.update import check_update
 from shardviz.check.writes import check_writes
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
@@ -80,7 +81,9 @@ def check_model(model: Model) -> Report:
         *_not_checked_by_ranks(model),
     ]
     weights = of_ids + [result for result in others if isinstance(result, Finding)]
-    others += [*check_step(model, weights), *check_collectives(model)]
+    of_step = list(check_step(model, weights))
+    others += [*of_step, *check_update(model, weights, [one for one in of_step if isinstance(one, Finding)])]
+    others += check_collectives(model)
     findings = of_ids + [result for result in others if isinstance(result, Finding)]
     order = {name: index for index, name in enumerate(model.stamps)}
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))

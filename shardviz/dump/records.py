@@ -42,7 +42,9 @@ Run = tuple[
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
 Stage = Literal["initial", "stamped", "step", "reference"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
-after the same step of the unsharded model, which rank 0 writes."""
+after the same step of the unsharded model, which rank 0 writes. Parameters of a step are those that a probe's own
+optimizer has updated; its gradients are as backward left them, but for those that ranks then scaled each by a number of
+its own."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -18,7 +18,7 @@ from shardviz.live import gather, placing
 from shardviz.live.capture import Capture, run_record
 from shardviz.live.intended import check_intended
 from shardviz.live.locals import local_tensors, unwrapped
-from shardviz.live.observe import adam_states, optimizer_states
+from shardviz.live.observe import adam_states
 from shardviz.live.passes import Sharding, capture_passes
 from shardviz.live.reference import reference_of
 from shardviz.live.sequence import add_sequence, sequence_dims
@@ -31,9 +31,9 @@ from shardviz.live.step import (
     results,
     sharded_step,
     unnamed_batch_axes,
-    updated,
     whole_batch,
 )
+from shardviz.live.update import copied_gradients, told_apart, update_of, updated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -180,31 +180,34 @@ class Run:
                 return None
         return done
 
-    def _locals(self, model: nn.Module) -> list[Local]:
-        """Return what this rank holds after backward, gradients copied: an optimizer may clip or zero its own."""
-        locals_ = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
-        if not hasattr(self.probe, "optimizer"):
-            return locals_
-        return [one if one.grad is None else replace(one, grad=one.grad.clone()) for one in locals_]
+    def _updated(self, model: nn.Module, before: list[Local], step: Step) -> tuple[list[Local], list[Local]]:
+        """Let the optimizer step: Adam, of which the state is kept alone, where the probe has none of its own.
 
-    def _states(self, model: nn.Module, locals_: Sequence[Local], step: Step) -> list[Local]:
-        """Return the optimizer's state after its step: of Adam, where the probe has none of its own."""
+        Returns:
+            The tensors with the gradients that are to be judged; and the optimizer's state and the weights it left.
+        """
         if not hasattr(self.probe, "optimizer"):
-            return adam_states(model, locals_)
+            return before, adam_states(model, before)
+        before = copied_gradients(before)
         own = self._attempt("optimizer", lambda: updated(self.probe, model, self.device_mesh, step.seen))
-        return [] if own is None else optimizer_states(own, unwrapped(model), locals_)
+        if own is None:
+            return before, []
+        after = list(local_tensors(unwrapped(model), self.job.mesh))
+        update = update_of(own, unwrapped(model), before, after)
+        self.capture.not_checked += [("", why) for why in update.not_checked]
+        return told_apart(before, after), update.tensors
 
     def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
-        locals_ = self._locals(model)
-        states = self._states(model, locals_, step)
+        own = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
+        locals_, of_optimizer = self._updated(model, own, step)
         if step.output is not None and step.runs != reference.runs:
             why = f"the output: the model ran {step.runs} times in a step, the unsharded model {reference.runs} times"
             self.capture.not_checked.append(("", why))
             step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
-        of_step = [*gradients(locals_), *self.stage.own([*states, *activations])]
+        of_step = [*gradients(locals_), *self.stage.own([*of_optimizer, *activations])]
         for local in [*of_step, *results(step, self.job.mesh, axes, reference.output)]:
             self.capture.add_values(local, "step")
         self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)

@@ -7,7 +7,7 @@ difference is no rounding. What a probe may define:
     BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
     loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
-    optimizer(model, mesh)     what updates the weights after the step; default: Adam, of which only the state is kept
+    optimizer(model, mesh)     what updates the weights after the step, looked at too; default: Adam, its state alone
     stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
     STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
     whole_output(part, mesh)   the output of all ranks in the batch's order, where no placements say which part this is
@@ -150,14 +150,6 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
     return Step(loss.detach(), output, logged, seen, runs)
-
-
-def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observed) -> torch.optim.Optimizer:
-    """Let the probe's optimizer update the weights, watched as the step was, and return it."""
-    optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
-    with seen.comms:
-        optimizer.step()
-    return optimizer
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
