@@ -10,12 +10,12 @@ from shardviz.memory import Counted, counted
 from shardviz.names import printable
 from shardviz.picture.findings import folded_findings
 from shardviz.picture.report import layout_text, own_dtype
-from shardviz.picture.verdict import worst
+from shardviz.picture.verdict import without_finding, worst
 
 from .step import Step, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
@@ -82,6 +82,7 @@ class Document:
     report: Report | None = None
     failed: str = ""
     _sides: dict[int, Sides] = field(default_factory=dict, compare=False, repr=False)
+    _parts: dict[int, list[tuple[Counted, str | None]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -123,7 +124,9 @@ class Document:
         found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
         verdicts: list[Verdict] = [self.findings[index].severity for index in found]
         unseen = not self._unseen.isdisjoint(names)
-        return Entry(tensor, dtype, worst([*verdicts, "unknown" if unseen else "good"]), found)
+        return Entry(
+            tensor, dtype, worst([*verdicts, "unknown" if unseen else without_finding(self.model, tensor)]), found
+        )
 
     @cached_property
     def _unseen(self) -> frozenset[str]:
@@ -151,9 +154,19 @@ class Document:
 
     def bytes_of(self, entry: int, rank: int) -> int | None:
         """Return what an entry takes on a rank, all its names together; None where none of them is counted."""
-        tensor = self.entries[entry].tensor
-        names = [name for name in tensor.names if (tensor.role, name) in self._counted_of]
-        return sum(self._counted_of[tensor.role, name].on(rank, name) for name in names) if names else None
+        if entry not in self._parts:
+            self._parts[entry] = list(self._parts_of(self.entries[entry].tensor))
+        parts = self._parts[entry]
+        return sum(one.on(rank, name) for one, name in parts) if parts else None
+
+    def _parts_of(self, tensor: Tensor) -> Iterator[tuple[Counted, str | None]]:
+        """Yield what a tensor's names are counted as: at once what is counted of just these names, or name by name."""
+        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
+        found = [(one, name) for one, name in known if one is not None]
+        if found and len(found) == len(found[0][0].widths) and all(one is found[0][0] for one, _ in found):
+            yield found[0][0], None
+        else:
+            yield from found
 
     @cached_property
     def step(self) -> Step:

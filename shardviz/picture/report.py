@@ -12,6 +12,7 @@ from shardviz.names import counted, fold, printable
 from shardviz.picture.findings import findings_lines
 from shardviz.picture.holders import ranks_in_words
 from shardviz.picture.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
+from shardviz.picture.verdict import without_finding
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -100,8 +101,11 @@ def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list
 def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
     """Return every name that is listed, with its line."""
     verdicts = _verdicts(report) if report else {}
-    usual: Verdict = "good" if report else "unknown"
-    return [(name, _row(model, tensor, name, verdicts.get(name, usual))) for name, tensor in _listed(model, verdicts)]
+    rows = []
+    for name, tensor in _listed(model, verdicts):
+        verdict = verdicts.get(name) or (without_finding(model, tensor) if report else "unknown")
+        rows.append((name, _row(model, tensor, name, verdict)))
+    return rows
 
 
 def own_dtype(model: Model, tensor: Tensor, name: str) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardviz.dump.tensors import Model, Tensor
+
 Verdict = Literal["error", "warning", "unknown", "good", "pending"]
 
 WORDS: dict[Verdict, str] = {
@@ -22,3 +24,9 @@ WORDS: dict[Verdict, str] = {
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of some verdicts; of none, that all is in order."""
     return min(verdicts, key=list(WORDS).index, default="good")
+
+
+def without_finding(model: Model, tensor: Tensor) -> Verdict:
+    """Return the verdict on a tensor of which nothing is told: not checked where a rank of its mesh left no file."""
+    mesh = tensor.claimed.mesh if tensor.claimed else model.dump.mesh
+    return "unknown" if any(rank in mesh for rank in model.dump.missing_ranks) else "good"

@@ -193,3 +193,14 @@ def test_a_report_comes_out_of_another_process_as_it_went_in() -> None:
         replace(swapped("a"), details=("an example",)), LATE, not_checked=(NotChecked("b", "no ids", "order"),)
     )
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_a_tensor_of_which_a_rank_left_no_file_is_not_said_to_be_in_order(tmp_path: Path) -> None:
+    tensors = {"cut": "[8/tp, 4]", "bias": "[8]"}
+    dump = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), tensors)
+    (dump / "rank_00002.json").unlink()
+    model = model_of(read_dump(dump, strict=False))
+    report = check_model(model)
+    assert {name: row.verdict for name, row in listed_rows(model, report)} == {"cut": "unknown", "bias": "unknown"}
+    whole = model_of(read_dump(make_dump(tmp_path / "e.shardviz", parse_mesh("tp=4"), tensors)))
+    assert {row.verdict for _, row in listed_rows(whole, check_model(whole))} == {"good"}
