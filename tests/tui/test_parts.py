@@ -122,6 +122,15 @@ def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> 
     assert (shortened("weight", 6), shortened("weights", 6), len(shortened("x" * 99))) == ("weight", "weigh…", 48)
 
 
+def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
+    doc = Document(path, model_of(read_dump(path)))
+    assert (len(doc.entries), doc.bytes_of(0, 1), total(uses(doc.model), 1)) == (1, 16, 16)
+    add_to_ranks(path, lambda rank: structs.replace(rank, tied=(("layers.0.w", "layers.1.w"),)))
+    tied = Document(path, model_of(read_dump(path)))
+    assert (len(tied.entries), tied.bytes_of(0, 1), total(uses(tied.model), 1)) == (1, 8, 8)
+
+
 def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"cube": "[2, 4/tp, 3]", "strided": "[8/2/tp]", "none": "[1/tp]"})
     cube, strided, none = (entry.tensor for entry in doc.entries)
