@@ -17,7 +17,7 @@ from shardviz.dump.tensors import Model, model_of
 from shardviz.mesh import parse_mesh
 from shardviz.picture.findings import findings_lines
 from shardviz.picture.machine import report_github, report_json, report_junit
-from shardviz.picture.report import report_lines, summary_line
+from shardviz.picture.report import listed_rows, report_lines, summary_line
 from shardviz.picture.terminal import Terminal
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
