@@ -30,7 +30,7 @@ from shardviz.tui.mesh_plan import MeshPlan
 from shardviz.tui.names import shortened
 from shardviz.tui.screens.goto import parse_place
 from shardviz.tui.selection import Selection, carried_over, of_entry
-from shardviz.tui.widgets.finding_card import finding_body
+from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk
@@ -129,6 +129,16 @@ def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tm
     add_to_ranks(path, lambda rank: structs.replace(rank, tied=(("layers.0.w", "layers.1.w"),)))
     tied = Document(path, model_of(read_dump(path)))
     assert (len(tied.entries), tied.bytes_of(0, 1), total(uses(tied.model), 1)) == (1, 8, 8)
+
+
+def test_what_was_not_checked_is_told_once_for_identical_layers_and_without_a_name_where_it_has_none(
+    tmp_path: Path,
+) -> None:
+    doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
+    skipped = [NotChecked(name, "no values", "values") for name in ("", "layers.0.w", "layers.1.w")]
+    told = replace(doc, report=replace(doc.report, not_checked=tuple(skipped)))
+    lines = verdict_text(told).plain.splitlines()[1:]
+    assert lines == ["? not checked: no values", "? not checked: layers.[0-1].w: no values"]
 
 
 def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:

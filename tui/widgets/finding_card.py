@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.names import printable
+from shardviz.names import fold, printable
 from shardviz.picture.palette import GREEN
 from shardviz.picture.terminal import UNICODE
 
@@ -35,7 +35,7 @@ class FindingCard(Static):
             return
         self._shown = (document, finding)
         if document is None or not document.findings:
-            self.update(_verdict_text(document) if document else Text("reading …", "dim"))
+            self.update(verdict_text(document) if document else Text("reading …", "dim"))
         else:
             self.update(finding_body(document.findings[finding]))
 
@@ -75,7 +75,8 @@ def _lines(finding: Finding) -> list[tuple[str, str]]:
     return [(label, value) for label, value in lines if value]
 
 
-def _verdict_text(document: Document) -> Text:
+def verdict_text(document: Document) -> Text:
+    """Write how a check without findings ended, and what it did not look at: identical layers once."""
     if document.failed:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
@@ -85,6 +86,7 @@ def _verdict_text(document: Document) -> Text:
         ("✓ no findings", verdict_style("good")),
         f": all {count} tensors are where their placements say" if count > 1 else ": the tensor is where it should be",
     )
-    for skipped in document.report.not_checked:
-        text.append(f"\n? not checked  {printable(skipped.tensor)}: {printable(skipped.why)}", "dim")
+    for names, why in fold((skipped.tensor, skipped.why) for skipped in document.report.not_checked):
+        name = f"{printable(str(names))}: " if str(names) else ""
+        text.append(f"\n? not checked: {name}{printable(why)}", "dim")
     return text
