@@ -72,7 +72,7 @@ def held(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
         if parts == 0:
             segments = [merged(range_ for segment in segments for range_ in segment)]
         elif chosen < 0:
-            segments = [part for segment in segments for part in _cut(segment, parts)]
+            segments = [part for segment in segments for part in chunks(segment, parts)]
         else:
             segments = [chunk(segment, parts, chosen) for segment in segments]
     return merged(range_ for segment in segments for range_ in segment)
@@ -91,7 +91,7 @@ def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
     return tuple(kept)
 
 
-def _cut(ranges: Ranges, parts: int) -> list[Ranges]:
+def chunks(ranges: Ranges, parts: int) -> list[Ranges]:
     """Return all that `torch.chunk` would give, without the empty parts at the end, in one pass."""
     step = -(-length(ranges) // parts)
     pieces: list[list[Range]] = []

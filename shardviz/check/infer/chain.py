@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.chain import JOIN, Chain, Link, chunk
+from shardviz.chain import JOIN, MAX_SEGMENTS, Chain, Link, chunk
 from shardviz.region import Ranges, length, merged
 
 if TYPE_CHECKING:
@@ -121,7 +121,10 @@ def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
     axes = (*peeled.axes, axis)
     held = wanted.union(axes)
     parts = wanted.axes[axis]
+    pieces = max((sum(map(len, segments)) for segments in peeled.segments.values()), default=1)
     for number in (1, *(_numbers(peeled, held, parts) if wanted.numbers else ())):
+        if number > 1 and number * pieces > MAX_SEGMENTS:
+            break
         links: tuple[Link, ...] = (number, axis) if number > 1 else (axis,)
         cut = {place: _cut(segments, number) for place, segments in peeled.segments.items()}
         split = {place: tuple(chunk(segment, parts, place[-1]) for segment in cut[place[:-1]]) for place in held}

@@ -105,10 +105,9 @@ def _transposed_shards(case: Case) -> Iterator[Explanation]:
     if case.claimed.flat is not None or len(case.shape) < 2:
         return
     for coord, shard in case.shards.items():
-        wanted = case.claimed_ids(coord)
-        if tuple(reversed(shard.body.local_shape)) != wanted.shape:
+        if tuple(reversed(shard.body.local_shape)) != case.claimed.region(coord).shape:
             return
-        if not np.array_equal(case.local_ids(coord).T, wanted):
+        if not np.array_equal(case.local_ids(coord).T, case.claimed_ids(coord)):
             return
     words = "each shard transposed"
     yield Explanation("transposed-shards", f"the ranks hold {words}", CATALOGUE["transposed-shards"].fix, words)

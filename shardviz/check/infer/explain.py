@@ -3,6 +3,7 @@ dim, another order of the elements."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardviz.check.infer.explanation import Explanation
 from shardviz.check.infer.labels import explain_label
 from shardviz.check.infer.ranks import explain_ranks
 from shardviz.check.infer.splits import explain_splits
+from shardviz.region import MAX_LAID_OUT
 
 if TYPE_CHECKING:
     from shardviz.check.case import Case
@@ -62,22 +64,28 @@ def _scrambled(case: Case) -> Explanation:
         "scrambled",
         "no known shape fits",
         CATALOGUE["scrambled"].fix,
-        f"scrambled: {differences}",
-        details=(f"first differences: {differences}",),
+        f"scrambled: {differences}" if differences else "scrambled",
+        details=(f"first differences: {differences}",) if differences else (),
     )
 
 
 def first_differences(case: Case) -> list[str]:
-    """Return, for the first ranks that differ, the first element that is not where it is claimed."""
+    """Return, for the first ranks that differ, the first element that is not where it is claimed.
+
+    Shards too large to be laid out are passed over.
+    """
+    assert case.claimed is not None
     found: list[str] = []
     for coord, shard in sorted(case.shards.items(), key=lambda item: item[1].rank):
-        wanted, own = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
-        if len(wanted) != len(own):
-            found.append(f"rank {shard.rank} holds {len(own):,} elements of {len(wanted):,}")
-        elif len(wrong := np.flatnonzero(wanted != own)):
-            at = int(wrong[0])
-            claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(own[at]))
-            found.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
+        size, own_size = case.claimed.region(coord).size, math.prod(shard.body.local_shape)
+        if size != own_size:
+            found.append(f"rank {shard.rank} holds {own_size:,} elements of {size:,}")
+        elif size <= MAX_LAID_OUT:
+            wanted, own = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
+            if len(wrong := np.flatnonzero(wanted != own)):
+                at = int(wrong[0])
+                claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(own[at]))
+                found.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
         if len(found) == MAX_DIFFERENCES:
             break
     return found

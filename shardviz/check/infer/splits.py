@@ -3,10 +3,11 @@ segments of different sizes, each split by itself."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardviz.chain import JOIN, chunk
+from shardviz.chain import JOIN, chunk, chunks
 from shardviz.check.advice import CATALOGUE
 from shardviz.check.infer.explanation import Explanation
 from shardviz.check.infer.layout import same_region
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     Split = Callable[[Ranges, int, int], Ranges]
 
 MAX_SEGMENTS = 16
+
+MAX_PIECES = 1 << 10
+"""A dim whose claimed numbers cut it into more pieces than this is not split in other ways."""
 
 
 def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
@@ -56,13 +60,17 @@ def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Ex
         return
     for name, words, split in kinds:
         for dim, chain in enumerate(claimed.chains):
-            for axis in chain:
+            for axis in chain if _num_pieces(chain) <= MAX_PIECES else ():
                 if isinstance(axis, int) or axis == JOIN or not _fits(claimed, held, dim, axis, split):
                     continue
                 size = claimed.mesh.axis_size(axis)
                 text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)
                 yield Explanation(name, text, CATALOGUE[name].fix, text)
     yield from _unequal_segments(claimed, held)
+
+
+def _num_pieces(chain: Chain) -> int:
+    return math.prod(link for link in chain if isinstance(link, int))
 
 
 def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
@@ -113,7 +121,7 @@ def _follow(
         if link == JOIN:
             segments = [merged(range_ for segment in segments for range_ in segment)]
         elif isinstance(link, int):
-            segments = [chunk(segment, link, part) for segment in segments for part in range(link)]
+            segments = [part for segment in segments for part in chunks(segment, link)]
         else:
             cut = split if link == axis else chunk
             segments = [cut(segment, claimed.mesh.axis_size(link), position[link]) for segment in segments]
