@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.names import printable
+from shardviz.names import counted, printable
 from shardviz.picture.terminal import UNICODE
 
 from ..colours import verdict_style
@@ -39,24 +39,28 @@ def title_text(document: Document | None, note: str = "") -> Text:
         run = document.model.dump.run
         text.append("  ").append_text(_verdict(document))
         if missing := len(document.model.dump.missing_ranks):
-            text.append(f" · {_count(missing, 'rank')} missing", verdict_style("warning"))
+            text.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
         if note:
             text.append(f" · {note}", "dim")
-        text.append(f" · {_count(run.num_ranks, 'rank')} {document.model.dump.mesh}", "dim")
-        return text.append(f" · {_count(sum(len(entry.tensor.fold) for entry in document.entries), 'tensor')}", "dim")
+        text.append(f" · {counted(run.num_ranks, 'rank')} {document.model.dump.mesh}", "dim")
+        return text.append(f" · {counted(_num_weights(document), 'tensor')}", "dim")
     return text.append(f"  {note}", "dim") if note else text
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _num_weights(document: Document) -> int:
+    """Return how many tensors the model is made of, as the report counts them; gradients and states are its own."""
+    weights = (entry.tensor for entry in document.entries if entry.tensor.role in ("param", "buffer"))
+    return len({name for tensor in weights for name in tensor.names})
 
 
 def _verdict(document: Document) -> Text:
-    verdict: Verdict = "good"
     if document.report is None:
-        verdict = "unknown" if document.failed else "pending"
+        verdict: Verdict = "unknown" if document.failed else "pending"
         return Text(f"{UNICODE.of(verdict)} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))
-    count = len(document.findings)
-    if count:
-        verdict = document.findings[0].severity
-    return Text(f"{UNICODE.of(verdict)} {_count(count, 'finding') if count else 'no findings'}", verdict_style(verdict))
+    if document.findings:
+        worst = document.findings[0].severity
+        return Text(f"{UNICODE.of(worst)} {counted(len(document.findings), 'finding')}", verdict_style(worst))
+    unchecked = document.report.not_checked
+    verdict = "unknown" if any(one.tensor for one in unchecked) else "good"
+    but = f", {len(unchecked):,} not checked" if unchecked else ""
+    return Text(f"{UNICODE.of(verdict)} no findings{but}", verdict_style(verdict))
