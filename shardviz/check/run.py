@@ -27,6 +27,7 @@ from shardviz.check.step import check_step
 from shardviz.check.ties import check_ties
 from shardviz.check.update import check_update
 from shardviz.check.writes import check_writes
+from shardviz.check.zero_gradients import check_zero_gradients
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import NO_IDS
@@ -81,9 +82,7 @@ def check_model(model: Model) -> Report:
         *_not_checked_by_ranks(model),
     ]
     weights = of_ids + [result for result in others if isinstance(result, Finding)]
-    of_step = list(check_step(model, weights))
-    others += [*of_step, *check_update(model, weights, [one for one in of_step if isinstance(one, Finding)])]
-    others += check_collectives(model)
+    others += [*_of_step(model, weights), *check_collectives(model)]
     findings = of_ids + [result for result in others if isinstance(result, Finding)]
     order = {name: index for index, name in enumerate(model.stamps)}
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
@@ -94,6 +93,16 @@ def check_model(model: Model) -> Report:
         findings=tuple(findings),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
     )
+
+
+def _of_step(model: Model, weights: list[Finding]) -> Iterator[Result]:
+    """Yield what a step and its update show, and of which gradients they show nothing."""
+    found = list(check_step(model, weights))
+    wrong = [result for result in found if isinstance(result, Finding)]
+    yield from found
+    if not any(finding.severity == "error" for finding in weights):
+        yield from check_update(model, wrong)
+        yield from check_zero_gradients(model, wrong)
 
 
 def _dtypes(model: Model) -> Iterator[Finding]:
