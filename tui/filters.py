@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .document import Document, Entry
 
 Choice = TypeVar("Choice", bound=str)
+WEIGHTS = ("param", "buffer")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Filters:
     Attributes:
         text: A part of its name or of its layout, in any case.
         findings: Whether only those are listed that have findings.
-        role: The role it must have.
+        role: The role it must have; `all` for any. By default what the model is made of, and of a step's results what
+            has findings: a gradient, a state and an output for every layer would bury the rest. A text looks for all.
         axis: The mesh axis that must split it, or over which a sum must be pending.
     """
 
@@ -35,10 +37,13 @@ class Filters:
         """Whether an entry is listed."""
         return (
             (not self.findings or bool(entry.findings))
-            and self.role in ("", entry.tensor.role)
+            and (self._is_of_model(entry) if not self.role else self.role in ("all", entry.tensor.role))
             and (not self.axis or self.axis in entry.axes)
             and (not self.text or self._matches(entry))
         )
+
+    def _is_of_model(self, entry: Entry) -> bool:
+        return entry.tensor.role in WEIGHTS or bool(entry.findings) or bool(self.text)
 
     def _matches(self, entry: Entry) -> bool:
         text = self.text.lower()
@@ -52,8 +57,8 @@ class Filters:
 
 
 def roles_of(document: Document) -> list[str]:
-    """Return the roles that tensors of a document have, with no role first."""
-    return ["", *sorted({entry.tensor.role for entry in document.entries})]
+    """Return the roles that tensors of a document have; first what the model is made of, then all, then each alone."""
+    return ["", "all", *sorted({entry.tensor.role for entry in document.entries})]
 
 
 def axes_of(document: Document) -> list[str]:

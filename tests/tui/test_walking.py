@@ -64,6 +64,15 @@ def test_filters_leave_what_is_wrong_or_over_an_axis(even_bug: Path, shapes: Pat
     assert " of 12 " not in walks["all"].text
 
 
+def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
+    walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", *"swap")})
+    assert "r: 2 more, of the step" in walks["own"].text
+    assert "swap" not in walks["own"].text
+    assert "role all" in walks["all"].text
+    assert "swap (activation)" in walks["all"].text
+    assert "swap (activation)" in walks["searched"].text
+
+
 def test_going_to_an_index_or_an_id_moves_the_cursor(healthy: Path) -> None:
     walks = {
         "index": ("enter", "g", *"3, 5", "enter"),

@@ -48,7 +48,7 @@ class ExploreView(View):
         *keys(
             "explore",
             [
-                ("r", "next_role", "Role", "Only tensors of the next role"),
+                ("r", "next_role", "Role", "All tensors, of the step too, or those of one role"),
                 ("a", "next_axis", "Axis", "Only tensors over the next mesh axis"),
                 ("escape", "to_tree", "To the tensors", "Back to the tensors"),
             ],
@@ -72,12 +72,19 @@ class ExploreView(View):
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
+        if document is not None and document.entries and not self._lists(document, selection):
+            self._filters = replace(self._filters, role="all")
         self._list(document)
         self.query_one(FindingCard).show(document, selection.finding)
         self.query_one("#finding", ScrollBox).entitle(finding_head(document, selection.finding))
         if document is not None and document.entries:
             self.query_one(TensorTree).choose(selection.entry)
             self.query_one(MapPanel).show(document, selection)
+
+    def _lists(self, document: Document, selection: Selection) -> bool:
+        """Whether the chosen tensor is listed, or some other filter than the role's leaves it out."""
+        entry = document.entries[selection.entry]
+        return self._filters.passes(entry) or not replace(self._filters, role="all").passes(entry)
 
     def _list(self, document: Document | None) -> None:
         """List the tensors that pass the filters."""
@@ -86,9 +93,13 @@ class ExploreView(View):
         self._listed = (document, self._filters)
         entries = document.entries if document else ()
         shown = [index for index, entry in enumerate(entries) if self._filters.passes(entry)]
+        if not shown and self._filters == Filters():
+            shown = list(range(len(entries)))
         self.query_one(TensorTree).fill(entries, shown)
-        title = "Tensors" if len(shown) == len(entries) else f"Tensors: {len(shown)} of {len(entries)}"
-        self.query_one("#tree-box", Box).entitle(title, str(self._filters))
+        hidden, is_asked_for = len(entries) - len(shown), self._filters != Filters()
+        title = f"Tensors: {len(shown)} of {len(entries)}" if hidden and is_asked_for else "Tensors"
+        below = str(self._filters) or (f"r: {hidden:,} more, of the step" if hidden and not is_asked_for else "")
+        self.query_one("#tree-box", Box).entitle(title, below)
         if shown and self.app.selection.entry not in shown and document is not None:
             self.app.selection = of_entry(document, self.app.selection, shown[0])
 
