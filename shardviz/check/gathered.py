@@ -64,8 +64,8 @@ def _gathered(model: Model) -> tuple[Wrong, set[tuple[str, str]]]:
             key = (gathered.name, gathered.collective)
             seen.add(key)
             stamp = model.stamps.get(gathered.name)
-            in_order = gathered.held is not None and gathered.held == whole.get(gathered.name)
-            if not gathered.error and (in_order or stamp is None or not math.prod(stamp.shape)):
+            is_whole = gathered.held is not None and gathered.held == whole.get(gathered.name)
+            if not gathered.error and (is_whole or stamp is None or _is_in_order(stamp, gathered)):
                 continue
             wrong.setdefault(key, {})[rank] = gathered
     return wrong, seen
@@ -103,6 +103,12 @@ def _finding(model: Model, name: str, call: str, ranks: dict[int, GatherRecord])
         fix="choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to "
         "report",
     )
+
+
+def _is_in_order(stamp: Stamp, gathered: GatherRecord) -> bool:
+    """Whether what came back is the tensor, however it is written down."""
+    ids = _ids(stamp, gathered)
+    return ids is not None and np.array_equal(ids, np.arange(1, math.prod(stamp.shape) + 1))
 
 
 def _difference(stamp: Stamp, rank: int, gathered: GatherRecord) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -197,8 +197,12 @@ def with_gathered(path: Path, made: Made | str, gathered: GatherRecord) -> Repor
     return check_dump(path / "made.shardviz")
 
 
-def test_a_gather_in_order_is_right(tmp_path: Path) -> None:
-    assert with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", held=(((0, 4),),))).findings == ()
+@pytest.mark.parametrize(
+    "gathered",
+    [{"held": (((0, 4),),)}, {"held": (((0, 1), (1, 4)),)}, {"runs": ((1, 1, 4),)}, {"runs": ((1, 1, 2), (3, 1, 2))}],
+)
+def test_a_gather_in_order_is_right_however_it_is_written_down(tmp_path: Path, gathered: dict[str, Any]) -> None:
+    assert with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", **gathered)).findings == ()
 
 
 def test_a_gather_out_of_order_from_right_shards_is_the_collectives_fault(tmp_path: Path) -> None:
