@@ -60,7 +60,8 @@ def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
     found: list[Range] = []
     begin, at = start, 0
     for low in range(0, len(line) - 1, BLOCK):
-        steps = np.diff(line[low : low + BLOCK + 1])
+        with np.errstate(invalid="ignore", over="ignore"):  # what is no id may be no number either
+            steps = np.diff(line[low : low + BLOCK + 1])
         for position in np.flatnonzero(steps != stride).tolist():
             step = float(steps[position])
             if step % stride or step != step or abs(step) == math.inf or len(found) == MAX_RANGES:

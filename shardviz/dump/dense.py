@@ -1,8 +1,14 @@
-"""Arrays of a rank's safetensors file, mapped into memory, not copied: a check reads them once, block by block."""
+"""Arrays of a rank's safetensors file, mapped into memory, not copied: a check reads them once, block by block.
+
+A copy would halve the speed. So a file that another process cuts short in place while it is being read ends this one;
+one that is replaced, as shardviz writes it, or removed does not.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,8 +26,42 @@ if TYPE_CHECKING:
 DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "F64": "<f8", "F32": "<f4", "F16": "<f2"}
 """safetensors' names of the element types that can be mapped as they are."""
 
+TYPES_OF = {
+    **{"float64": {"F64"}, "float32": {"F32"}, "float16": {"F16"}, "bfloat16": {"F32", "BF16"}, "complex64": {"C64"}},
+    **{"int64": {"I64"}, "int32": {"I32"}, "int16": {"I16"}, "int8": {"I8"}, "bool": {"BOOL"}},
+    **{"uint64": {"U64"}, "uint32": {"U32"}, "uint16": {"U16"}, "uint8": {"U8"}},
+}
+"""The element types that values of a dtype are written in: numpy has no bfloat16."""
+
+IDS = "I64"
+"""The element type that ids are written in, whatever the dtype of the tensor that held them."""
+
 LENGTH_BYTES = 8
+MAX_HEADER = 100_000_000
+"""Bytes of a header: safetensors reads no longer one."""
+
 _HINT = "copy every rank's .safetensors beside its .json, or write the dump again"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An array that a rank's file names.
+
+    Attributes:
+        key: Its name, `stage/role/name`.
+        shape: Its shape.
+        dtype: The element type of the tensor, as the dump names it.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def types(self) -> set[str]:
+        """The element types that it may be written in; empty where any may be."""
+        own = TYPES_OF.get(self.dtype, set())
+        return own | {IDS} if own and self.key.startswith("stamped/") else own
 
 
 class _Entry(msgspec.Struct):
@@ -30,15 +70,19 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def check_arrays(path: Path, wanted: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Make sure that a file is whole and has arrays of given names and shapes, none of which is read.
+def check_arrays(path: Path, wanted: Iterable[Wanted]) -> None:
+    """Make sure that a file is whole and has the arrays that are wanted, none of which is read.
 
     Raises:
         DumpError: The file is not there, is no safetensors file, or has no such array.
     """
     with _opened(path) as file:
-        for key, shape in wanted:
-            _check_shape(file, path, key, shape)
+        for array in wanted:
+            _check_shape(file, path, array.key, array.shape)
+            found = file.get_slice(array.key).get_dtype()
+            if array.types and found not in array.types:
+                listed = " or ".join(sorted(array.types))
+                raise DumpError(f"{path} is damaged: {printable(array.key)} is {found}, expected {listed}", _HINT)
 
 
 def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -49,7 +93,7 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
     """
     with _opened(path) as file:
         _check_shape(file, path, key, shape)
-        mapped = _map(path, key)
+        mapped = _map(path, key, shape)
         array: NDArray[np.generic] = file.get_tensor(key) if mapped is None else mapped
         return array
 
@@ -59,12 +103,15 @@ def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as file:
+        with path.open("rb"), safe_open(path, framework="numpy") as file:
             yield file
     except FileNotFoundError as error:
         raise DumpError(f"{path} is missing", _HINT) from error
-    except (OSError, SafetensorError, TypeError, AttributeError) as error:
-        # TypeError and AttributeError: an element type that numpy does not have.
+    except PermissionError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror}", "change its permissions") from error
+    except (OSError, SafetensorError, msgspec.DecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
+        # TypeError and AttributeError: an element type that numpy does not have. KeyError and what msgspec says:
+        # another file than was opened first.
         raise DumpError(f"{path} is damaged: {printable(str(error))}", _HINT) from error
 
 
@@ -74,17 +121,23 @@ def _check_shape(file: Any, path: Path, key: str, shape: tuple[int, ...]) -> Non
         raise DumpError(f"{path} is damaged: {printable(key)} is {list(found)}, expected {list(shape)}", _HINT)
 
 
-def _map(path: Path, key: str) -> NDArray[np.generic] | None:
+def _map(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.generic] | None:
     """Map one array of a file that safetensors has opened before, and found to be whole.
 
     Returns:
         The array, read-only; None where it has no elements or its type cannot be mapped.
+
+    Raises:
+        DumpError: It is another file by now.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        entries = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-    entry = msgspec.json.decode(entries[key], type=_Entry)
-    start, end = entry.data_offsets
-    if entry.dtype not in DTYPES or start == end:
-        return None
-    return np.memmap(path, DTYPES[entry.dtype], "r", LENGTH_BYTES + length + start, entry.shape)
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(length) if length <= min(size, MAX_HEADER) else b""
+        entry = msgspec.json.decode(msgspec.json.decode(header, type=dict[str, msgspec.Raw])[key], type=_Entry)
+        start, end = entry.data_offsets
+        if entry.shape != shape or LENGTH_BYTES + length + end > size:
+            raise DumpError(f"{path} was changed while it was read", _HINT)
+        if entry.dtype not in DTYPES or start == end:
+            return None
+        return np.memmap(file, DTYPES[entry.dtype], "r", LENGTH_BYTES + length + start, shape)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
-from shardviz.dump.dense import check_arrays, read_array
+from shardviz.dump.dense import Wanted, check_arrays, read_array
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
@@ -144,11 +144,11 @@ def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) 
     return record
 
 
-def _dense_arrays(record: RankRecord) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of the arrays that stand beside a rank's file."""
+def _dense_arrays(record: RankRecord) -> list[Wanted]:
+    """Return the arrays that stand beside a rank's file."""
     dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
     return [
-        (f"{body.stage}/{body.role}/{name}", body.local_shape)
+        Wanted(f"{body.stage}/{body.role}/{name}", body.local_shape, body.dtype)
         for tensor in record.tensors
         if (body := dense.get(tensor.body)) is not None
         for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()

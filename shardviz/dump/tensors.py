@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids
+from shardviz.dump.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids, whole_ids
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
+from shardviz.dump.records import MAX_NUMBER
 from shardviz.errors import DumpError
 from shardviz.names import Fold, fold, natural_key, printable
 from shardviz.region import Region
@@ -133,6 +134,11 @@ class Model:
         return {name: stamp.first for name, stamp in self.stamps.items()}
 
     @cached_property
+    def last_id(self) -> int:
+        """The last id of any stamped tensor; `MAX_NUMBER` where none was stamped."""
+        return max((stamp.last for stamp in self.dump.run.stamps), default=MAX_NUMBER)
+
+    @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:
         """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
         own = sorted(
@@ -197,7 +203,7 @@ class Model:
         if body.runs is not None:
             return expand_runs(body.runs).reshape(body.local_shape)
         if body.dense:
-            return self.dense(shard, name).astype(np.int64)
+            return whole_ids(self.dense(shard, name), self.last_id)
         raise DumpError(f"{printable(name)}: rank {shard.rank} has no ids in the dump")
 
     def dense(self, shard: Shard, name: str) -> NDArray[np.generic]:
