@@ -89,4 +89,6 @@ def test_a_right_model_of_any_size_on_any_mesh_gives_no_finding(seed, tmp_path):
     probe.write_text(source)
     report = check_model(run_probe(str(probe), mesh, tmp_path / "dump"))
     assert report.findings == (), f"{kind} on {mesh}"
-    assert report.not_checked == (), f"{kind} on {mesh}"
+    # Of one or two features a ReLU may pass none, and then gradients are zero: that is said, and is so.
+    unchecked = [entry for entry in report.not_checked if "zero in every element" not in entry.why]
+    assert unchecked == [], f"{kind} on {mesh}"
