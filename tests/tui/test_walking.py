@@ -64,6 +64,17 @@ def test_filters_leave_what_is_wrong_or_over_an_axis(even_bug: Path, shapes: Pat
     assert " of 12 " not in walks["all"].text
 
 
+def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
+    found = ("slash", *"down", "enter")
+    walks = walk_on(healthy, {"kept": found, "all": ("escape",), "none": "f", "again": ("escape",)})
+    assert "Tensors: 2 of 4" in walks["kept"].text
+    assert "esc: no filters (findings only)" in walks["none"].text
+    for shown in ("all", "again"):
+        assert "─ Tensors ─" in walks[shown].text
+        assert "down" in walks[shown].text
+        assert "up" in walks[shown].text
+
+
 def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", *"swap")})
     assert "r: 2 more, of the step" in walks["own"].text

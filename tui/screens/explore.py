@@ -50,7 +50,7 @@ class ExploreView(View):
             [
                 ("r", "next_role", "Role", "All tensors, of the step too, or those of one role"),
                 ("a", "next_axis", "Axis", "Only tensors over the next mesh axis"),
-                ("escape", "to_tree", "To the tensors", "Back to the tensors"),
+                ("escape", "to_tree", "To the tensors", "Back to the tensors; there, no filters"),
             ],
         ),
     ]
@@ -98,7 +98,11 @@ class ExploreView(View):
         self.query_one(TensorTree).fill(entries, shown)
         hidden, is_asked_for = len(entries) - len(shown), self._filters != Filters()
         title = f"Tensors: {len(shown)} of {len(entries)}" if hidden and is_asked_for else "Tensors"
-        below = str(self._filters) or (f"r: {hidden:,} more, of the step" if hidden and not is_asked_for else "")
+        below = str(self._filters)
+        if is_asked_for and not shown:
+            below = f"esc: no filters ({below or 'by name'})"
+        elif hidden and not is_asked_for:
+            below = f"r: {hidden:,} more, of the step"
         self.query_one("#tree-box", Box).entitle(title, below)
         if shown and self.app.selection.entry not in shown and document is not None:
             self.app.selection = of_entry(document, self.app.selection, shown[0])
@@ -145,5 +149,9 @@ class ExploreView(View):
             self._filter(replace(self._filters, axis=after(axes_of(self.app.document), self._filters.axis)))
 
     def action_to_tree(self) -> None:
-        """Go back to the tensors."""
-        self.query_one(TensorTree).focus()
+        """Go back to the tensors; from there, to all of them."""
+        tree = self.query_one(TensorTree)
+        if tree.has_focus and self._filters != Filters():
+            self.query_one(Search).action_clear_and_close()
+            self._filter(Filters())
+        tree.focus()
