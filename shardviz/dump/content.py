@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardviz.dtypes import is_dtype
-from shardviz.dump.records import MAX_NUMBER
+from shardviz.dump.records import MAX_NUMBER, Body
 from shardviz.errors import DumpError
 from shardviz.region import length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.records import Body, LayoutRecord
+    from shardviz.dump.records import GatherRecord, LayoutRecord
     from shardviz.region import Ranges
 
 NOT_FINITE = ("nan", "inf", "-inf")
@@ -49,8 +49,19 @@ def check_body(body: Body, layouts: Sequence[LayoutRecord]) -> None:
             raise DumpError(f"held covers {list(covered)}, expected the local_shape {list(body.local_shape)}")
     if body.runs is not None and check_runs(body.runs) != local_numel:
         raise DumpError(f"runs count {check_runs(body.runs)} ids, expected those of {list(body.local_shape)}")
+    check_one_form(body)
     if body.values is not None:
         _check_values(body)
+
+
+def check_one_form(content: Body | GatherRecord) -> None:
+    """Make sure that ids are written in one way: two could contradict each other."""
+    forms = {"held": content.held is not None, "runs": content.runs is not None}
+    if isinstance(content, Body):
+        forms["dense"] = content.dense
+    found = [form for form, is_there in forms.items() if is_there]
+    if len(found) > 1:
+        raise DumpError(f"{' and '.join(found)} are both there, expected one form of the ids")
 
 
 def check_spans(held: Sequence[Ranges], shapes: set[Shape], *, flat: bool = False) -> None:

@@ -39,6 +39,7 @@ MAX_FILE = 1 << 30
 SHOWN = 300
 """Of what is wrong with a file, a message shows this many characters."""
 
+_PERMISSIONS = "change the permissions of the dump's folder and its files"
 _ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
 
 AnyRecord = TypeVar("AnyRecord", RunRecord, RankRecord)
@@ -159,12 +160,20 @@ def _check_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:
-        raise DumpError(f"dump {folder} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one") from None
+        raise DumpError(
+            f"dump {_named(folder)} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"
+        ) from None
     except (OSError, ValueError) as error:
-        raise DumpError(f"cannot read dump {printable(str(folder))}: {_reason(error)}") from error
+        raise DumpError(f"cannot read dump {_named(folder)}: {_reason(error)}") from error
     if not stat.S_ISDIR(mode):
         command = f"probe {folder}" if folder.suffix == ".py" else "probe tp_fsdp --mesh 2,4"
         raise DumpError(f"dump {folder} is not a folder", f"shardviz {command} writes one")
+
+
+def _named(folder: Path) -> str:
+    """Return a folder's name as a message has it: of a very long one the beginning."""
+    name = printable(str(folder))
+    return name if len(name) <= SHOWN else name[:SHOWN] + "..."
 
 
 def _rank_files(folder: Path) -> list[tuple[int, str]]:
@@ -178,9 +187,13 @@ def _rank_files(folder: Path) -> list[tuple[int, str]]:
 
 def _inside(folder: Path, name: str) -> Path:
     path = folder / name
-    if path.is_symlink():
+    try:
+        is_link, is_other = path.is_symlink(), path.exists() and not path.is_file()
+    except OSError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
+    if is_link:
         raise DumpError(f"{path} is a link", "a dump's files are plain files; copy the target here")
-    if path.exists() and not path.is_file():
+    if is_other:
         raise DumpError(f"{path} is no plain file", "remove it, or write the dump again")
     return path
 

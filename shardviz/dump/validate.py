@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.dump.content import SHOWN, check_body, check_runs, check_spans, item_at, numel_of
+from shardviz.dump.content import SHOWN, check_body, check_one_form, check_runs, check_spans, item_at, numel_of
 from shardviz.dump.records import DIGEST_LENGTH
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout import FlatView, Layout, check_placements
@@ -24,7 +24,7 @@ from shardviz.region import length
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records import LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+    from shardviz.dump.records import CallRecord, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
     from shardviz.placements import Placement
     from shardviz.region import Ranges
 
@@ -138,16 +138,18 @@ def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> No
     for index, mesh in enumerate(record.meshes):
         with _within("meshes", index):
             meshes.append(_check_mesh(mesh, run.num_ranks))
-    _check_positions(record)
+    _check_positions(record, meshes)
     _each("layouts", record.layouts, lambda layout: _check_layout(layout, item_at("mesh", layout.mesh, meshes)))
     _each("bodies", record.bodies, lambda body: check_body(body, record.layouts))
     _check_tensors(record, stamped)
     _each("collectives", record.collectives, lambda collective: _check_axes(collective.axes))
+    _each("calls", record.calls, lambda call: _check_call(call, run.num_ranks))
     for index, gathered in enumerate(record.gathered):
         with _within("gathered", index):
             prefix, number, suffix = cut(gathered.name)
             numbers = () if number is None else ((number, number + 1),)
             check_runs(gathered.runs)
+            check_one_form(gathered)
             if gathered.held is not None:
                 check_spans(gathered.held, stamped.of((prefix, suffix), numbers))
 
@@ -179,13 +181,24 @@ def _check_stamps(stamps: Sequence[Stamp]) -> None:
             raise DumpError(f"stamps[{other}]: ids count from {following}, expected none of {taken}")
 
 
-def _check_positions(record: RankRecord) -> None:
+def _check_positions(record: RankRecord, meshes: Sequence[Mesh]) -> None:
     for index, position in enumerate(record.positions):
         with _within("positions", index):
-            shape = item_at("mesh", position.mesh, record.meshes).shape
+            mesh = item_at("mesh", position.mesh, meshes)
+            shape = mesh.shape
             for field, found in (("coord", position.coord), ("group_ranks", position.group_ranks)):
                 if len(found) != len(shape) or any(at >= size for at, size in zip(found, shape, strict=True)):
                     raise DumpError(f"{field} is {list(found)}, expected a place on a mesh of {list(shape)}")
+            if record.rank not in mesh:
+                raise DumpError(f"mesh is {position.mesh}, expected a mesh that rank {record.rank} is on")
+            if position.coord != mesh.coord_of(record.rank):
+                expected = f"the {list(mesh.coord_of(record.rank))} where the mesh has rank {record.rank}"
+                raise DumpError(f"coord is {list(position.coord)}, expected {expected}")
+
+
+def _check_call(call: CallRecord, num_ranks: int) -> None:
+    if not call.ranks or len(set(call.ranks)) < len(call.ranks) or max(call.ranks) >= num_ranks:
+        raise DumpError(f"ranks is {str(list(call.ranks))[:SHOWN]}, expected ranks below {num_ranks}, each once")
 
 
 @lru_cache(maxsize=4096)

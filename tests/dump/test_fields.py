@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dump.samples import Change, both, put, refusal, spoil
+from shardviz.dump.read import read_dump
+from tests.dump.samples import Change, both, put, refusal, spoil, write_sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +77,32 @@ WRONG_RANK: list[tuple[Change, str]] = [
     (put(1, "positions", 0, "mesh"), "positions[0]: mesh is 1, expected an index below 1"),
     (put([0], "positions", 0, "coord"), "positions[0]: coord is [0], expected a place on a mesh of [1, 2]"),
     (put([0, 2], "positions", 0, "coord"), "positions[0]: coord is [0, 2], expected a place on a mesh of [1, 2]"),
+    (
+        put([0, 0], "positions", 0, "coord"),
+        "positions[0]: coord is [0, 0], expected the [0, 1] where the mesh has rank 1",
+    ),
+    (
+        both(
+            put([1, 1], "meshes", 0, "shape"),
+            put([0], "meshes", 0, "ranks"),
+            put([0, 0], "positions", 0, "coord"),
+            put([0, 0], "positions", 0, "group_ranks"),
+        ),
+        "positions[0]: mesh is 0, expected a mesh that rank 1 is on",
+    ),
+    (put([[9, 1, 6]], "bodies", 0, "runs"), "bodies[0]: held and runs are both there, expected one form of the ids"),
+    (put(True, "bodies", 2, "dense"), "bodies[2]: runs and dense are both there, expected one form of the ids"),
+    (
+        put([[9, 1, 12]], "gathered", 0, "runs"),
+        "gathered[0]: held and runs are both there, expected one form of the ids",
+    ),
+    *(
+        (
+            put([{"module": "m", "op": "all_reduce", "ranks": ranks}], "calls"),
+            f"calls[0]: ranks is {ranks}, expected ranks below 2, each once",
+        )
+        for ranks in ([], [0, 0], [1, 2])
+    ),
     (
         put([0, 2], "positions", 0, "group_ranks"),
         "positions[0]: group_ranks is [0, 2], expected a place on a mesh of [1, 2]",
@@ -234,3 +263,38 @@ def test_a_file_of_more_ranks_than_the_run_has_is_told(restored: Path):
     finally:
         extra.unlink()
     assert message == f"{extra} is damaged: rank is 2, expected less than the 2 ranks of run.json"
+
+
+RIGHT: list[Change] = [
+    put([0, 0], "positions", 0, "group_ranks"),  # what `rank-order` is about
+    put([], "positions"),
+    put([{"module": "m", "op": "all_reduce", "ranks": [1, 0]}], "calls"),
+    put(False, "bodies", 0, "dense"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(RIGHT)))
+def test_what_looks_like_a_contradiction_and_is_none_is_read(restored: Path, number: int):
+    spoil(restored / "rank_00001.json", RIGHT[number])
+    assert list(read_dump(restored).ranks) == [1]
+
+
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    write_sample(tmp_path / "d").chmod(0)
+    command = [sys.executable, "-c", AS_NOBODY]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tmp_path / "d").chmod(0o755)
+    assert done.stdout == "DumpError cannot read d/run.json: Permission denied\n", done.stderr
+
+
+AS_NOBODY = """
+import os
+from shardviz.dump.read import read_dump
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    read_dump("d")
+except Exception as error:
+    print(type(error).__name__, str(error).splitlines()[0])
+"""

@@ -90,7 +90,8 @@ def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
         ("mine.py", "dump {path} is not a folder", "shardviz probe {path} writes one"),
         ("empty", "{path} is not a dump: it has no run.json", "shardviz probe writes one"),
         ("file/run.json", "cannot read dump {path}: Not a directory", ""),
-        ("x" * 5000, "cannot read dump {path}: File name too long", ""),
+        ("x" * 5000, "cannot read dump {path:.300}...: File name too long", ""),
+        ("x" * 200, "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
     ],
 )
 def test_what_is_no_dump_is_told(tmp_path: Path, name: str, message: str, hint: str):
@@ -99,7 +100,7 @@ def test_what_is_no_dump_is_told(tmp_path: Path, name: str, message: str, hint: 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DumpError) as caught:
         read_dump(tmp_path / name)
-    assert caught.value.message == message.format(path=tmp_path / name)
+    assert caught.value.message == message.format(path=str(tmp_path / name))
     assert caught.value.hint == hint.format(path=tmp_path / name)
 
 
