@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN
@@ -56,11 +57,18 @@ def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
     coords = [f"  rank {rank:>{wide}}  {mesh.label(rank)}" for rank in mesh.ranks[:most]]
     lines += [line(""), line(("coordinates", "bold")), *map(line, coords), *_left(mesh.size - len(coords), terminal)]
     for axis in mesh.axes:
-        groups = mesh.groups(axis)
-        shown = [line(f"  {_group(group, most is None)}") for group in groups[:most]]
-        title = f"{counted(len(groups), 'group')} along {axis}"
-        lines += [line(""), line((title, "bold")), *shown, *_left(len(groups) - len(shown), terminal)]
+        num_groups = mesh.size // mesh.axis_size(axis)
+        groups = mesh.groups(axis) if most is None else _first_groups(mesh, axis, most)
+        shown = [line(f"  {_group(group, most is None)}") for group in groups]
+        title = f"{counted(num_groups, 'group')} along {axis}"
+        lines += [line(""), line((title, "bold")), *shown, *_left(num_groups - len(shown), terminal)]
     return lines
+
+
+def _first_groups(mesh: Mesh, axis: str, most: int) -> list[tuple[int, ...]]:
+    """Return the groups that come first along an axis: a large mesh has half a million."""
+    places = product(*(range(1 if other == axis else size) for other, size in zip(mesh.axes, mesh.shape, strict=True)))
+    return [mesh.group_of(mesh.rank_at(place), axis) for place in islice(places, most)]
 
 
 def _group(ranks: Sequence[int], whole: bool) -> str:

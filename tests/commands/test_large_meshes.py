@@ -1,0 +1,30 @@
+"""`shardviz mesh` of a mesh with very many groups: what is printed is what costs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shardviz.cli import main
+from shardviz.commands.mesh import _first_groups
+from shardviz.mesh import Mesh, parse_mesh
+
+
+@pytest.mark.parametrize("text", ["a=1", "a=2,b=3", "a=3,b=1,c=4", "a=2,b=2,c=2,d=3"])
+def test_the_first_groups_are_those_that_come_first_of_all(text: str) -> None:
+    mesh = parse_mesh(text)
+    turned = Mesh(mesh.axes, mesh.shape, tuple(reversed(mesh.ranks)))
+    for one in (mesh, turned):
+        for axis in one.axes:
+            for most in (1, 5, 100):
+                assert _first_groups(one, axis, most) == one.groups(axis)[:most]
+
+
+def test_twenty_axes_are_drawn_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.process_time()
+    assert main(["mesh", ",".join(f"a{axis}=2" for axis in range(20))]) == 0
+    assert time.process_time() - started < 10
+    out = capsys.readouterr().out
+    assert out.count("524,288 groups along a") == 20
+    assert out.count("524,272 more: --all prints them") == 20
