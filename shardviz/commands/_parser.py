@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import TYPE_CHECKING, NoReturn
 
@@ -10,6 +11,9 @@ from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+MAX_SECONDS = 1_000_000
+"""Eleven days: more is a slip, and far more is refused by the system's own clocks."""
 
 _CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 _REST = re.compile(r"unrecognized arguments: (?P<first>.*?)( .*)?")
@@ -43,6 +47,24 @@ class Parser(argparse.ArgumentParser):
         elif rest := _REST.fullmatch(message):
             message = f"{self.prog} takes no further argument {rest['first']!r}"
         raise ShardvizError(message, hint)
+
+
+def seconds(text: str) -> float:
+    """Read a time to wait, for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, expected seconds above 0, at most {MAX_SECONDS:,}")
+    return found
+
+
+def count(text: str) -> int:
+    """Read how many of something, for argparse."""
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of values, expected 0 or more")
+    return int(text)
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import recipes
+from shardviz.commands._parser import count, seconds
 from shardviz.commands._progress import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError
@@ -39,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
     parser.add_argument("--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started")
     parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="how long the ranks may take")
+    parser.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="how long ranks may take")
     parser.add_argument(
-        "--values", type=int, default=VALUES_LIMIT, metavar="N", help="write out shards of at most N values"
+        "--values", type=count, default=VALUES_LIMIT, metavar="N", help="write out shards of at most N values"
     )
     parser.add_argument(
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
