@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardviz.commands._parser import Parser, meant
+from shardviz.commands._streams import forget, talk
 from shardviz.errors import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; those of the process by default.
 
     Returns:
-        The exit code, as `shardviz.errors` has them.
+        The exit code, as `shardviz.errors` has them. Whoever reads stdout may close it early, as `| head` does: the
+        code is that of what was found, not of the pipe.
     """
     _open_streams()
     try:
@@ -59,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read stdout has enough: `| head`. Python would complain once more when it closes the stream.
-        _forget_stdout()
+        forget(sys.stdout)
         return EXIT_CLEAN
     except MemoryError:
         _say("error: there is not enough memory for this", "Hint: a machine with more, or a dump of fewer values")
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
         _say(f"error: {error.strerror or error}{named}")
-        _forget_stdout()
+        forget(sys.stdout)
         return EXIT_USAGE
     return code
 
@@ -83,17 +84,11 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _forget_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _say(message: str, *more: str) -> None:
     """Print talk to stderr, one line each, whatever characters a file's name has."""
     from shardviz.names import printable
 
-    print(f"shardviz: {printable(message)}", file=sys.stderr)
-    for line in filter(None, more):
-        print(printable(line), file=sys.stderr)
+    talk("\n".join([f"shardviz: {printable(message)}", *(printable(line) for line in more if line)]))
 
 
 def _run(argv: Sequence[str]) -> int:

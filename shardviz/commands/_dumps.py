@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING
 
 from shardviz.commands._progress import Count, progress
+from shardviz.commands._streams import reader_may_leave, talk
 from shardviz.dump.read import read_dump
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
@@ -34,7 +36,7 @@ def read_model(path: Path) -> Model:
     with progress(lambda: str(count)):
         dump = read_dump(path, strict=False, on_progress=count)
     for message in dump.damaged.values():
-        print(f"shardviz: warning: {printable(message)}", file=sys.stderr)
+        talk(f"shardviz: warning: {printable(message)}")
     return model_of(dump)
 
 
@@ -73,20 +75,25 @@ def write_answer(lines: Iterable[Text], terminal: Terminal, output: Path | None 
         ShardvizError: The file cannot be written.
     """
     if output is None:
-        terminal.write(sys.stdout, lines)
+        with reader_may_leave():
+            terminal.write(sys.stdout, lines)
     else:
         _write_file(terminal.render(lines), output)
 
 
 def write_markup(text: str, output: Path | None) -> None:
-    """Write SVG or HTML to stdout or to a file; characters that stdout cannot say become references.
+    """Write SVG, HTML or XML, which are UTF-8, to stdout or to a file.
 
     Raises:
         ShardvizError: The file cannot be written.
     """
     if output is None:
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.encode(encoding, "xmlcharrefreplace").decode(encoding))
+        with reader_may_leave():
+            sys.stdout.flush()
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.buffer.write(text.encode("utf-8"))
+            else:
+                sys.stdout.write(text)
     else:
         _write_file(text, output)
 

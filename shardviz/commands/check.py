@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands._streams import reader_may_leave
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ def _print(model: Model, found: Report, style: str, colour: str) -> None:
         return
     from shardviz.picture.machine import report_github, report_json, report_junit
 
-    if style == "json":
-        sys.stdout.write(report_json(found))
-    elif style == "github":
-        sys.stdout.write(report_github(found))
-    else:
-        sys.stdout.write(report_junit(found, [name for tensor in model.tensors for name in tensor.names]))
+    with reader_may_leave():
+        if style == "json":
+            sys.stdout.write(report_json(found))
+        elif style == "github":
+            sys.stdout.write(report_github(found))
+        else:
+            sys.stdout.write(report_junit(found, [name for tensor in model.tensors for name in tensor.names]))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands._streams import reader_may_leave
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
 
     difference = compare(read_model(before), read_model(after))
     if style == "json":
-        print(json.dumps(difference.to_json(), indent=1))
+        with reader_may_leave():
+            print(json.dumps(difference.to_json(), indent=1))
     else:
         terminal = terminal_for(colour)
         write_answer(difference_lines(difference, terminal), terminal)

@@ -67,6 +67,9 @@ def _show_table(args: argparse.Namespace) -> None:
 
     if args.tensor is not None or args.format not in (None, "text"):
         raise ShardvizError("--memory, --comms and --schedule are text, of the whole dump", "name no tensor or format")
+    if _format_of(args.output) != "text":
+        hint = f"-o {args.output.with_suffix('.txt')}"
+        raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, no picture", hint)
     model = read_model(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
