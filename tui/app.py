@@ -139,6 +139,8 @@ class ShardvizApp(App[None]):
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
         """Show what was read; who has not moved yet is taken to the first finding."""
+        if not self.screen_stack:
+            return  # who leaves while the dump is read leaves it unread
         before, selection = self.document, self.selection
         if before is None or selection == self._opened_on:
             selection = self._opened_on = first_selection(message.document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from shardviz.mesh import Mesh, parse_mesh
 from shardviz.picture import sides
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
+from shardviz.tui.messages import DocumentRead
 from shardviz.tui.saving import screen_text
 from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
@@ -222,6 +224,20 @@ def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: py
             return [view.id for view in app.query(View)]
 
     assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step"]
+
+
+def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> None:
+    async def run() -> bool:
+        app = ShardvizApp(healthy)
+        async with app.run_test() as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+        document = app.document
+        assert document is not None
+        app._document_read(DocumentRead(replace(document, failed="read again")))
+        return app.document is document
+
+    assert asyncio.run(run())
 
 
 def test_a_key_for_the_view_that_is_just_being_made_waits_for_it(
