@@ -59,7 +59,7 @@ def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh
     of_all = gather.of_all_ranks(fitting)
     found = {name: _claimed(local, fitting.get(name, []), of_all, wholes, mesh) for name, local in locals_.items()}
     odd = [local for name, local in found.items() if name in fitting and local.claim is None]
-    small = {local.name: local.values for local in odd if local.values.numel() <= MAX_ELEMENTS}
+    small = {local.name: local.values.cpu() for local in odd if local.values.numel() <= MAX_ELEMENTS}
     found |= _pending(found, dict(list(small.items())[:MAX_SUMMED]), wholes, mesh)
     return list(found.values())
 
@@ -76,7 +76,7 @@ def _pending(
     for name in mine:
         terms = {rank: values[name] for rank, values in of_all.items() if name in values and rank in mesh}
         for axis in mesh.axes:
-            placements = _of_sum(terms, axis, wholes[name].values, mesh)
+            placements = _of_sum(terms, axis, wholes[name].values.cpu(), mesh)
             if placements is not None:
                 pending[name] = replace(found[name], shape=wholes[name].shape, claim=(mesh, placements))
                 break
