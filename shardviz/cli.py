@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code is that of what was found, not of the pipe.
     """
     _open_streams()
+    code = EXIT_CLEAN
     try:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         forget(sys.stdout)
-        return EXIT_CLEAN
+        return code
     except MemoryError:
         _say("error: there is not enough memory for this", "Hint: a machine with more, or a dump of fewer values")
         return EXIT_USAGE

@@ -23,21 +23,28 @@ if TYPE_CHECKING:
 
 
 def check_anew(case: Case) -> Iterator[NotChecked]:
-    """Yield what cannot be judged of a plain tensor that is whole, in shape, on every rank."""
-    if case.claimed is not None or case.absent or not case.ids:
-        return
-    if any(shard.body.local_shape != case.shape for shard in case.shards.values()):
-        return
-    if _is_computed_alike(case, case.ids):
+    """Yield a buffer that every rank computed again: it has no order that could be looked at."""
+    if _is_whole_in_shape(case) and _is_computed_alike(case, case.ids):
         why = "every rank computes it anew after the model is filled, all of them the same: a step compares its values"
         yield NotChecked(case.name, why, "order")
-    elif case.regions and not any(map(np.any, case.ids.values())):
+
+
+def check_zeros(case: Case) -> Iterator[NotChecked]:
+    """Yield a plain tensor that is zero on some ranks and whole on the others."""
+    if _is_whole_in_shape(case) and case.regions and not any(map(np.any, case.ids.values())):
         ranks = sorted(map(case.rank, case.ids))
         why = (
             f"{len(ranks)} of {len(case.shards)} ranks hold only zeros (rank {ranks[0]} first) where the others hold "
             "all of it: terms of a sum, or copies that were never written"
         )
         yield NotChecked(case.name, why, "values")
+
+
+def _is_whole_in_shape(case: Case) -> bool:
+    """Whether it is a plain tensor of its whole shape on every rank, and some hold other than its ids."""
+    if case.claimed is not None or case.absent or not case.ids:
+        return False
+    return all(shard.body.local_shape == case.shape for shard in case.shards.values())
 
 
 def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.anew import check_anew
+from shardviz.check.anew import check_anew, check_zeros
 from shardviz.check.asclaimed import is_as_claimed
 from shardviz.check.case import Case, cases_of
 from shardviz.check.collectives import check_collectives
@@ -159,6 +159,7 @@ def _check_name(model: Model, tensor: Tensor, name: str, intended: str) -> list[
         found: list[Result] = [*check_global_shape(model, tensor, name)]
         for case in cases_of(model, tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
+            found += check_zeros(case)
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
     return [replace(result, intended=intended) if isinstance(result, Finding) else result for result in found]

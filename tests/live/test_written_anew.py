@@ -60,6 +60,11 @@ def test_zeros_on_some_ranks_where_others_have_the_whole_are_not_passed_over(tmp
     assert (whole.findings, whole.not_checked) == ((), ())
 
 
+def test_zeros_on_some_ranks_do_not_hide_what_was_expected(tmp_path):
+    report = checked(ZEROS.format(rank=1) + 'expect = {"0.bias": "[*/dp]"}\n', "dp=2", tmp_path)
+    assert {(finding.kind, finding.tensor) for finding in report.findings} == {("wrong-placement", "0.bias")}
+
+
 PADDED = """
 from torch.distributed.tensor import Replicate
 def build(): return nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 4))
