@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from shardviz.dump.records import WEIGHTS
 from shardviz.names import printable
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from .document import Document, Entry
 
 Choice = TypeVar("Choice", bound=str)
-WEIGHTS = ("param", "buffer")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from shardviz.check.writes import check_writes
 from shardviz.check.zero_gradients import check_zero_gradients
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
-from shardviz.dump.records import NO_IDS
+from shardviz.dump.records import NO_IDS, WEIGHTS
 from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
 from shardviz.names import natural_key
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 Result = Finding | NotChecked
 OF_IDS = ("missing", "duplicated", "foreign", "name-collision")
 """Kinds that say more than a wrong label does."""
-WEIGHTS = ("param", "buffer")
-"""Roles of what a model is made of; the rest comes of a step."""
 
 
 def check_dump(path: Path | str) -> Report:

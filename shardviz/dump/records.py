@@ -40,6 +40,8 @@ Run = tuple[
 """Ids `first`, `first + step`, ... to a number of `count`."""
 
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
+WEIGHTS: tuple[Role, ...] = ("param", "buffer")
+"""Roles of what a model is made of; the rest comes of a step."""
 Stage = Literal["initial", "stamped", "step", "reference"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
 after the same step of the unsharded model, which rank 0 writes. Parameters of a step are those that a probe's own

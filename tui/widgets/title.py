@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
+from shardviz.dump.records import WEIGHTS
 from shardviz.names import counted, printable
 from shardviz.picture.terminal import UNICODE
 
@@ -49,7 +50,7 @@ def title_text(document: Document | None, note: str = "") -> Text:
 
 def _num_weights(document: Document) -> int:
     """Return how many tensors the model is made of, as the report counts them; gradients and states are its own."""
-    weights = (entry.tensor for entry in document.entries if entry.tensor.role in ("param", "buffer"))
+    weights = (entry.tensor for entry in document.entries if entry.tensor.role in WEIGHTS)
     return len({name for tensor in weights for name in tensor.names})
 
 

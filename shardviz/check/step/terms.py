@@ -14,6 +14,7 @@ from shardviz.check.finding import Finding
 from shardviz.check.step.advice import UNEXPLAINED, where_to_look
 from shardviz.check.step.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.dump.records import WEIGHTS
 from shardviz.names import listed
 from shardviz.region import index_of
 
@@ -149,9 +150,7 @@ def _on_some_ranks(model: Model, one: Compared, right: list[int]) -> tuple[str, 
     lacking = [
         name
         for tensor in model.stage("initial")
-        if tensor.role in ("param", "buffer")
-        and set(right) <= set(tensor.shards)
-        and not set(one.wrong) & set(tensor.shards)
+        if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(one.wrong) & set(tensor.shards)
         for name in tensor.names
     ]
     if lacking:
