@@ -14,7 +14,7 @@ from shardviz.probes._models import Blocks
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.mesh import Mesh
+    from shardviz.layout.mesh import Mesh
 
 LAYERS = 8
 FEATURES = 12

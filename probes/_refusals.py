@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ProbeError
 
 if TYPE_CHECKING:
-    from shardviz.mesh import Mesh
+    from shardviz.layout.mesh import Mesh
 
 
 def refuse_uneven(mesh: Mesh, axis: str, size: int, what: str, reason: str) -> None:

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 import shardviz
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import DTensor, Partial, Shard
-from shardviz.mesh import Mesh
 from shardviz.probes._refusals import refuse_uneven
 
 AXES = ("cp",)

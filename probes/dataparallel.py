@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
 from shardviz.errors import ProbeError
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 
 AXES = ("process",)
 MESH = (1,)

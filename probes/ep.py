@@ -13,8 +13,8 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import Shard, distribute_tensor
-from shardviz.mesh import Mesh
 from shardviz.probes._experts import FEATURES, MixtureOfExperts
 from shardviz.probes._refusals import refuse_empty
 

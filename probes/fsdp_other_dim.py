@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import Shard, fully_shard
-from shardviz.mesh import Mesh
 from shardviz.probes._refusals import refuse_uneven
 
 AXES = ("fsdp",)

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
 from shardviz.errors import ProbeError
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import Shard, distribute_tensor, flatten_mesh
-from shardviz.mesh import Mesh
 
 MESH = (2, 4)
 TORCH = (2, 6)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import Schedule1F1B
 
 import shardviz
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 from shardviz.probes._pipeline import mean_square, refuse_idle_stages, run, stage_of
 from shardviz.probes.pp_gpipe import batch, build, parallelize, stages
 

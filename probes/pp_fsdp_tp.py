@@ -15,8 +15,8 @@ from torch.distributed.pipelining import Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import fully_shard
-from shardviz.mesh import Mesh
 from shardviz.probes._models import Blocks
 from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, refuse_idle_stages, run, stage_of
 

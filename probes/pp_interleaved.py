@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 import shardviz
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 from shardviz.probes._models import Blocks
 from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, piece, refuse_idle_stages, run, stage_of
 

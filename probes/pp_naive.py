@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import shardviz
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 from shardviz.probes._models import Blocks
 from shardviz.probes._pipeline import LAYERS, keep, layers_of, refuse_idle_stages, tell_all
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, pa
 from torch.nn import functional
 
 import shardviz
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import Shard
-from shardviz.mesh import Mesh
 from shardviz.probes._refusals import refuse_empty
 
 AXES = ("tp",)

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import shardviz
+from shardviz.layout.mesh import Mesh
 from shardviz.live.compat import Replicate, Shard
-from shardviz.mesh import Mesh
 from shardviz.probes._refusals import refuse_empty
 
 AXES = ("tp",)

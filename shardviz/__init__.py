@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardviz.check.run import check_dump
-    from shardviz.display import show
-    from shardviz.layout import Layout
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.api import capture, capture_sharding, run_probe
-    from shardviz.live.stamp import stamp
-    from shardviz.mesh import Mesh
+    from shardviz.live.capture.stamp import stamp
+    from shardviz.picture.display import show
 
 _HOMES = {
-    "Layout": "shardviz.layout",
-    "Mesh": "shardviz.mesh",
+    "Layout": "shardviz.layout.layout",
+    "Mesh": "shardviz.layout.mesh",
     "capture": "shardviz.live.api",
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
     "run_probe": "shardviz.live.api",
-    "show": "shardviz.display",
-    "stamp": "shardviz.live.stamp",
+    "show": "shardviz.picture.display",
+    "stamp": "shardviz.live.capture.stamp",
 }
 
 __all__ = ["Layout", "Mesh", "capture", "capture_sharding", "check_dump", "run_probe", "show", "stamp"]

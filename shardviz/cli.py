@@ -87,7 +87,7 @@ def _open_streams() -> None:
 
 def _say(message: str, *more: str) -> None:
     """Print talk to stderr, one line each, whatever characters a file's name has."""
-    from shardviz.names import printable
+    from shardviz.text import printable
 
     talk("\n".join([f"shardviz: {printable(message)}", *(printable(line) for line in more if line)]))
 

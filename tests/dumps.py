@@ -18,8 +18,8 @@ from shardviz.dump.records import (
     TensorRecord,
 )
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.names import fold
-from shardviz.notation import parse
+from shardviz.layout.notation import parse
+from shardviz.text import fold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.layout import Layout
-    from shardviz.mesh import Mesh
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
 
 
 @dataclass

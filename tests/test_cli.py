@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.cli import VERBS, main
-from shardviz.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from .clipboard import copy
 from .colours import THEMES
 from .keys import MOVES, keys
 from .loading import load, load_difference, written
-from .messages import Compared, DocumentRead, OtherRead, Progressed, ReadFailed
+from .model.messages import Compared, DocumentRead, OtherRead, Progressed, ReadFailed
+from .model.selection import Selection, carried_over, first_selection, of_finding
 from .saving import save_screen
 from .screens.main import MainScreen
-from .selection import Selection, carried_over, first_selection, of_finding
 from .views import KEYS, VIEWS
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from textual.binding import ActiveBinding, BindingType
 
-    from shardviz.check.compare import Difference
+    from shardviz.check.diff import Difference
     from shardviz.errors import ShardvizError
 
-    from .document import Document
+    from .model.document import Document
 
 
 LOOK_AGAIN = 1.0

@@ -10,11 +10,11 @@ from rich.style import Style
 from textual.color import Color
 from textual.theme import Theme
 
-from shardviz.picture.palette import BLUE, GREEN, GREY, ORANGE, RANK_COLOURS, SKY, VERMILLION
+from shardviz.picture.model.palette import BLUE, GREEN, GREY, ORANGE, RANK_COLOURS, SKY, VERMILLION
 
 if TYPE_CHECKING:
-    from shardviz.picture.paint import Look
-    from shardviz.picture.verdict import Verdict
+    from shardviz.check.verdicts import Verdict
+    from shardviz.picture.text.paint import Look
 
 VERDICT_COLOURS: dict[Verdict, str] = {
     "error": VERMILLION,

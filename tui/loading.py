@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
 from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
-from .document import Document
-from .messages import Compared, DocumentRead, Progressed, ReadFailed
+from .model.document import Document
+from .model.messages import Compared, DocumentRead, Progressed, ReadFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def warm(document: Document) -> None:
 
 def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:
     """Compare two dumps that were checked, and post what is different."""
-    from shardviz.check.compare import compare
+    from shardviz.check.diff import compare
 
     if here.report is not None and there.report is not None:
         post(Compared(compare(here.model, there.model, (here.report, there.report))))

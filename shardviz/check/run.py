@@ -8,39 +8,39 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.check.anew import check_anew, check_zeros
-from shardviz.check.asclaimed import is_as_claimed
-from shardviz.check.case import Case, cases_of
-from shardviz.check.collectives import check_collectives
-from shardviz.check.completeness import check_completeness
-from shardviz.check.copies import check_copies
 from shardviz.check.finding import Finding, NotChecked, Report
-from shardviz.check.foreign import check_foreign
-from shardviz.check.gathered import check_gathered
-from shardviz.check.identical_shards import check_identical_shards
-from shardviz.check.intent import check_intent, intended_text, is_intended, unmatched
-from shardviz.check.places import check_places
-from shardviz.check.rank_order import check_rank_order
-from shardviz.check.sequence import check_sequence
-from shardviz.check.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.as_claimed import is_as_claimed
+from shardviz.check.order.case import Case, cases_of
+from shardviz.check.order.foreign import check_foreign
+from shardviz.check.order.intent import check_intent, intended_text, is_intended, unmatched
+from shardviz.check.order.places import check_places
+from shardviz.check.order.reassembly import check_gathered
+from shardviz.check.order.rewritten import check_anew, check_zeros
+from shardviz.check.order.sequence import check_sequence
+from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
-from shardviz.check.ties import check_ties
-from shardviz.check.update import check_update
-from shardviz.check.writes import check_writes
-from shardviz.check.zero_gradients import check_zero_gradients
+from shardviz.check.step.collectives import check_collectives
+from shardviz.check.step.update import check_update
+from shardviz.check.step.zero_gradients import check_zero_gradients
+from shardviz.check.values.copies import check_copies
+from shardviz.check.values.identical_shards import check_identical_shards
+from shardviz.check.values.ties import check_ties
+from shardviz.check.values.writes import check_writes
+from shardviz.check.whole.completeness import check_completeness
+from shardviz.check.whole.rank_order import check_rank_order
+from shardviz.dump.dump import model_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import NO_IDS, WEIGHTS
-from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
-from shardviz.names import natural_key
+from shardviz.text import natural_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from shardviz.check.finding import About
-    from shardviz.dump.tensors import Model, Tensor
+    from shardviz.dump.dump import Model, Tensor
 
 Result = Finding | NotChecked
 OF_IDS = ("missing", "duplicated", "foreign", "name-collision")

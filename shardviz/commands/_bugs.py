@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ProbeError
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.picture.terminal import Terminal
-    from shardviz.recipes import Recipe
+    from shardviz.picture.text.terminal import Terminal
+    from shardviz.probe_files import Probe
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.commands._progress import progress
 
     terminal = terminal_for(args.color)
-    known = [recipe for recipe in recipes.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
+    known = [recipe for recipe in probe_files.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
     too_new = {recipe.name: why for recipe in known if (why := _too_new(recipe))}
     wanted = [recipe for recipe in known if recipe.name not in too_new]
     scores: list[Score] = []
@@ -61,20 +61,20 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
 
 
-def _too_new(recipe: Recipe) -> str:
+def _too_new(recipe: Probe) -> str:
     """Say why a probe cannot be run with this torch; empty where it can."""
     try:
-        recipes.check_torch(recipe)
+        probe_files.check_torch(recipe)
     except ProbeError as error:
         return f"not run: {error.message}"
     return ""
 
 
-def _score(recipe: Recipe) -> Score:
+def _score(recipe: Probe) -> Score:
     from shardviz.check.run import check_dump
     from shardviz.dump.write import prepare_folder
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.job import ProbeJob
-    from shardviz.mesh import Mesh
 
     with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
         dump = prepare_folder(Path(folder) / "dump")
@@ -84,7 +84,7 @@ def _score(recipe: Recipe) -> Score:
 
 
 def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
-    from shardviz.picture.terminal import BAD, DIM, GOOD, line
+    from shardviz.picture.text.terminal import BAD, DIM, GOOD, line
 
     width = max(len(score.name) for score in scores)
     lines = [line(("  " + "probe".ljust(width) + "  found", DIM))]

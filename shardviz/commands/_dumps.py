@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands._progress import Count, progress
 from shardviz.commands._streams import reader_may_leave, talk
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
-from shardviz.names import printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.finding import Report
-    from shardviz.dump.tensors import Model
-    from shardviz.picture.terminal import Terminal
+    from shardviz.dump.dump import Model
+    from shardviz.picture.text.terminal import Terminal
 
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
@@ -52,7 +52,7 @@ def checked(model: Model) -> Report:
 
 def terminal_for(colour: str, output: Path | None = None) -> Terminal:
     """Return what the answer is written for: a file is like a pipe that can say every character."""
-    from shardviz.picture.terminal import Terminal
+    from shardviz.picture.text.terminal import Terminal
 
     return Terminal.of(sys.stdout, colour) if output is None else Terminal(colour=colour == "always")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
-from shardviz.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh
 
 if TYPE_CHECKING:
     import argparse

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardviz.check.finding import Report
-    from shardviz.dump.tensors import Model
+    from shardviz.dump.dump import Model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def report(folder: Path, style: str, colour: str = "auto") -> int:
 def _print(model: Model, found: Report, style: str, colour: str) -> None:
     if style == "text":
         from shardviz.commands._dumps import terminal_for, write_answer
-        from shardviz.picture.report import report_lines
+        from shardviz.picture.text.report import report_lines
 
         terminal = terminal_for(colour)
         write_answer(report_lines(model, found, terminal), terminal)

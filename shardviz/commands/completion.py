@@ -100,7 +100,6 @@ def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
 
 
 def _recipes() -> list[str]:
-    from shardviz.installed import installed
-    from shardviz.recipes import shipped
+    from shardviz.probe_files import installed, shipped
 
     return [recipe.name for recipe in (*shipped(), *installed()[0])]

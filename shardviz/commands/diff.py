@@ -35,9 +35,9 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
     Raises:
         DumpError: One of them is no dump.
     """
-    from shardviz.check.compare import compare
+    from shardviz.check.diff import compare
     from shardviz.commands._dumps import read_model, terminal_for, write_answer
-    from shardviz.picture.difference import difference_lines
+    from shardviz.picture.text.difference import difference_lines
 
     difference = compare(read_model(before), read_model(after))
     if style == "json":

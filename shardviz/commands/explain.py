@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.dump.memory import elements_text
 from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
-from shardviz.memory import elements_text
 
 if TYPE_CHECKING:
     import argparse
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.layout import Layout
-    from shardviz.mesh import Mesh
-    from shardviz.picture.terminal import Terminal
-    from shardviz.placements import Placement
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.placements import Placement
+    from shardviz.picture.text.terminal import Terminal
 
 _CALL = re.compile(r"[\[(\s]*(?!flat\b)[A-Za-z_]+\(")
 """Something called by its name: placements, right or wrong."""
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
         ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit.
     """
     from shardviz.commands._dumps import refuse_pixels, terminal_for, write_answer, write_markup
-    from shardviz.mesh import parse_mesh
-    from shardviz.picture.subject import MAX_DRAWN_RANKS, of_layout
+    from shardviz.layout.mesh import parse_mesh
+    from shardviz.picture.model.subject import MAX_DRAWN_RANKS, of_layout
 
     refuse_pixels(args.output)
     mesh = parse_mesh(args.mesh)
@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() == ".svg":
         if args.to is not None:
             raise LayoutError("a picture is of one layout, not of the way to another", "leave TO out, or write text")
-        from shardviz.picture.svg import svg
+        from shardviz.picture.svg.page import svg
 
         write_markup(svg(of_layout(layout, dtype)), args.output)
         return EXIT_CLEAN
     terminal = terminal_for(args.color, args.output)
     if args.to is not None:
-        from shardviz.picture.route import route_lines
+        from shardviz.picture.text.route import route_lines
 
         end, _ = read_layout(args.to, mesh, _shape(args.shape) or layout.shape)
         lines = route_lines(layout, end, dtype, terminal)
@@ -82,10 +82,10 @@ def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[L
     Raises:
         ShardvizError: The text is no layout, or it lacks a size.
     """
-    from shardviz import notation
-    from shardviz.layout import Layout
-    from shardviz.placements import are_placements, parse_placements
-    from shardviz.region import MAX_DIMS
+    from shardviz.layout import notation
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.placements import are_placements, parse_placements
+    from shardviz.layout.region import MAX_DIMS
 
     if are_placements(text) or _CALL.match(text):
         placements = parse_placements(text, MAX_DIMS if shape is None else len(shape))
@@ -109,10 +109,10 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -> list[Text]:
-    from shardviz import notation
-    from shardviz.picture.page import picture_lines, rank_lines
-    from shardviz.picture.subject import of_layout
-    from shardviz.picture.terminal import line
+    from shardviz.layout import notation
+    from shardviz.picture.model.subject import of_layout
+    from shardviz.picture.text.page import picture_lines, rank_lines
+    from shardviz.picture.text.terminal import line
 
     subject = of_layout(layout, dtype)
     return [
@@ -130,7 +130,7 @@ def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -
 
 
 def _entry(title: str, text: str) -> Text:
-    from shardviz.picture.terminal import DIM, line
+    from shardviz.picture.text.terminal import DIM, line
 
     return line((f"{title:<{INDENT}}", DIM), text)
 
@@ -140,7 +140,7 @@ def _entries(title: str, texts: Sequence[str]) -> list[Text]:
 
 
 def _in_torch(layout: Layout) -> list[Text]:
-    from shardviz.placements import spell
+    from shardviz.layout.placements import spell
 
     if layout.flat is not None:
         return [_entry("in torch", _fsdp1(layout))]
@@ -161,7 +161,7 @@ def _fsdp1(layout: Layout) -> str:
 
 def _said_otherwise(layout: Layout) -> tuple[Placement, ...] | None:
     """Look for another chain of splits that gives every rank the same, and that torch can say."""
-    from shardviz.check.infer import infer_layout
+    from shardviz.check.order.infer import infer_layout
 
     held = {coord: layout.region(coord) for coord in layout.mesh.coords()}
     same = infer_layout(layout.mesh, layout.shape, held)
@@ -169,8 +169,8 @@ def _said_otherwise(layout: Layout) -> tuple[Placement, ...] | None:
 
 
 def _local_shapes(layout: Layout) -> list[Text]:
-    from shardviz.picture.holders import mask_of
-    from shardviz.picture.labels import ranks_label
+    from shardviz.picture.model.holders import mask_of
+    from shardviz.picture.model.labels import ranks_label
 
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for rank, region in layout.regions():
@@ -194,7 +194,7 @@ def _memory(layout: Layout, dtype: str) -> list[Text]:
 
 
 def _gathering(layout: Layout, dtype: str) -> list[Text]:
-    from shardviz.gathering import gather_steps
+    from shardviz.layout.routes import gather_steps
 
     steps = list(gather_steps(layout))
     if not steps:

@@ -6,7 +6,7 @@ from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN
-from shardviz.names import counted
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.mesh import Mesh
-    from shardviz.picture.terminal import Terminal
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.text.terminal import Terminal
 
 MOST_LINES = 16
 """Lines of each list, unless all are asked for."""
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         MeshError: The sizes or names are no mesh.
     """
     from shardviz.commands._dumps import terminal_for, write_answer
-    from shardviz.mesh import parse_mesh
+    from shardviz.layout.mesh import parse_mesh
 
     names = [name.strip() for name in args.axes.split(",")] if args.axes else []
     mesh = parse_mesh(args.mesh, names)
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:
-    from shardviz.picture.meshes import mesh_lines
-    from shardviz.picture.terminal import line
+    from shardviz.picture.text.meshes import mesh_lines
+    from shardviz.picture.text.terminal import line
 
     ranks = f"  {counted(mesh.size, 'rank')}"
     lines = [line((f"mesh {mesh}", "bold"), ranks), *mesh_lines(mesh, terminal.width, terminal.glyphs)]
@@ -78,6 +78,6 @@ def _group(ranks: Sequence[int], whole: bool) -> str:
 
 
 def _left(count: int, terminal: Terminal) -> list[Text]:
-    from shardviz.picture.terminal import DIM, line
+    from shardviz.picture.text.terminal import DIM, line
 
     return [line((f"  {terminal.glyphs.more} {count:,} more: --all prints them", DIM))] if count else []

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.commands._parser import count, seconds
 from shardviz.commands._progress import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError
+from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.job import TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
-from shardviz.mesh import Mesh, parse_mesh
 from shardviz.testing.saving import check_file, save_test
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.live.world import World
-    from shardviz.recipes import Recipe
+    from shardviz.probe_files import Probe
 
 LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
 """How a line of torch's log begins; or an empty one."""
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.live import world
 
-    recipe = recipes.find(args.probe)
-    recipes.check_torch(recipe)
+    recipe = probe_files.find(args.probe)
+    probe_files.check_torch(recipe)
     joined = world.torchrun_world(args.backend)
     mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
     if joined is None or joined.rank == 0:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_test:
         check_file(args.save_test, force=args.force)
     check_folder(folder, force=args.force)
-    world.prepare(args.launch, also=("shardviz.live.probing",))
+    world.prepare(args.launch, also=("shardviz.live.probe",))
     with (
         _ending_at_sigterm(),
         replacing_folder(folder, force=args.force) as unfinished,
@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     return _report(args, recipe, mesh, folder)
 
 
-def _say_names(args: argparse.Namespace, recipe: Recipe, mesh: Mesh) -> None:
+def _say_names(args: argparse.Namespace, recipe: Probe, mesh: Mesh) -> None:
     """Say what axes without names are called, and which names look like hooks and are none."""
-    if not recipe.axes and args.mesh and "=" not in args.mesh and not recipes.is_shipped(recipe):
+    if not recipe.axes and args.mesh and "=" not in args.mesh and not probe_files.is_shipped(recipe):
         named = ",".join(f"NAME={size}" for size in mesh.shape)
         how = f"AXES written in {recipe.path.name} itself, or --mesh {named}, names them"
         print(f"the mesh's axes are called {', '.join(mesh.axes)}: {how}", file=sys.stderr)
@@ -111,7 +111,7 @@ def _told(folder: Path, num_ranks: int) -> str:
     return f"{written:,} of {num_ranks:,} ranks have run the probe"
 
 
-def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> Mesh:
+def mesh_for(recipe: Probe, text: str | None, num_ranks: int | None = None) -> Mesh:
     """Return the mesh to run a recipe on.
 
     Args:
@@ -135,7 +135,7 @@ def mesh_for(recipe: Recipe, text: str | None, num_ranks: int | None = None) -> 
     return mesh
 
 
-def _job(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path) -> ProbeJob:
+def _job(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path) -> ProbeJob:
     return ProbeJob.of(recipe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values)
 
 
@@ -145,7 +145,7 @@ def _show_prints(rank: int, text: str) -> None:
         sys.stderr.writelines(line for line in text.splitlines(keepends=True) if not LOG_LINE.match(line))
 
 
-def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path, joined: World) -> int:
+def _run_joined(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path, joined: World) -> int:
     """Be one rank of a job that torchrun started; the lowest reports once every rank has written."""
     from shardviz.live import world
 
@@ -156,7 +156,7 @@ def _run_joined(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Pa
     return _report(args, recipe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
 
 
-def _report(args: argparse.Namespace, recipe: Recipe, mesh: Mesh, folder: Path) -> int:
+def _report(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path) -> int:
     from shardviz.commands import check
 
     code = check.report(folder, args.format, args.color)

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN
-from shardviz.names import printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.picture.terminal import Terminal
-    from shardviz.recipes import Recipe
+    from shardviz.picture.text.terminal import Terminal
+    from shardviz.probe_files import Probe
 
 MIN_SUMMARY = 30
 """Columns that a summary needs beside names and axes; with fewer it stands below them."""
@@ -32,21 +32,21 @@ def run(args: argparse.Namespace) -> int:
         from shardviz.commands import _bugs
 
         return _bugs.run(args)
-    from shardviz import recipes
+    from shardviz import probe_files
     from shardviz.commands._dumps import terminal_for, write_answer
-    from shardviz.installed import installed
+    from shardviz.probe_files import installed
 
     others, broken = installed()
     terminal = terminal_for(args.color)
-    write_answer(_lines([*recipes.shipped(), *others], terminal), terminal)
+    write_answer(_lines([*probe_files.shipped(), *others], terminal), terminal)
     for error in broken.values():
         print(f"shardviz: warning: {printable(error.message)}", file=sys.stderr)
     return EXIT_CLEAN
 
 
-def _lines(found: Sequence[Recipe], terminal: Terminal) -> list[Text]:
+def _lines(found: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each recipe; on a terminal what does not fit goes on below, in the column of the summaries."""
-    from shardviz.picture.terminal import DIM, line, wrapped
+    from shardviz.picture.text.terminal import DIM, line, wrapped
 
     names = max(len(printable(recipe.name)) for recipe in found)
     axes = max(len(", ".join(recipe.axes)) for recipe in found)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.tensors import Model
-    from shardviz.picture.terminal import Terminal
+    from shardviz.dump.dump import Model
+    from shardviz.picture.text.terminal import Terminal
 
 
 FORMATS = ("text", "svg", "html")
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
     from shardviz.commands._dumps import read_model, terminal_for, write_answer
-    from shardviz.picture.comms import comms_lines
-    from shardviz.picture.memory import memory_lines
-    from shardviz.picture.schedule import schedule_lines
+    from shardviz.picture.text.comms import comms_lines
+    from shardviz.picture.text.memory import memory_lines
+    from shardviz.picture.text.schedule import schedule_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
         raise ShardvizError("--memory, --comms and --schedule are text, of the whole dump", "name no tensor or format")
@@ -88,8 +88,8 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG; without a name, the only tensor that there is."""
     from shardviz.commands._dumps import read_model, write_markup
     from shardviz.dump.find import find_tensors
-    from shardviz.picture.subject import of_tensor
-    from shardviz.picture.svg import svg
+    from shardviz.picture.model.subject import of_tensor
+    from shardviz.picture.svg.page import svg
 
     model = read_model(folder)
     found = find_tensors(model, "*" if pattern is None else pattern)
@@ -107,7 +107,7 @@ def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
         raise ShardvizError(f"an HTML page is of a whole run, not of {pattern}", "leave it out, or take --format svg")
     from shardviz.commands._dumps import checked, read_model, write_markup
     from shardviz.commands._progress import progress
-    from shardviz.picture.html import html
+    from shardviz.picture.html.page import html
 
     model = read_model(folder)
     report = checked(model)
@@ -127,10 +127,10 @@ def show(
     """
     from shardviz.commands._dumps import read_model, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
-    from shardviz.picture.page import page_lines, rank_lines
-    from shardviz.picture.subject import of_tensor
-    from shardviz.picture.terminal import line
-    from shardviz.picture.values import value_lines
+    from shardviz.picture.model.subject import of_tensor
+    from shardviz.picture.text.page import page_lines, rank_lines
+    from shardviz.picture.text.terminal import line
+    from shardviz.picture.text.values import value_lines
 
     model = read_model(folder)
     terminal = terminal_for(colour, output)
@@ -150,9 +150,9 @@ def show(
 def _overview(model: Model, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, and its tensors with their verdicts."""
     from shardviz.commands._dumps import checked
-    from shardviz.picture.meshes import mesh_lines
-    from shardviz.picture.report import step_results, summary_line, table_lines
-    from shardviz.picture.terminal import line
+    from shardviz.picture.text.meshes import mesh_lines
+    from shardviz.picture.text.report import step_results, summary_line, table_lines
+    from shardviz.picture.text.terminal import line
 
     report = checked(model)
     dump = model.dump

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardviz.dtypes import is_dtype
 from shardviz.dump.records import MAX_NUMBER, Body
 from shardviz.errors import DumpError
-from shardviz.region import length
+from shardviz.layout.dtypes import is_dtype
+from shardviz.layout.region import length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.dump.records import GatherRecord, LayoutRecord
-    from shardviz.region import Ranges
+    from shardviz.layout.region import Ranges
 
 NOT_FINITE = ("nan", "inf", "-inf")
 

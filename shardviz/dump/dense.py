@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from shardviz.errors import DumpError
-from shardviz.names import printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.names import printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.tensors import Model, Tensor
+    from shardviz.dump.dump import Model, Tensor
 
 
 def find_tensors(model: Model, pattern: str) -> list[tuple[str, Tensor]]:

@@ -22,8 +22,8 @@ from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord,
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import DumpError
-from shardviz.mesh import Mesh
-from shardviz.names import Fold, printable
+from shardviz.layout.mesh import Mesh
+from shardviz.text import Fold, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shardviz.mesh import MAX_AXES, MAX_RANKS
-from shardviz.region import MAX_DIMS
+from shardviz.layout.mesh import MAX_AXES, MAX_RANKS
+from shardviz.layout.region import MAX_DIMS
 
 SCHEMA = 1
 NO_IDS = "cannot hold ids"
@@ -73,7 +73,7 @@ class LayoutRecord(Record, frozen=True):
 
     Attributes:
         mesh: Index into the rank file's `meshes`.
-        placements: One for each axis of the mesh, as `shardviz.placements` writes them.
+        placements: One for each axis of the mesh, as `shardviz.layout.placements` writes them.
         shape: The global shape; with `flat`, the one size of the whole concatenation.
         flat: Set for FSDP1's parameters.
     """

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, TypeVar
 from shardviz.dump.content import SHOWN, check_body, check_one_form, check_runs, check_spans, item_at, numel_of
 from shardviz.dump.records import DIGEST_LENGTH
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.layout import FlatView, Layout, check_placements
-from shardviz.mesh import AXIS_NAME, Mesh
-from shardviz.names import cut
-from shardviz.notation import parse
-from shardviz.placements import parse_placement
-from shardviz.region import length
+from shardviz.layout.layout import FlatView, Layout, check_placements
+from shardviz.layout.mesh import AXIS_NAME, Mesh
+from shardviz.layout.notation import parse
+from shardviz.layout.placements import parse_placement
+from shardviz.layout.region import length
+from shardviz.text import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardviz.dump.records import CallRecord, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
-    from shardviz.placements import Placement
-    from shardviz.region import Ranges
+    from shardviz.layout.placements import Placement
+    from shardviz.layout.region import Ranges
 
 MAX_NAMES = 1 << 20
 """A rank file names at most this many tensors, folded ones counted one by one."""

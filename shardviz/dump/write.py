@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardviz.errors import DumpError
-from shardviz.names import printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.live.capture import Capture
-    from shardviz.live.stages import Stage
-    from shardviz.live.stamp import Stamped
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.stages import Stage
+    from shardviz.live.capture.stamp import Stamped
 
 WIDER = (
     "what to do about ids that are not exact: for this one run stamp the model in float64, model.double() before "
@@ -67,10 +67,10 @@ def capture(
         MeshError: The mesh has no such axis.
         ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
     """
-    from shardviz.live.gather import refuse_without_group
-    from shardviz.live.locals import local_tensors, unwrapped
-    from shardviz.live.meshes import plain_mesh
-    from shardviz.live.stages import agree
+    from shardviz.live.capture.agreement import refuse_without_group
+    from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.meshes import plain_mesh
+    from shardviz.live.capture.stages import agree
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     names = [local.name for local in local_tensors(unwrapped(model))]
@@ -115,12 +115,12 @@ def capture_sharding(
     """
     import torch
 
-    from shardviz.live.gather import refuse_without_group
-    from shardviz.live.locals import local_tensors, unwrapped
-    from shardviz.live.meshes import plain_mesh
-    from shardviz.live.passes import Sharding, capture_passes
-    from shardviz.live.stages import agree
-    from shardviz.live.stamp import plan
+    from shardviz.live.capture.agreement import refuse_without_group
+    from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.meshes import plain_mesh
+    from shardviz.live.capture.passes import Sharding, capture_passes
+    from shardviz.live.capture.stages import agree
+    from shardviz.live.capture.stamp import plan
 
     def sharded(model: nn.Module) -> nn.Module:
         returned = parallelize(model, mesh)
@@ -155,10 +155,10 @@ def add_model(
     Returns:
         How many tensors could not hold their ids.
     """
-    from shardviz.live.locals import local_tensors
-    from shardviz.live.meshes import plain_mesh
-    from shardviz.live.passes import add_ids
-    from shardviz.live.stages import Stage
+    from shardviz.live.capture.locals import local_tensors
+    from shardviz.live.capture.meshes import plain_mesh
+    from shardviz.live.capture.passes import add_ids
+    from shardviz.live.capture.stages import Stage
 
     stage = stage or Stage()
     seen.add_ties(model, stage.prefix)
@@ -177,11 +177,11 @@ def _dump(
     """Give a capture to fill, and write it; the folder is there on all ranks before and complete after."""
     from torch import distributed
 
-    from shardviz.live.capture import Capture, run_record
-    from shardviz.live.gather import of_all_ranks
-    from shardviz.live.intended import check_intended
-    from shardviz.live.meshes import plain_mesh
-    from shardviz.live.stamp import Stamped
+    from shardviz.live.capture.agreement import of_all_ranks
+    from shardviz.live.capture.capture import Capture, run_record
+    from shardviz.live.capture.intended import check_intended
+    from shardviz.live.capture.meshes import plain_mesh
+    from shardviz.live.capture.stamp import Stamped
 
     check_intended(intended or {})
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()

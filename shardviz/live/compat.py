@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardviz import placements
+from shardviz.layout import placements
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

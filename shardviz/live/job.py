@@ -10,12 +10,12 @@ from shardviz.live import world
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.world.launching import OnOutput
     from shardviz.live.world.starting import Method
-    from shardviz.mesh import Mesh
-    from shardviz.recipes import Recipe
+    from shardviz.probe_files import Probe
 
-TASK = "shardviz.live.probing:run_probe"
+TASK = "shardviz.live.probe:run_probe"
 
 TIMEOUT = 120.0
 """Seconds that a probe may take unless told otherwise."""
@@ -50,7 +50,7 @@ class ProbeJob:
 
     @classmethod
     def of(
-        cls, recipe: Recipe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = VALUES_LIMIT
+        cls, recipe: Probe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = VALUES_LIMIT
     ) -> ProbeJob:
         """Return the job that runs a recipe on a mesh and writes to a folder."""
         return cls(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, values_limit, recipe.module)

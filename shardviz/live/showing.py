@@ -10,18 +10,18 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardviz import notation
 from shardviz.dump.read import layout_of
 from shardviz.dump.records import LayoutRecord
 from shardviz.errors import ShardvizError
-from shardviz.live.locals import Local, local_tensors, of_tensor
-from shardviz.live.meshes import plain_mesh
-from shardviz.picture.subject import of_layout
+from shardviz.layout import notation
+from shardviz.live.capture.locals import Local, local_tensors, of_tensor
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.picture.model.subject import of_layout
 
 if TYPE_CHECKING:
-    from shardviz.layout import Layout
-    from shardviz.mesh import Mesh
-    from shardviz.picture.subject import Subject
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.subject import Subject
 
 
 def rank() -> int | None:

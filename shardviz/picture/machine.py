@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from shardviz.names import printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from shardviz.names import printable
+from shardviz.text import printable
 
 EMPTY = ("rect", "path")
 """Elements of SVG that have nothing in them; all others are closed by a tag, as HTML wants them."""

@@ -7,7 +7,7 @@
         model = parallelize(build(), mesh)
         assert_layout(model, {"*.weight": "[*/tp/fsdp, *]"})
 
-The pytest plugin is `shardviz.testing.plugin`; nothing here is imported before it is used.
+The pytest plugin is `shardviz.testing.plugin.hooks`; nothing here is imported before it is used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardviz.live.probing import load_probe
-    from shardviz.live.stamp import stamp
-    from shardviz.testing.assertions import (
+    from shardviz.live.capture.stamp import stamp
+    from shardviz.live.probe import load_probe
+    from shardviz.testing.assertions.calls import (
         assert_clean,
         assert_layout,
         assert_ordered,
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
         assert_replicated,
         assert_tied,
     )
-    from shardviz.testing.marks import spmd
-    from shardviz.testing.message import ShardAssertionError
-    from shardviz.testing.same import assert_same
+    from shardviz.testing.assertions.message import ShardAssertionError
+    from shardviz.testing.assertions.same import assert_same
+    from shardviz.testing.plugin.marks import spmd
 
 _HOMES = {
-    "ShardAssertionError": "shardviz.testing.message",
-    "assert_clean": "shardviz.testing.assertions",
-    "assert_layout": "shardviz.testing.assertions",
-    "assert_ordered": "shardviz.testing.assertions",
-    "assert_reduced": "shardviz.testing.assertions",
-    "assert_replicated": "shardviz.testing.assertions",
-    "assert_same": "shardviz.testing.same",
-    "assert_tied": "shardviz.testing.assertions",
-    "load_probe": "shardviz.live.probing",
-    "spmd": "shardviz.testing.marks",
-    "stamp": "shardviz.live.stamp",
+    "ShardAssertionError": "shardviz.testing.assertions.message",
+    "assert_clean": "shardviz.testing.assertions.calls",
+    "assert_layout": "shardviz.testing.assertions.calls",
+    "assert_ordered": "shardviz.testing.assertions.calls",
+    "assert_reduced": "shardviz.testing.assertions.calls",
+    "assert_replicated": "shardviz.testing.assertions.calls",
+    "assert_same": "shardviz.testing.assertions.same",
+    "assert_tied": "shardviz.testing.assertions.calls",
+    "load_probe": "shardviz.live.probe",
+    "spmd": "shardviz.testing.plugin.marks",
+    "stamp": "shardviz.live.capture.stamp",
 }
 
 __all__ = [

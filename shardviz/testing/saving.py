@@ -7,17 +7,17 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.notation import write
-from shardviz.recipes import is_shipped
+from shardviz.layout.notation import write
+from shardviz.probe_files import is_shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from shardviz.dump.dump import Model, Tensor
     from shardviz.dump.records import Stage
-    from shardviz.dump.tensors import Model, Tensor
-    from shardviz.mesh import Mesh
-    from shardviz.recipes import Recipe
+    from shardviz.layout.mesh import Mesh
+    from shardviz.probe_files import Probe
 
 EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
 """Ids below this are exact in a dtype; the others hold them all, or none."""
@@ -61,7 +61,7 @@ def check_file(file: Path, *, force: bool) -> None:
         raise ShardvizError(f"{file} exists", "give --force to replace it, or another name")
 
 
-def save_test(file: Path, model: Model, recipe: Recipe, mesh: Mesh) -> None:
+def save_test(file: Path, model: Model, recipe: Probe, mesh: Mesh) -> None:
     """Write a test that asserts the layouts of a dump, and that what ranks hold is what they claim.
 
     Raises:
@@ -74,7 +74,7 @@ def save_test(file: Path, model: Model, recipe: Recipe, mesh: Mesh) -> None:
         raise ShardvizError(f"cannot write {file}: {error.strerror}") from error
 
 
-def written(file: Path, model: Model, recipe: Recipe, mesh: Mesh) -> str:
+def written(file: Path, model: Model, recipe: Probe, mesh: Mesh) -> str:
     """Return the text of the test that `save_test` writes."""
     stages = "STAGE_AXES" in recipe.path.read_text(encoding="utf-8")
     in_passes = not _are_exact(model, "stamped")
@@ -100,7 +100,7 @@ def _are_exact(model: Model, stage: Stage) -> bool:
     return all(last < EXACT.get(dtype, last + 1) for dtype in dtypes)
 
 
-def _imports(file: Path, recipe: Recipe, *, in_passes: bool) -> str:
+def _imports(file: Path, recipe: Probe, *, in_passes: bool) -> str:
     names = ["assert_layout", "assert_ordered", "spmd", *([] if in_passes else ["stamp"])]
     capture = "from shardviz import capture_sharding\n" if in_passes else ""
     if is_shipped(recipe) or recipe.module:

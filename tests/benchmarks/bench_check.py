@@ -28,9 +28,9 @@ from shardviz.dump.records import (
     TensorRecord,
 )
 from shardviz.dump.write import rank_file, write_rank, write_run
-from shardviz.layout import Layout
-from shardviz.mesh import Mesh
-from shardviz.notation import parse
+from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import Mesh
+from shardviz.layout.notation import parse
 
 MESH = Mesh(("fsdp", "tp"), (128, 8))
 LAYERS = 80

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from whole import verdict
 
 from shardviz.check.run import check_model
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
-from shardviz.dump.tensors import model_of
 from shardviz.dump.write import write_rank, write_run
-from shardviz.mesh import Mesh
-from shardviz.notation import parse
+from shardviz.layout.mesh import Mesh
+from shardviz.layout.notation import parse
 
 if TYPE_CHECKING:
     import numpy as np

@@ -67,7 +67,7 @@ if __name__ == "__main__":
 LOADED = """
 import time, pytest
 start = time.process_time_ns()
-import shardviz.testing.plugin
+import shardviz.testing.plugin.hooks
 print(time.process_time_ns() - start)
 """
 

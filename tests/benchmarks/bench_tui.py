@@ -63,7 +63,7 @@ FIRST_PAINT, KEY_TO_FRAME, MEMORY = 0.5, 0.016, 500
 
 def make_one(folder: Path) -> None:
     """Write a dump of one large tensor whose axes are in another order than its placements say, on 64 ranks."""
-    from shardviz.mesh import parse_mesh
+    from shardviz.layout.mesh import parse_mesh
     from tests.dumps import Made, make_dump
 
     tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")

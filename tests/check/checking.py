@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.run import check_dump
-from shardviz.mesh import Mesh, parse_mesh
-from shardviz.notation import parse
+from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.layout.notation import parse
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.finding import Finding, Report
-    from shardviz.layout import Layout
+    from shardviz.layout.layout import Layout
 
 
 def check_made(path: Path, mesh: str | Mesh, tensors: Mapping[str, Made | str]) -> Report:

@@ -10,7 +10,7 @@ import msgspec
 from shardviz.dump.read import mesh_of
 from shardviz.dump.records import Body, LayoutRecord, RankRecord, Role, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE, rank_file, write_rank, write_run
-from shardviz.notation import parse
+from shardviz.layout.notation import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

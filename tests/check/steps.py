@@ -8,11 +8,11 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step import check_step
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
-from shardviz.dump.tensors import model_of
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

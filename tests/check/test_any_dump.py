@@ -10,18 +10,18 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardviz.check.infer.layout import holds, infer_layout
+from shardviz.check.order.infer.layout import holds, infer_layout
 from shardviz.check.run import check_dump
-from shardviz.layout import Layout
-from shardviz.mesh import parse_mesh
-from shardviz.notation import write
+from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import write
 from tests.dumps import Made, make_dump
-from tests.layouts import layouts, placed
+from tests.layout.layouts import layouts, placed
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Report
-    from shardviz.mesh import Mesh
-    from shardviz.placements import Placement
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.placements import Placement
 
 Placed = tuple["Mesh", tuple[int, ...], tuple["Placement", ...]]
 

@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from shardviz.check.infer.layout import infer_layout
-from shardviz.layout import Layout
-from shardviz.mesh import Coord, Mesh, parse_mesh
-from shardviz.notation import parse, write
-from shardviz.region import Region
+from shardviz.check.order.infer.layout import infer_layout
+from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import Coord, Mesh, parse_mesh
+from shardviz.layout.notation import parse, write
+from shardviz.layout.region import Region
 
 
 def held_by(layout: Layout) -> dict[Coord, Region]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 from tests.check.checking import arange, check_made, kinds, only, reordered, shards_of
 from tests.dumps import Made
 

@@ -5,11 +5,11 @@ import pytest
 
 from shardviz.check.finding import NotChecked
 from shardviz.check.step import check_step
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, TensorRecord
-from shardviz.dump.tensors import model_of
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 
 MESH = Mesh(("dp", "tp"), (2, 2))
 WANTED = np.array([1.5, -2.0, 0.25, 3.0])

@@ -10,8 +10,8 @@ import pytest
 from shardviz.check.run import check_dump
 from shardviz.dump.records import NO_IDS, Body, GatherRecord, Position, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE
-from shardviz.testing.assertions import assert_ordered
-from shardviz.testing.message import ShardAssertionError
+from shardviz.testing.assertions.calls import assert_ordered
+from shardviz.testing.assertions.message import ShardAssertionError
 from tests.check.checking import arange, check_made, kinds, only
 from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import msgspec
 
 from shardviz.check.run import check_model
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
 from shardviz.dump.write import write_rank
-from shardviz.mesh import Mesh
+from shardviz.layout.mesh import Mesh
 from tests.dumps import make_dump
 
 MESH = Mesh(("tp",), (2,))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardviz.commands.audit import as_text
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.placements import Replicate, Shard
 from shardviz.live.audit.cases import Case
 from shardviz.live.audit.repro import repro
 from shardviz.live.audit.sweep import Audit, Disagreement
-from shardviz.mesh import parse_mesh
-from shardviz.placements import Replicate, Shard
 
 MESH = parse_mesh("tp=2")
 GATHER = Case("gather", MESH, (2,), (Shard(0),), (Shard(0),))

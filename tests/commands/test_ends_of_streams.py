@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.cli import main
-from shardviz.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:

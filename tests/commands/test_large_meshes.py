@@ -8,7 +8,7 @@ import pytest
 
 from shardviz.cli import main
 from shardviz.commands.mesh import _first_groups
-from shardviz.mesh import Mesh, parse_mesh
+from shardviz.layout.mesh import Mesh, parse_mesh
 
 
 @pytest.mark.parametrize("text", ["a=1", "a=2,b=3", "a=3,b=1,c=4", "a=2,b=2,c=2,d=3"])

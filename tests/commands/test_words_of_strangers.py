@@ -8,7 +8,7 @@ import pytest
 
 from shardviz.cli import main
 from shardviz.dump.read import read_dump
-from shardviz.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh
 from tests.dump.samples import put, refusal, spoil, write_sample
 from tests.dumps import make_dump
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from shardviz.check.finding import Kind
-from shardviz.recipes import shipped
+from shardviz.probe_files import shipped
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`.*?) \|.*\| (.*) \|$", README.partition("## What it finds")[2].partition("\n## ")[0], re.M)

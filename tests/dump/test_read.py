@@ -13,7 +13,7 @@ import pytest
 from shardviz.dump.dense import read_array
 from shardviz.dump.read import read_dump
 from shardviz.errors import DumpError
-from shardviz.mesh import Mesh, parse_mesh
+from shardviz.layout.mesh import Mesh, parse_mesh
 from tests.dump.samples import RUN, rank_record, spoil, write_sample
 from tests.dumps import make_dump
 

@@ -17,7 +17,7 @@ from shardviz.dump.ids import MAX_DENSE, MAX_ELEMENTS, MAX_OF_ALL, most_ids, own
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import LayoutError
-from shardviz.region import MAX_LAID_OUT, Region
+from shardviz.layout.region import MAX_LAID_OUT, Region
 from tests.dump.samples import put, refusal, spoil
 
 if TYPE_CHECKING:

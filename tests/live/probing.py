@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.check.run import check_model
+from shardviz.dump.dump import Model, model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import Model, model_of
 from shardviz.dump.write import prepare_folder
+from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import VALUES_LIMIT, ProbeJob
-from shardviz.mesh import parse_mesh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def batch(): return torch.randn(12, 6)
 
 def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT) -> Model:
     """Return what the probe's ranks wrote."""
-    recipe = recipes.find(probe)
+    recipe = probe_files.find(probe)
     mesh = parse_mesh(mesh_text, recipe.axes)
     ProbeJob.of(recipe, mesh, prepare_folder(folder), values_limit=values_limit).launch()
     return model_of(read_dump(folder))

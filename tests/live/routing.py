@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.live.comms import Comms
+from shardviz.layout.notation import parse
 from shardviz.live.compat import DTensor, torch_placement
-from shardviz.notation import parse
+from shardviz.live.step.comms import Comms
 
 if TYPE_CHECKING:
-    from shardviz.mesh import Mesh
+    from shardviz.layout.mesh import Mesh
 
 
 def redistributed(world, mesh: Mesh, pairs: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:

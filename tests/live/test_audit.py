@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from shardviz.layout import Layout
+from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import Mesh
+from shardviz.layout.placements import Replicate, Shard
 from shardviz.live.audit.cases import Case, all_cases
 from shardviz.live.audit.repro import repro
 from shardviz.live.audit.sweep import audit
-from shardviz.mesh import Mesh
-from shardviz.placements import Replicate, Shard
 
 MESH = Mesh(("fsdp", "tp"), (2, 2))
 

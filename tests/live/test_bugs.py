@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.check.run import check_model
 from shardviz.cli import main
 from tests.live.probing import run_probe
 
-BUGS = [recipe for recipe in recipes.shipped() if recipe.name.startswith("bugs/")]
-QUIET = [recipe for recipe in recipes.shipped() if recipe.name.startswith("quiet/")]
+BUGS = [recipe for recipe in probe_files.shipped() if recipe.name.startswith("bugs/")]
+QUIET = [recipe for recipe in probe_files.shipped() if recipe.name.startswith("quiet/")]
 SAID = {
     "quiet/batch_norm": "the step on the whole batch: its loss is ",
     "quiet/hsdp_before_all_reduce": "its gradient: .grad is None on every rank after the step",
@@ -61,7 +61,7 @@ def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
 def test_a_bug_that_needs_a_newer_torch_is_told_and_the_others_are_scored(monkeypatch, capsys):
     one = next(recipe for recipe in BUGS if recipe.name == "bugs/left_to_right_2d")
     known = [one, replace(one, name="bugs/of_tomorrow", torch=(99, 0))]
-    monkeypatch.setattr(recipes, "shipped", lambda: known)
+    monkeypatch.setattr(probe_files, "shipped", lambda: known)
     assert main(["probes", "--bugs"]) == 0
     out = capsys.readouterr().out
     assert "1 of 1 detected" in out

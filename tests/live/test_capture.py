@@ -9,11 +9,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
 from shardviz.check.run import check_dump
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
 from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
+from shardviz.layout.notation import write
 from shardviz.live.compat import fully_shard
-from shardviz.notation import write
 from shardviz.testing import spmd
 
 PP_FSDP = {"pp": 2, "fsdp": 2}

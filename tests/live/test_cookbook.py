@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.check.run import check_model
 from shardviz.check.step.agreement import agreement
 from shardviz.cli import main
 from shardviz.errors import EXIT_USAGE, ProbeError
-from shardviz.notation import write
-from shardviz.picture.report import listed_rows
+from shardviz.layout.notation import write
+from shardviz.picture.text.report import listed_rows
 from tests.live.probing import run_probe
 
 OTHERS = {
@@ -61,7 +61,9 @@ REFUSED = {
 
 
 def _healthy():
-    own = [recipe for recipe in recipes.shipped() if "/" not in recipe.name]  # bugs/ and quiet/ have their own tests
+    own = [
+        recipe for recipe in probe_files.shipped() if "/" not in recipe.name
+    ]  # bugs/ and quiet/ have their own tests
     return [recipe for recipe in own if recipe.name not in NEEDS_GPUS]
 
 
@@ -147,7 +149,7 @@ def test_a_collective_that_is_not_called_at_all_is_a_finding_too(tmp_path):
 
 def _changed(probe, folder, before, after):
     """Return a copy of a probe in which one thing is another."""
-    text = recipes.find(probe).path.read_text()
+    text = probe_files.find(probe).path.read_text()
     assert text.count(before) == 1
     copy = folder / f"{probe}.py"
     copy.write_text(text.replace(before, after))

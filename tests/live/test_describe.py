@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardviz.dump.dump import expand_runs
 from shardviz.dump.records import Stamp
-from shardviz.dump.tensors import expand_runs
-from shardviz.live import describe
-from shardviz.region import Region
+from shardviz.layout.region import Region
+from shardviz.live.capture.capture import describe
 
 WHOLE = Stamp("w", 11, (6, 4))
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardviz.cli import main
 from shardviz.errors import RankError
-from shardviz.notation import parse, write
+from shardviz.layout.notation import parse, write
 from tests.live.probing import run_probe
 
 HEALTHY = [

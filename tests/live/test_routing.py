@@ -1,9 +1,9 @@
 """torch's route as `explain` tells it is the one that torch takes."""
 
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from shardviz.layout.routes import torch_route
 from shardviz.live import world
-from shardviz.mesh import parse_mesh
-from shardviz.notation import parse
-from shardviz.routes import torch_route
 
 LAYOUTS = ("[8, 12]", "[8/a, 12]", "[8/b, 12/a]", "[8/a/b, 12]", "[8, 12/b] +a", "[8/a, 12] +b", "[8, 12] +a +b")
 

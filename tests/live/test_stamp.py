@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from shardviz.errors import ShardvizError
-from shardviz.live.stamp import Digits, stamp
+from shardviz.live.capture.stamp import Digits, stamp
 
 
 def test_ids_count_from_one_over_the_whole_model_row_major():

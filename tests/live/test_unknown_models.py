@@ -6,7 +6,7 @@ import pytest
 
 from shardviz.check.run import check_model
 from shardviz.cli import main
-from shardviz.picture.report import listed_rows
+from shardviz.picture.text.report import listed_rows
 from tests.live.probing import HEAD, checked, run_probe
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.errors import ProbeError
-from shardviz.installed import installed
+from shardviz.probe_files import installed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,24 +104,24 @@ BROKEN = {
 def test_a_broken_one_gets_a_line_and_a_hint(name: str) -> None:
     for asked in (name, f"acme_probes/{name}"):
         with pytest.raises(ProbeError) as raised:
-            recipes.find(asked)
+            probe_files.find(asked)
         assert str(raised.value) == BROKEN[name]
 
 
 def test_a_module_that_is_no_probe_is_told_like_a_file_that_is_none() -> None:
     with pytest.raises(ProbeError, match=r"empty\.py has no build\(\)"):
-        recipes.find("empty")
+        probe_files.find("empty")
 
 
 def test_a_probe_is_found_by_its_bare_name_and_shardvizs_own_come_first() -> None:
-    assert recipes.find("moe") == recipes.find("acme_probes/moe")
-    assert recipes.find("tp").module == ""
-    assert recipes.find("acme_probes/tp").module == "acme.probes.moe"
+    assert probe_files.find("moe") == probe_files.find("acme_probes/moe")
+    assert probe_files.find("tp").module == ""
+    assert probe_files.find("acme_probes/tp").module == "acme.probes.moe"
 
 
 def test_a_misspelt_one_gets_the_name_that_was_meant() -> None:
     with pytest.raises(ProbeError) as raised:
-        recipes.find("acme_probes/moo")
+        probe_files.find("acme_probes/moo")
     assert raised.value.hint == "did you mean acme_probes/moe?"
 
 
@@ -130,7 +130,7 @@ def test_a_name_that_two_distributions_have_must_be_whole(tmp_path: Path, monkey
     install(folder, "other_probes", {"other.py": PROBE}, "[shardviz.probes]\nmoe = other\n")
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ProbeError) as raised:
-        recipes.find("moe")
+        probe_files.find("moe")
     assert raised.value.message == "2 distributions have a probe 'moe'"
     assert raised.value.hint == "name one: acme_probes/moe, other_probes/moe"
     assert [recipe.name for recipe in installed()[0] if recipe.name.startswith("other")] == ["other_probes/moe"]

@@ -8,16 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardviz.mesh import parse_mesh
-from shardviz.notation import parse
-from shardviz.picture.drawing import Budget, draw
-from shardviz.picture.holders import Holders, mask_of
-from shardviz.picture.labels import ranks_label, shared_coords
-from shardviz.picture.sides import Sides
-from shardviz.picture.subject import of_layout
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from shardviz.picture.model.drawing import Budget, draw
+from shardviz.picture.model.holders import Holders, mask_of
+from shardviz.picture.model.labels import ranks_label, shared_coords
+from shardviz.picture.model.sides import Sides
+from shardviz.picture.model.subject import of_layout
 
 if TYPE_CHECKING:
-    from shardviz.layout import Layout
+    from shardviz.layout.layout import Layout
 
 MESH = parse_mesh("fsdp=2,tp=3")
 CHAINS = ["", "/fsdp", "/tp", "/tp/fsdp", "/fsdp/tp", "/3/tp", "/2/fsdp"]

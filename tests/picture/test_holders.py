@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
-from shardviz.mesh import parse_mesh
-from shardviz.notation import parse
-from shardviz.picture.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
-from shardviz.picture.sides import sides_of
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from shardviz.picture.model.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
+from shardviz.picture.model.sides import sides_of
 from tests.dumps import Made, make_dump
 
 MESH = parse_mesh("fsdp=2,tp=3")

@@ -14,7 +14,7 @@ from shardviz.cli import main
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRecord
 from shardviz.dump.write import write_rank
-from shardviz.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 from tests.picture.browser import asked, dom, picture, run
 
@@ -191,7 +191,7 @@ def test_723_tensors_on_1024_ranks_stay_under_5_mb(tmp_path: Path, monkeypatch: 
 
 
 def test_maps_beyond_the_pages_room_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardviz.picture.html.MOST_BYTES", 1)
+    monkeypatch.setattr("shardviz.picture.html.page.MOST_BYTES", 1)
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
     assert text.count("Not drawn: the page has no more room; shardviz show draws it") == 3
     assert "≠ 4</text>" in text, "what is wrong is drawn first"

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
-from shardviz.mesh import parse_mesh
-from shardviz.picture.holders import Plane
-from shardviz.picture.moves import first_difference, found_in_place_of, path_text, paths
-from shardviz.picture.sides import sides_of
+from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.model.holders import Plane
+from shardviz.picture.model.moves import first_difference, found_in_place_of, path_text, paths
+from shardviz.picture.model.sides import sides_of
 from tests.dumps import Made, make_dump
 
 

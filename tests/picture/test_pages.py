@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
-from shardviz.mesh import parse_mesh
-from shardviz.picture.page import page_lines, rank_lines
-from shardviz.picture.subject import of_tensor
-from shardviz.picture.terminal import ASCII, Terminal, line
+from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.text.page import page_lines, rank_lines
+from shardviz.picture.text.terminal import ASCII, Terminal, line
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardviz.mesh import Mesh, parse_mesh
-from shardviz.picture.palette import RANK_COLOURS, VERMILLION, rank_colour
+from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.picture.model.palette import RANK_COLOURS, VERMILLION, rank_colour
 from shardviz.tui.colours import rank_style
 
 MESHES = [

@@ -12,13 +12,13 @@ import pytest
 
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.run import check_model
+from shardviz.dump.dump import Model, model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import Model, model_of
-from shardviz.mesh import parse_mesh
-from shardviz.picture.findings import findings_lines
+from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_json, report_junit
-from shardviz.picture.report import listed_rows, report_lines, summary_line
-from shardviz.picture.terminal import Terminal
+from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.report import listed_rows, report_lines, summary_line
+from shardviz.picture.text.terminal import Terminal
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
 

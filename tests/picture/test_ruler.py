@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.picture.ruler import Ruler
+from shardviz.picture.model.ruler import Ruler
 
 
 @st.composite

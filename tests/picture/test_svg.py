@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 import pytest
 
 from shardviz.cli import main
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
-from shardviz.mesh import parse_mesh
-from shardviz.notation import parse
-from shardviz.picture.palette import RANK_COLOURS
-from shardviz.picture.subject import of_layout, of_tensor
-from shardviz.picture.svg import INK_ON, svg
+from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.notation import parse
+from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.model.subject import of_layout, of_tensor
+from shardviz.picture.svg.page import INK_ON, svg
 from tests.dumps import Made, make_dump
 from tests.picture.golden import check_golden
 from tests.picture.test_pages import HEALTHY, MISORDERED

@@ -1,10 +1,10 @@
 """The numbers of a tensor as text: small ones only, equal ones once."""
 
+from shardviz.dump.dump import Shard, Tensor
 from shardviz.dump.records import Body
-from shardviz.dump.tensors import Shard, Tensor
-from shardviz.names import Fold
-from shardviz.picture.terminal import Terminal
-from shardviz.picture.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
+from shardviz.picture.text.terminal import Terminal
+from shardviz.picture.text.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
+from shardviz.text import Fold
 
 
 def _tensor(values, shape):

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from shardviz.picture.terminal import ASCII, UNICODE, Glyphs
-from shardviz.picture.verdict import WORDS, Verdict, worst
+from shardviz.check.verdicts import WORDS, Verdict, worst
+from shardviz.picture.text.terminal import ASCII, UNICODE, Glyphs
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])

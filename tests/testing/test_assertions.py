@@ -8,8 +8,8 @@ from torch import distributed, nn
 
 import shardviz
 from shardviz.errors import MeshError, NotationError, ShardvizError
+from shardviz.live.capture.stamp import stamps_of
 from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
-from shardviz.live.stamp import stamps_of
 from shardviz.testing import (
     ShardAssertionError,
     assert_clean,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import shardviz
+from shardviz.live.capture.stamp import stamps_of
 from shardviz.live.compat import DTensor, Shard, fully_shard
-from shardviz.live.stamp import stamps_of
 from shardviz.testing import ShardAssertionError, assert_layout, spmd, stamp
 
 FSDP_TP = {"fsdp": 2, "tp": 2}

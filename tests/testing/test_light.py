@@ -12,7 +12,7 @@ def fresh(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("module", ["shardviz.testing", "shardviz.testing.plugin"])
+@pytest.mark.parametrize("module", ["shardviz.testing", "shardviz.testing.plugin.hooks"])
 def test_it_imports_nothing_heavy(module):
     assert fresh(f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])") == "\n"
 
@@ -24,6 +24,6 @@ def test_a_session_without_such_a_test_imports_nothing_heavy(tmp_path):
         f"print('heavy:', *[name for name in {HEAVY} if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]
-    environ = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "shardviz.testing.plugin"}
+    environ = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "shardviz.testing.plugin.hooks"}
     done = subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True, text=True)
     assert done.stdout.endswith("heavy:\n")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardviz import recipes
+from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from shardviz.testing.saving import check_file
@@ -104,7 +104,7 @@ def test_a_file_that_is_there_is_not_replaced_unless_forced(tmp_path):
 
 
 def test_shipped_probes_are_told_from_others(tmp_path):
-    assert recipes.is_shipped(recipes.find("tp_fsdp"))
+    assert probe_files.is_shipped(probe_files.find("tp_fsdp"))
     probe = tmp_path / "mine.py"
     probe.write_text(MINE)
-    assert not recipes.is_shipped(recipes.find(str(probe)))
+    assert not probe_files.is_shipped(probe_files.find(str(probe)))

@@ -11,14 +11,14 @@ import pytest
 from msgspec import structs
 
 from shardviz.dump.records import CollectiveRecord
-from shardviz.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 from tests.tui.steps import add_collectives, add_moments, add_to_ranks, gpipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.mesh import Mesh
+    from shardviz.layout.mesh import Mesh
 
 MESH = parse_mesh("fsdp=2,tp=4")
 

@@ -12,24 +12,24 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from shardviz.check.compare import compare
+from shardviz.check.diff import compare
 from shardviz.check.finding import Finding, NotChecked
+from shardviz.dump.dump import model_of
+from shardviz.dump.memory import total, uses
 from shardviz.dump.read import read_dump
 from shardviz.dump.records import Body, TensorRecord
-from shardviz.dump.tensors import model_of
 from shardviz.errors import ShardvizError
-from shardviz.memory import total, uses
-from shardviz.mesh import parse_mesh
-from shardviz.picture.report import listed_rows
+from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.text.report import listed_rows
 from shardviz.tui import web
-from shardviz.tui.comparing import pairs
-from shardviz.tui.document import Document
 from shardviz.tui.loading import checked
-from shardviz.tui.memory import ids_in_memory, part_text
-from shardviz.tui.mesh_plan import MeshPlan
-from shardviz.tui.names import shortened
+from shardviz.tui.model.comparing import pairs
+from shardviz.tui.model.document import Document
+from shardviz.tui.model.memory import ids_in_memory, part_text
+from shardviz.tui.model.mesh_plan import MeshPlan
+from shardviz.tui.model.names import shortened
+from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.screens.goto import parse_place
-from shardviz.tui.selection import Selection, carried_over, of_entry
 from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump

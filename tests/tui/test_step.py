@@ -6,10 +6,10 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
+from shardviz.dump.dump import model_of
 from shardviz.dump.read import read_dump
-from shardviz.dump.tensors import model_of
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.step import moments, step_of
+from shardviz.tui.model.step import moments, step_of
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:

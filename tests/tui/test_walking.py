@@ -13,11 +13,11 @@ import pytest
 from msgspec import structs
 
 from shardviz.errors import DumpError
-from shardviz.mesh import Mesh, parse_mesh
-from shardviz.picture import sides
+from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.picture.model import sides
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
-from shardviz.tui.messages import DocumentRead
+from shardviz.tui.model.messages import DocumentRead
 from shardviz.tui.saving import screen_text
 from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
@@ -26,7 +26,7 @@ from tests.tui.driving import walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
-    from shardviz.tui.selection import Selection
+    from shardviz.tui.model.selection import Selection
 
 
 def selection(app: ShardvizApp) -> Selection:

@@ -9,15 +9,15 @@ from textual import on
 from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
-from shardviz.names import printable
-from shardviz.picture.palette import GREY, VERMILLION
+from shardviz.picture.model.palette import GREY, VERMILLION
+from shardviz.text import printable
 
 from ..colours import ink
-from ..comparing import SIGNS, Pair, pairs
 from ..keys import keys
-from ..messages import Zoomed
-from ..names import shortened
-from ..selection import of_entry
+from ..model.comparing import SIGNS, Pair, pairs
+from ..model.messages import Zoomed
+from ..model.names import shortened
+from ..model.selection import of_entry
 from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
 from ..widgets.tensor_map import TensorMap
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from shardviz.check.compare import Difference
-    from shardviz.picture.holders import Plane
-    from shardviz.picture.sides import Sides
+    from shardviz.check.diff import Difference
+    from shardviz.picture.model.holders import Plane
+    from shardviz.picture.model.sides import Sides
 
-    from ..document import Document
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.selection import Selection
 
 LEGEND = "Tensors of both: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 
-from ..filters import Filters, after, axes_of, roles_of
 from ..keys import keys
-from ..messages import TensorChosen, TensorOpened
-from ..selection import of_entry
+from ..model.filters import Filters, after, axes_of, roles_of
+from ..model.messages import TensorChosen, TensorOpened
+from ..model.selection import of_entry
 from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.widgets import Input
 
-    from ..document import Document
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.selection import Selection
 
 
 class ExploreView(View):

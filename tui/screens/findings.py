@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual import on
 
-from shardviz.names import printable
-from shardviz.picture.terminal import UNICODE
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import printable
 
 from ..colours import verdict_style
-from ..names import shortened
-from ..selection import of_finding
+from ..model.names import shortened
+from ..model.selection import of_finding
 from ..widgets.box import Box, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.lines import Lines
@@ -22,8 +22,8 @@ from .view import View
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from ..document import Document
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.selection import Selection
 
 
 class FindingsView(View):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
 
-    from ..document import Document
+    from ..model.document import Document
     from .view import View
 
 PAUSE = 0.1

@@ -9,8 +9,8 @@ from textual.widgets import Static
 from shardviz.errors import ShardvizError
 
 from ..keys import keys
-from ..lights import lights_of
-from ..names import shortened
+from ..model.lights import lights_of
+from ..model.names import shortened
 from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ..document import Document
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.selection import Selection
 
 
 class MeshView(View):

@@ -9,16 +9,16 @@ from rich.text import Text
 from textual import on
 from textual.widgets import Static
 
+from shardviz.dump.memory import bytes_text
 from shardviz.errors import ShardvizError
-from shardviz.memory import bytes_text
-from shardviz.names import printable
-from shardviz.picture.terminal import UNICODE
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import printable
 
 from ..colours import verdict_style
 from ..keys import keys
-from ..memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
-from ..names import shortened
-from ..selection import of_entry
+from ..model.memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
+from ..model.names import shortened
+from ..model.selection import of_entry
 from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ..document import Document
-    from ..memory import Memory
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.memory import Memory
+    from ..model.selection import Selection
 
 
 class RankView(View):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Static
 
-from shardviz.memory import bytes_text
+from shardviz.dump.memory import bytes_text
 
-from ..filters import after
 from ..keys import keys
-from ..lights import takes_part
-from ..messages import PassChosen
-from ..step import Collective, Moment, Step, axes_text, moments
-from ..step_text import (
+from ..model.filters import after
+from ..model.lights import takes_part
+from ..model.messages import PassChosen
+from ..model.step import Collective, Moment, Step, axes_text, moments
+from ..model.step_text import (
     axes_width,
     before_width,
     collective_line,
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from shardviz.mesh import Mesh
+    from shardviz.layout.mesh import Mesh
 
-    from ..document import Document
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.selection import Selection
 
 
 class StepView(View):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widget import Widget
 
-from ..filters import after
-from ..messages import PlaceChosen, RankChosen
+from ..model.filters import after
+from ..model.messages import PlaceChosen, RankChosen
 from ..widgets.box import Column, Entitled
 from ..widgets.side_bar import SIDES
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..app import ShardvizApp
-    from ..document import Document
-    from ..selection import Selection
+    from ..model.document import Document
+    from ..model.selection import Selection
 
 
 class View(Column):

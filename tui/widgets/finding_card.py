@@ -9,17 +9,17 @@ from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.names import fold, printable
-from shardviz.picture.palette import GREEN
-from shardviz.picture.terminal import UNICODE
+from shardviz.picture.model.palette import GREEN
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import fold, printable
 
 from ..colours import ink, verdict_style
-from ..names import shortened
+from ..model.names import shortened
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
 
-    from ..document import Document
+    from ..model.document import Document
 
 MOST_NAME = 40
 

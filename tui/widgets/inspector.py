@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.names import printable
-from shardviz.picture.holders import ranks_of, ranks_text
-from shardviz.picture.moves import found_in_place_of, path_text, paths
+from shardviz.picture.model.holders import ranks_of, ranks_text
+from shardviz.picture.model.moves import found_in_place_of, path_text, paths
+from shardviz.text import printable
 
 from ..colours import verdict_style
 
 if TYPE_CHECKING:
-    from shardviz.mesh import Mesh
-    from shardviz.picture.sides import Cell, Sides
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.sides import Cell, Sides
 
-    from ..document import Document, Entry
-    from ..selection import Selection
+    from ..model.document import Document, Entry
+    from ..model.selection import Selection
 
 MOST_PATHS = 4
 

@@ -11,7 +11,7 @@ from .grid import BOLD, DIM
 if TYPE_CHECKING:
     from rich.style import Style
 
-    from shardviz.picture.paint import Frame
+    from shardviz.picture.text.paint import Frame
 
 
 def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, ruled: bool, every: bool) -> tuple[str, bool]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 
 from shardviz.errors import ShardvizError
-from shardviz.names import printable
+from shardviz.text import printable
 
 from ..clipboard import copy
 from ..keys import keys
-from ..lights import lights_of
-from ..messages import SideChosen
-from ..names import shortened
+from ..model.lights import lights_of
+from ..model.messages import SideChosen
+from ..model.names import shortened
+from ..model.selection import next_plane
 from ..screens.goto import GotoScreen
-from ..selection import next_plane
 from .box import Box, Column, Row
 from .inspector import Inspector
 from .mesh_grid import LEGEND, MeshGrid
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from shardviz.picture.sides import Sides
+    from shardviz.picture.model.sides import Sides
 
     from ..app import ShardvizApp
-    from ..document import Document, Entry
-    from ..selection import Selection
+    from ..model.document import Document, Entry
+    from ..model.selection import Selection
 
 
 class MapPanel(Box):

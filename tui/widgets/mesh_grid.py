@@ -10,12 +10,12 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.palette import VERMILLION, rank_colour
+from shardviz.picture.model.palette import VERMILLION, rank_colour
 
 from ..colours import ink, rank_style
 from ..keys import arrows
-from ..mesh_plan import MeshPlan
-from ..messages import RankChosen
+from ..model.mesh_plan import MeshPlan
+from ..model.messages import RankChosen
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.strip import Strip
 
-    from shardviz.mesh import Mesh
+    from shardviz.layout.mesh import Mesh
 
 LEGEND = "● holds it    ○ should, does not\n✗ should not  ? no file"
 

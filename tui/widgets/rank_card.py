@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.memory import bytes_text
-from shardviz.names import printable
-from shardviz.picture.holders import mask_of, ranks_text
+from shardviz.dump.memory import bytes_text
+from shardviz.picture.model.holders import mask_of, ranks_text
+from shardviz.text import printable
 
 from ..colours import verdict_style
 
 if TYPE_CHECKING:
-    from ..document import Document
+    from ..model.document import Document
 
 
 class RankCard(Static):

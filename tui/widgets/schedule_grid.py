@@ -8,13 +8,13 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.palette import rank_colour
-from shardviz.picture.schedule import LETTERS
-from shardviz.timeline import duration
+from shardviz.dump.timeline import duration
+from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.text.schedule import LETTERS
 
 from ..colours import rank_style
 from ..keys import arrows, keys
-from ..messages import PassChosen
+from ..model.messages import PassChosen
 from .grid import BOLD, DIM, Grid
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.dump.records import StageRecord
-    from shardviz.mesh import Mesh
-    from shardviz.timeline import Timeline
+    from shardviz.dump.timeline import Timeline
+    from shardviz.layout.mesh import Mesh
 
 CURSOR = Style(reverse=True, bold=True)
 SAME = Style(underline=True, bold=True)

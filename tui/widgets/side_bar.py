@@ -6,9 +6,9 @@ from typing import get_args
 
 from rich.segment import Segment
 
-from shardviz.picture.paint import Side
+from shardviz.picture.text.paint import Side
 
-from ..messages import SideChosen
+from ..model.messages import SideChosen
 from .grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 

@@ -9,12 +9,12 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.paint import Frame, Painted, paint
+from shardviz.picture.text.paint import Frame, Painted, paint
 
 from ..colours import block_style
 from ..keys import arrows, keys
-from ..messages import PlaceChosen, Zoomed
-from ..zoom import Zoom
+from ..model.messages import PlaceChosen, Zoomed
+from ..model.zoom import Zoom
 from .grid import BOLD, DIM, Grid
 from .map_edges import column_names, row_name
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.strip import Strip
 
-    from shardviz.picture.holders import Plane
-    from shardviz.picture.paint import Side
-    from shardviz.picture.sides import Sides
+    from shardviz.picture.model.holders import Plane
+    from shardviz.picture.model.sides import Sides
+    from shardviz.picture.text.paint import Side
 
 HEADER = 1
 CURSOR = Style(reverse=True, bold=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import on
 
-from shardviz.picture.terminal import UNICODE
-from shardviz.picture.verdict import worst
+from shardviz.check.verdicts import worst
+from shardviz.picture.text.terminal import UNICODE
 
 from ..colours import verdict_style
 from ..keys import keys
-from ..messages import TensorChosen, TensorOpened
-from ..names import shortened
+from ..model.messages import TensorChosen, TensorOpened
+from ..model.names import shortened
 from .lines import Lines
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from textual import events
     from textual.binding import BindingType
 
-    from shardviz.picture.verdict import Verdict
+    from shardviz.check.verdicts import Verdict
 
-    from ..document import Entry
+    from ..model.document import Entry
 
 Path = tuple[str, ...]
 

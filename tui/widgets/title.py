@@ -8,15 +8,15 @@ from rich.text import Text
 from textual.widgets import Static
 
 from shardviz.dump.records import WEIGHTS
-from shardviz.names import counted, printable
-from shardviz.picture.terminal import UNICODE
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import counted, printable
 
 from ..colours import verdict_style
 
 if TYPE_CHECKING:
-    from shardviz.picture.verdict import Verdict
+    from shardviz.check.verdicts import Verdict
 
-    from ..document import Document
+    from ..model.document import Document
 
 
 class Title(Static):

@@ -12,7 +12,7 @@ from .grid import DIM, Grid
 if TYPE_CHECKING:
     from textual.strip import Strip
 
-    from ..memory import Memory
+    from ..model.memory import Memory
 
 SAMPLE = 64
 """Rows and columns whose numbers' widths are looked at."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.names import listed
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared

@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.check.step.compared import Compared, compared
 
 if TYPE_CHECKING:
-    from shardviz.dump.tensors import Model
+    from shardviz.dump.dump import Model
 
 
 @dataclass(frozen=True, slots=True)

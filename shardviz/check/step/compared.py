@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.region import Region
+from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.tensors import Model, Shard, Tensor
-    from shardviz.layout import Layout
-    from shardviz.mesh import Mesh
+    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
 
 SAFETY = 16.0
 EPSILONS = {

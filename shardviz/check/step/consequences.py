@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.scale import ratio_to_wanted
+from shardviz.check.step.rules.scale import ratio_to_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

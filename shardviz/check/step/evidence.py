@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.names import Fold
+from shardviz.text import Fold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Model
     from shardviz.dump.records import RankRecord
-    from shardviz.dump.tensors import Model
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.gradients import check_unreduced
-from shardviz.check.step.norms import check_norm
-from shardviz.check.step.order import check_order
-from shardviz.check.step.scalars import check_scalar
-from shardviz.check.step.scale import check_scale
-from shardviz.check.step.terms import check_terms
-from shardviz.check.step.tied import check_tied
+from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.norms import check_norm
+from shardviz.check.step.rules.order import check_order
+from shardviz.check.step.rules.scalars import check_scalar
+from shardviz.check.step.rules.scale import check_scale
+from shardviz.check.step.rules.terms import check_terms
+from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.tensors import Model
+    from shardviz.dump.dump import Model
 
 
 def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | NotChecked]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.notation import write
+from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared

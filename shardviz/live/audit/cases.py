@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.layout import Layout
-from shardviz.mesh import Mesh
-from shardviz.placements import Placement, Replicate, Shard, StridedShard, spell
+from shardviz.layout.layout import Layout
+from shardviz.layout.mesh import Mesh
+from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard, spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.region import Region
+    from shardviz.layout.region import Region
 
 Operation = Literal["distribute", "gather", "redistribute", "fsdp_tp", "checkpoint"]
 Placements = tuple[Placement, ...]

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from shardviz.layout.placements import Placement, Shard
 from shardviz.live import compat
-from shardviz.placements import Placement, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shardviz.placements import spell
+from shardviz.layout.placements import spell
 
 if TYPE_CHECKING:
     from shardviz.live.audit.cases import Case

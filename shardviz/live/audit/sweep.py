@@ -19,8 +19,8 @@ from shardviz.live.audit.cases import Case, all_cases
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
-    from shardviz.mesh import Mesh
 
 TASK = "shardviz.live.audit.sweep:run_cases"
 MAX_DEATHS = 64

@@ -23,7 +23,7 @@ PATIENCE = 1.5
 """Seconds that a rank has to write its stacks."""
 _RUNNERS = (
     *(str(Path(__file__).with_name(name)) for name in ("rank.py", "threads.py")),
-    str(Path(__file__).parents[2] / "testing" / "ranks.py"),
+    str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"),
 )
 """Files with a function `call` that calls what the user wrote."""
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")

@@ -1,0 +1,198 @@
+"""What changed between two dumps: layouts, contents, findings; another torch, another mesh, a checkpoint loaded.
+
+Contents are compared whole: each dump's shards are put together by what they claim, so that two meshes can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.order.case import cases_of
+from shardviz.check.run import check_model
+from shardviz.errors import ShardvizError
+from shardviz.layout.notation import write
+from shardviz.layout.region import index_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.finding import Report
+    from shardviz.dump.dump import Model, Tensor
+
+Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
+KEPT: tuple[tuple[Literal["stamped", "initial"], str], ...] = (
+    ("stamped", "param"),
+    ("stamped", "buffer"),
+    ("initial", "param"),
+    ("initial", "buffer"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is another in the second dump.
+
+    Attributes:
+        tensor: The tensor's name.
+        aspect: What about it changed.
+        before: What it was, in the notation or in words.
+        after: What it is.
+    """
+
+    tensor: str
+    aspect: Aspect
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All that is different between two dumps.
+
+    Attributes:
+        changes: Tensor by tensor, in the first dump's order.
+        gained: Findings that only the second has.
+        lost: Findings that only the first has.
+        not_compared: What could not be compared, and why.
+    """
+
+    changes: tuple[Change, ...]
+    gained: tuple[Finding, ...]
+    lost: tuple[Finding, ...]
+    not_compared: tuple[NotChecked, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.gained or self.lost)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `shardviz diff --format json` prints."""
+        return {
+            "schema": 1,
+            "changes": [asdict(change) for change in self.changes],
+            "gained": [finding.to_json() for finding in self.gained],
+            "lost": [finding.to_json() for finding in self.lost],
+            "not_compared": [asdict(unchecked) for unchecked in self.not_compared],
+        }
+
+
+def compare(before: Model, after: Model, reports: tuple[Report, Report] | None = None) -> Difference:
+    """Compare two dumps; their reports may be there already."""
+    one, other = reports or (check_model(before), check_model(after))
+    results = [result for stage, role in KEPT for result in _stage_changes(before, after, stage, role)]
+    changes = dict.fromkeys(result for result in results if isinstance(result, Change))
+    return Difference(
+        tuple(changes),
+        _only_in(other, one),
+        _only_in(one, other),
+        tuple(dict.fromkeys(result for result in results if isinstance(result, NotChecked))),
+    )
+
+
+def _only_in(report: Report, other: Report) -> tuple[Finding, ...]:
+    known = {(finding.kind, finding.tensor) for finding in other.findings}
+    return tuple(finding for finding in report.findings if (finding.kind, finding.tensor) not in known)
+
+
+def _stage_changes(
+    before: Model, after: Model, stage: Literal["stamped", "initial"], role: str
+) -> Iterator[Change | NotChecked]:
+    if bool(before.stage(stage)) != bool(after.stage(stage)):
+        what = "where elements are" if stage == "stamped" else "the model's own values"
+        yield NotChecked("", f"{what}: only the {'first' if before.stage(stage) else 'second'} dump has them", "values")
+        return
+    ours, theirs = _by_name(before, stage, role), _by_name(after, stage, role)
+    for name in dict.fromkeys([*ours, *theirs]):
+        one, other = ours.get(name), theirs.get(name)
+        if one is None or other is None:
+            yield Change(name, "presence", _present(one), _present(other))
+            continue
+        yield from _tensor_changes(name, one, other)
+        if stage == "stamped":
+            was, now = held_text(before, one, name), held_text(after, other, name)
+            if (was, now) != (_claimed(one), _claimed(other)):
+                yield from _change(name, "held", was, now)
+        else:
+            yield from _value_changes(name, (before, one), (after, other))
+
+
+def _by_name(model: Model, stage: Literal["stamped", "initial"], role: str) -> dict[str, Tensor]:
+    return {name: tensor for tensor in model.stage(stage) if tensor.role == role for name in tensor.names}
+
+
+def _present(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+
+
+def _change(name: str, aspect: Aspect, before: str, after: str) -> Iterator[Change]:
+    if before != after:
+        yield Change(name, aspect, before, after)
+
+
+def _tensor_changes(name: str, one: Tensor, other: Tensor) -> Iterator[Change]:
+    yield from _change(name, "shape", str(list(one.shape)), str(list(other.shape)))
+    yield from _change(name, "dtype", one.dtype, other.dtype)
+    yield from _change(name, "claimed", _claimed(one), _claimed(other))
+
+
+def _claimed(tensor: Tensor) -> str:
+    return write(tensor.claimed) + f" on {tensor.claimed.mesh}" if tensor.claimed else "plain"
+
+
+def held_text(model: Model, tensor: Tensor, name: str) -> str:
+    """Return what ranks hold of a stamped tensor, in the notation where it has a form for it."""
+    try:
+        cases = list(cases_of(model, tensor, name))
+    except ShardvizError as error:
+        return f"not known: {error.message}"
+    return "; ".join(
+        f"{write(case.held)} on {case.mesh}" if case.held else "no layout that the notation can say" for case in cases
+    )
+
+
+def _value_changes(
+    name: str, ours: tuple[Model, Tensor], theirs: tuple[Model, Tensor]
+) -> Iterator[Change | NotChecked]:
+    if _same_digests(name, ours[1], theirs[1]):
+        return
+    try:
+        one, other = _whole(name, *ours), _whole(name, *theirs)
+    except ShardvizError as error:
+        why = f"its values differ or lie differently, and cannot be compared whole: {error.message}"
+        yield NotChecked(name, why, "values")
+        return
+    if one.shape != other.shape or np.array_equal(one, other, equal_nan=True):
+        return
+    different = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+    index = index_of(int(np.argmax(different)), different.shape)
+    count = f"{int(different.sum()):,} of {one.size:,} elements differ, the first at {index}"
+    yield Change(name, "values", f"{one[tuple(index)]:.6g}", f"{other[tuple(index)]:.6g} ({count})")
+
+
+def _same_digests(name: str, one: Tensor, other: Tensor) -> bool:
+    def digests(tensor: Tensor) -> dict[int, str]:
+        index = tensor.names.index(name)
+        return {rank: shard.digest(index) for rank, shard in tensor.shards.items()}
+
+    ours = digests(one)
+    return all(ours.values()) and ours == digests(other)
+
+
+def _whole(name: str, model: Model, tensor: Tensor) -> NDArray[np.float64]:
+    """Put a tensor's values together by what its shards claim."""
+    shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
+    whole = np.full(shape, np.nan)
+    for rank, shard in tensor.shards.items():
+        values = model.values(shard, name)
+        if shard.layout is None:
+            return values
+        region = shard.layout.region(shard.layout.mesh.coord_of(rank))
+        if region.shape != values.shape:
+            raise ShardvizError(f"rank {rank} has {list(values.shape)} where {list(region.shape)} is claimed")
+        whole.ravel()[region.flat_ids(shape)] = values
+    return whole

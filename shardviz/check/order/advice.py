@@ -1,0 +1,194 @@
+"""The catalogue: for every disorder that a tensor can be found in, its most likely cause, its fix, and upstream bugs.
+
+Fixes are templates; the fields in braces are filled by the module that recognised the disorder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardviz.check.order.infer.explanation import Disorder
+
+FSDP_OVER_TP = ("pytorch#129229", "pytorch#129206", "pytorch#130760")
+SWIGLU = ("Megatron-LM#2769", "ROCm/Megatron-LM#63")
+FUSED_QKV = ("Automodel#1324", "pytorch#140069", "DeepSpeed#3844")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Why it happened and what to do, and how a finding says so.
+
+    Attributes:
+        cause: The most likely cause, one sentence.
+        fix: What to change, in torch's own words.
+        refs: Known upstream bugs of this kind.
+        clause: How the finding's sentence ends.
+        details: What follows the sentence.
+        also: What else fits.
+    """
+
+    cause: str
+    fix: str
+    refs: tuple[str, ...] = ()
+    clause: str = ""
+    details: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+
+CATALOGUE: dict[Disorder, Advice] = {
+    "another-order": Advice(
+        "One library split the dim over the inner axis first and another split each part again, while the placements "
+        "read as if the axes had been applied left to right: FSDP2 over tensor parallel before torch 2.5 did so",
+        "upgrade torch to 2.5 or newer, or label the local tensors by {placements}",
+        FSDP_OVER_TP,
+    ),
+    "mesh-order": Advice(
+        "The parts were cut, read or put together by the rank's number, the mesh's first axis first, while the "
+        "placements are those of FSDP2 over tensor parallel, which split the dim over the inner axis first: a "
+        "checkpoint of a job on another mesh, or weight.chunk(world_size)[rank]",
+        "cut each shard by its placements, as distribute_tensor and torch.distributed.checkpoint do, or label the "
+        "local tensors by {placements}",
+    ),
+    "segments": Advice(
+        "A fused weight (q,k,v or gate/up) was split segment by segment, but labelled as one dim",
+        "label the local tensors by {placements}, or split the dim as a whole",
+        SWIGLU,
+    ),
+    "segments-under-fsdp": Advice(
+        "FSDP2 splits what each rank has of a fused weight (q,k,v or gate/up) as one stretch. No placements say that: "
+        "its label has one split_factor for the ranks and one for the segments, which torch reads as another order",
+        "{way}give each segment a Linear of its own",
+        FUSED_QKV,
+    ),
+    "unequal-segments": Advice(
+        "A fused weight whose segments differ in size (q,k,v with fewer key and value heads) was split segment by "
+        "segment, but labelled as one dim; no placements say such a split",
+        "give each segment a Linear of its own, or treat the weight as stored in rank order: full_tensor() needs its "
+        "rows put back",
+        SWIGLU,
+    ),
+    "across-segments": Advice(
+        "The placements say that the dim was split segment by segment, but it was split as a whole",
+        "label the local tensors by {placements}, or split each segment with torch.chunk by itself",
+        FUSED_QKV,
+    ),
+    "one-factor": Advice(
+        "FSDP2 splits a dim that several axes split unevenly before it; its label has one split_factor for all of "
+        "them, which says the same only where every size divides",
+        "make the dim divide by all axes but the last (pad it), or split it over one axis besides fsdp",
+    ),
+    "another-dim": Advice(
+        "The tensor was split on another dim than its placements name, as when ColwiseParallel and RowwiseParallel "
+        "are confused or the weight is stored transposed",
+        "label the local tensors by {placements}, or split the dim that the placements name",
+    ),
+    "replicated": Advice(
+        "The whole tensor was given to DTensor.from_local where a shard was wanted",
+        "label the local tensors by {placements}, or use distribute_tensor, which cuts the shards itself",
+    ),
+    "split": Advice(
+        "Local shards were given to DTensor.from_local with Replicate(), which does not look at them",
+        "label the local tensors by {placements}",
+    ),
+    "round-robin": Advice(
+        "The dim was dealt out in turn, as by weight[rank::size], or segment by segment, where Shard means one stretch",
+        "choose the shard by torch.chunk, or label the local tensors by {placements}",
+    ),
+    "another-axis": Advice(
+        "The shard was chosen by the coordinate on another axis than the one that the placements name: the axes were "
+        "confused, or the coordinate was computed from the global rank",
+        "choose the shard by mesh.get_local_rank({axis!r}), or label the local tensors by {placements}",
+    ),
+    "another-layout": Advice(
+        "The tensor was split in another way than its placements say",
+        "label the local tensors by {placements}, or redistribute after labelling",
+    ),
+    "same-shard": Advice(
+        "The loader did not use this axis's coordinate to choose the shard: a tp_rank left at its default of 0",
+        "choose the shard by mesh.get_local_rank({axis!r})",
+        ("vllm-gguf-plugin#103",),
+    ),
+    "reversed": Advice(
+        "The loader counts the coordinate from the other end, or the mesh was built from ranks in falling order",
+        "choose the shard by mesh.get_local_rank({axis!r}), and build the mesh by init_device_mesh",
+    ),
+    "rotated": Advice(
+        "Shards were sent on to a neighbour, as in a ring, or the coordinate has an offset",
+        "choose the shard by mesh.get_local_rank({axis!r})",
+    ),
+    "global-rank": Advice(
+        "The shard was chosen by the global rank, where the coordinate on one axis of the mesh was meant",
+        "choose the shard by mesh.get_local_rank({axis!r}), not by torch.distributed.get_rank()",
+    ),
+    "permuted-ranks": Advice(
+        "The loader numbers the ranks in another order than the mesh, as with a DeviceMesh whose ranks are not rising",
+        "choose the shard by mesh.get_coordinate(), not by the global rank, or build the mesh by init_device_mesh",
+    ),
+    "head-tail": Advice(
+        "The dim is in the head-tail order that balances causal attention in context parallel, but is labelled as if "
+        "it were in its own order",
+        "undo the order before anything reads the dim by placement: context_parallel_unshard does, by the load "
+        "balancer's restore indices",
+    ),
+    "balanced": Advice(
+        "The dim was split as evenly as possible (numpy.array_split, tensor_split), where Shard means torch.chunk: "
+        "full chunks first, what is left last",
+        "split with torch.chunk, or pad the dim to a multiple of the axis",
+    ),
+    "reversed-dim": Advice(
+        "The dim was flipped before it was split", "undo it: full_tensor().flip({dim}) is the tensor in order"
+    ),
+    "rotated-dim": Advice(
+        "The dim was rolled before it was split", "undo it: full_tensor().roll({undo}, {dim}) is the tensor in order"
+    ),
+    "interleaved": Advice(
+        "The segments of a fused weight (gate/up, q/k/v) or of shards were interleaved on load",
+        "undo it where the weight is loaded: {undo}",
+        SWIGLU,
+    ),
+    "rotary": Advice(
+        "The weight has the rotary order of the other convention: Hugging Face's halves where the model reads "
+        "interleaved pairs, or the other way round: permuted on load",
+        "undo it where the weight is loaded: {undo}",
+        ("torchtitan#1483",),
+    ),
+    "blocks": Advice(
+        "Segments of the dim (gate and up; q, k, v; experts) were put together in another order than the model reads",
+        "put the segments together in the order that the model reads",
+    ),
+    "permuted-dim": Advice(
+        "The dim was reordered before it was split, and no simple rule fits the order",
+        "look for the index or gather that reorders this dim where the weight is loaded",
+    ),
+    "transposed": Advice(
+        "The weight was transposed before it was split: Conv1D and Linear store theirs the other way round",
+        "transpose it where it is loaded: {undo}",
+    ),
+    "transposed-shards": Advice(
+        "Each local shard was transposed after the split", "give DTensor.from_local the local tensor transposed back"
+    ),
+    "padded": Advice(
+        "Padding was put before the content, so that every index moved up",
+        "pad at the end of the dim, and cut the padding off before the tensor is labelled",
+    ),
+    "other-tensor": Advice(
+        "The names were mixed up where the weights were loaded or the modules were renamed",
+        "load each tensor under its own name; compare the keys of the two state_dicts",
+    ),
+    "sequence-order": Advice(
+        "Context parallel reorders what it is given to balance causal attention (head and tail): one of them went "
+        "through it, the other was cut by itself",
+        "give {name} and {other} to one context_parallel(mesh, buffers=[...], buffer_seq_dims=[...]), or index both by "
+        "the same positions",
+    ),
+    "sequence-restart": Advice(
+        "Every rank counts its own part of the sequence from the start, as by arange(local_length) or freqs[:length]",
+        "take {name} at the global positions that {other} has on this rank, or give both to context_parallel",
+    ),
+    "scrambled": Advice(
+        "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",
+        "start from the first differences below: which code wrote these elements?",
+    ),
+}

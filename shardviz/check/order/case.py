@@ -1,0 +1,174 @@
+"""A case: one stamped tensor on one mesh, with what every rank claims beside what it holds.
+
+This is what the families of checks and the inference look at; the dump's records are not seen beyond this module.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.check.order.infer import infer_layout
+from shardviz.check.order.infer.layout import holds
+from shardviz.layout.ids import region_of
+from shardviz.layout.notation import write
+from shardviz.layout.region import Region, index_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Coord, Mesh
+
+
+@dataclass(frozen=True)
+class Case:
+    """One stamped tensor over the ranks of one mesh.
+
+    Attributes:
+        model: The dump that it is from.
+        tensor: The tensor, or the fold that it stands for.
+        name: Its name, or the first of the fold's.
+        mesh: The mesh that it claims; the run's for a plain tensor.
+        claimed: What most ranks claim; None for a plain tensor.
+        shards: The records, by coordinate on the mesh.
+        regions: What a coordinate holds, where that is a product of index ranges of this tensor.
+        ids: What it holds otherwise: ids from 1 within the tensor, 0 for zero, `-1` for no id, `-1 - id` for an id of
+            another tensor.
+    """
+
+    model: Model
+    tensor: Tensor
+    name: str
+    mesh: Mesh
+    claimed: Layout | None
+    shards: Mapping[Coord, Shard]
+    regions: Mapping[Coord, Region]
+    ids: Mapping[Coord, NDArray[np.int64]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in which regions count."""
+        return self.claimed.index_shape if self.claimed else _own_shape(self.model, self.tensor, self.name)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def absent(self) -> tuple[Coord, ...]:
+        """Coordinates of the mesh without a record of this tensor."""
+        return tuple(coord for coord in self.mesh.coords() if coord not in self.shards)
+
+    @cached_property
+    def held(self) -> Layout | None:
+        """The held layout; None where the notation has none for it."""
+        if self.ids or not self.regions:
+            return None
+        return infer_layout(self.mesh, self.shape, self.regions, self.claimed)
+
+    @property
+    def as_claimed(self) -> bool:
+        """Whether every rank holds what its placements say."""
+        return self.claimed is not None and not self.ids and holds(self.claimed, self.regions)
+
+    @cached_property
+    def claimed_text(self) -> str:
+        """What is claimed, in the notation; empty for a plain tensor."""
+        return write(self.claimed) if self.claimed else ""
+
+    def rank(self, coord: Coord) -> int:
+        """Return the rank at a coordinate."""
+        return self.mesh.rank_at(coord)
+
+    def local_ids(self, coord: Coord) -> NDArray[np.int64]:
+        """Return what a coordinate holds as ids from 1 within the tensor."""
+        if coord in self.ids:
+            return self.ids[coord]
+        return self.regions[coord].flat_ids(self.shape) + 1
+
+    def claimed_ids(self, coord: Coord) -> NDArray[np.int64]:
+        """Return what a coordinate claims as ids from 1 within the tensor."""
+        assert self.claimed is not None
+        return self.claimed.region(coord).flat_ids(self.shape) + 1
+
+    def index(self, element: int) -> list[int]:
+        """Return the index of the element number `element`, counted row-major from 0."""
+        return index_of(element, self.shape)
+
+    def owner(self, model_id: int) -> tuple[str, int]:
+        """Return the tensor that an id of the model belongs to, and the element's number in it."""
+        firsts, names = self.model.id_owners
+        at = bisect_right(firsts, model_id) - 1
+        return names[at], model_id - firsts[at]
+
+
+def cases_of(model: Model, tensor: Tensor, name: str, *, claims: bool = True) -> Iterator[Case]:
+    """Lay a tensor out as cases, one for each mesh that its ranks are on.
+
+    Args:
+        model: The dump.
+        tensor: The tensor, or the fold that it is in.
+        name: Its name.
+        claims: Whether what the placements say is taken up; where even the global shape is wrong, it cannot be.
+
+    Raises:
+        DumpError: The dump does not have the ids, or they are too many to lay out.
+    """
+    for mesh, shards in _by_mesh(model, tensor).items():
+        usual = Counter(shard.layout for shard in shards.values()).most_common(1)[0][0]
+        yield _case(model, tensor, name, mesh, usual if claims else None, shards)
+
+
+def _by_mesh(model: Model, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
+    meshes: dict[Mesh, dict[Coord, Shard]] = {}
+    for rank, shard in tensor.shards.items():
+        mesh = shard.layout.mesh if shard.layout else model.dump.mesh
+        if rank in mesh:
+            meshes.setdefault(mesh, {})[mesh.coord_of(rank)] = shard
+    return meshes
+
+
+def _case(
+    model: Model, tensor: Tensor, name: str, mesh: Mesh, claimed: Layout | None, shards: dict[Coord, Shard]
+) -> Case:
+    shape = claimed.index_shape if claimed else _own_shape(model, tensor, name)
+    regions: dict[Coord, Region] = {}
+    ids: dict[Coord, NDArray[np.int64]] = {}
+    for coord, shard in shards.items():
+        region = _region(model, shard, name, shape)
+        own = model.local_ids(shard, name) if region is None else None
+        if own is not None and shard.body.runs is not None:
+            region = region_of(own, shape)
+        if region is not None:
+            regions[coord] = region
+        elif own is not None:
+            ids[coord] = own
+    return Case(model, tensor, name, mesh, claimed, shards, regions, ids)
+
+
+def _own_shape(model: Model, tensor: Tensor, name: str) -> tuple[int, ...]:
+    """Return the shape of the whole of a plain tensor: that which was stamped, for each rank knows its own only."""
+    stamp = model.stamps.get(name)
+    return stamp.shape if stamp else tensor.shape
+
+
+def _region(model: Model, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | None:
+    body = shard.body
+    if not math.prod(body.local_shape):
+        empty = body.local_shape if len(body.local_shape) == len(shape) else (0,) * len(shape)
+        return Region(tuple(((0, size),) if size else () for size in empty))
+    if shard.held is not None:
+        return shard.held if len(shard.held.dims) == len(shape) else None
+    if body.dense:
+        return region_of(model.dense(shard, name), shape, model.first_ids.get(name, 1))
+    return None

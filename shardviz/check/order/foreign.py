@@ -1,0 +1,156 @@
+"""`foreign` and `name-collision`: values that are no ids of the tensor they stand in.
+
+Zeros are padding or memory that nothing was written to, what is no id is not a number or was computed, and an id of
+another tensor says whose it is. Where whole shards are other tensors', another one on each rank, the name itself means
+different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a plain tensor may end in padding
+as long as every id of it is held, and is `missing` some where not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.counts import count_ids
+from shardviz.check.order.infer.elements import explain_elements
+from shardviz.layout.region import index_of
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.order.case import Case
+    from shardviz.layout.mesh import Coord
+
+
+REWRITTEN = (
+    "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, to_empty)"
+)
+
+
+def check_foreign(case: Case) -> Iterator[Finding]:
+    """Yield what a case holds that is not its own.
+
+    Raises:
+        CountError: The ids are too many to be counted.
+    """
+    foreign = {coord: ids for coord, ids in case.ids.items() if np.any(ids <= 0)}
+    if not foreign or _may_be_padding(case, foreign):
+        return
+    owners = {coord: _owner(case, ids) for coord, ids in foreign.items()}
+    names = {name for name in owners.values() if name}
+    mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
+    if mixed and all(owners.values()):
+        yield _collision(case, owners)
+    elif len(names) == 1 and all(owners.values()):
+        yield _other_tensor(case, foreign, names.pop())
+    else:
+        yield _foreign(case, foreign)
+
+
+def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
+    """Whether all there is are zeros in a plain tensor; what they stand in for is missing, which says more."""
+    return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
+
+
+def _owner(case: Case, ids: NDArray[np.int64]) -> str:
+    """Return the one tensor that a whole shard is of; empty where it is of several, or of none."""
+    if np.any(ids >= -1):
+        return ""
+    first, last = case.owner(-1 - int(ids.max()))[0], case.owner(-1 - int(ids.min()))[0]
+    return first if first == last else ""
+
+
+def _collision(case: Case, owners: dict[Coord, str]) -> Finding:
+    by_rank = {shard.rank: owners.get(coord, case.name) for coord, shard in case.shards.items()}
+    named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
+    distinct = len(set(by_rank.values()))
+    return Finding(
+        "name-collision",
+        "error",
+        case.name,
+        tuple(sorted(by_rank)),
+        f"one name stands for {distinct} tensors of the unsharded model: {named}",
+        claimed=case.claimed_text,
+        held="another tensor on each rank",
+        cause="Modules were renumbered on each rank, as local experts counted from 0: a checkpoint by name keeps one "
+        "rank's and loses the others'",
+        fix="name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)",
+        refs=("KempnerForge#202",),
+    )
+
+
+def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], name: str) -> Finding:
+    coord = next(iter(foreign))
+    at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
+    advice = CATALOGUE["other-tensor"]
+    return Finding(
+        "foreign",
+        "error",
+        case.name,
+        _ranks(case, foreign),
+        f"{len(foreign)} of {len(case.shards)} ranks hold {name} under this name: rank {case.rank(coord)} starts "
+        f"with element {at} of it",
+        claimed=case.claimed_text,
+        held=f"the elements of {name}",
+        cause=advice.cause,
+        fix=advice.fix,
+        refs=advice.refs,
+    )
+
+
+def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
+    zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
+    none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
+    others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
+    total = sum(ids.size for ids in case.ids.values()) + sum(region.size for region in case.regions.values())
+    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, "values that are no id")) if count]
+    if others:
+        parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
+    lost = count_ids(case).num_missing
+    coord, ids = next(iter(foreign.items()))
+    first = index_of(int(np.argmax(ids <= 0)), ids.shape)
+    cause, fix, why = _explained(case, zeros, none)
+    details = (f"{lost:,} of its own {case.numel:,} elements are lost by it{why}",) if lost else ()
+    is_rewritten = all(np.all(ids == -1) for ids in foreign.values())
+    return Finding(
+        "foreign",
+        "error",
+        case.name,
+        _ranks(case, foreign),
+        f"{' and '.join(parts)} among the {total:,} elements held, the first at {first} of rank {case.rank(coord)}'s "
+        f"shard{'' if lost else why}",
+        details=details,
+        claimed=case.claimed_text,
+        cause=REWRITTEN if is_rewritten else cause,
+        fix=fix,
+        gives_way=is_rewritten,
+    )
+
+
+def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
+    shifted = next(explain_elements(case), None) if case.claimed is not None else None
+    if shifted is not None:
+        return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
+    if none:
+        cause = "The memory was never written (torch.empty, to_empty), or the weights were computed with after stamping"
+        return cause, "load or initialise this tensor on these ranks after it is materialised", ""
+    if zeros:
+        cause = "The elements are padding, or memory that no loader wrote to"
+        return cause, "write every element of the local shard, and cut padding off before it is labelled", ""
+    return CATALOGUE["other-tensor"].cause, CATALOGUE["other-tensor"].fix, ""
+
+
+def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:
+    ids = next(ids for ids in foreign.values() if np.any(ids < -1))
+    name, at = case.owner(-1 - int(ids[ids < -1][0]))
+    return f"the first is element {at} of {name}"
+
+
+def _ranks(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> tuple[int, ...]:
+    return tuple(sorted(case.rank(coord) for coord in foreign))

@@ -1,0 +1,117 @@
+"""The tensor was moved element by element: transposed before or after the split, or pushed along by padding."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.infer.explanation import Explanation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.order.case import Case
+    from shardviz.layout.mesh import Coord
+
+    Ids = NDArray[np.int64]
+
+SAMPLE = 64
+
+
+def explain_elements(case: Case) -> Iterator[Explanation]:
+    """Yield transpositions and paddings that give every rank the ids it holds."""
+    claimed = case.claimed
+    assert claimed is not None
+    sizes = [(math.prod(shard.body.local_shape), claimed.region(coord).size) for coord, shard in case.shards.items()]
+    if all(own == wanted for own, wanted in sizes):
+        yield from _transposed(case)
+        yield from _padded(case)
+    yield from _transposed_shards(case)
+
+
+def _transposed(case: Case) -> Iterator[Explanation]:
+    shape = case.shape
+    for one, other in combinations(range(len(shape)), 2):
+        swapped = list(shape)
+        swapped[one], swapped[other] = swapped[other], swapped[one]
+        ways: dict[str, Callable[[Ids], Ids]] = {
+            f"view({_listed(swapped)}).transpose({one}, {other})": partial(
+                _swap, read=shape, stored=tuple(swapped), dims=(one, other)
+            ),
+            f"transpose({one}, {other}).reshape({_listed(shape)})": partial(
+                _swap, read=tuple(swapped), stored=shape, dims=(one, other)
+            ),
+        }
+        for text, content in ways.items():
+            if _everywhere(case, content):
+                fix = CATALOGUE["transposed"].fix.format(undo=f"weight.transpose({one}, {other})")
+                words = f"the tensor's own {text}"
+                yield Explanation("transposed", f"the shards are those of {words}", fix, words)
+                return
+
+
+def _swap(at: Ids, read: tuple[int, ...], stored: tuple[int, ...], dims: tuple[int, int]) -> Ids:
+    """Return where the element at `at` of a tensor of shape `read` stands in one of shape `stored`, dims exchanged."""
+    one, other = dims
+    index = list(np.unravel_index(at, read))
+    index[one], index[other] = index[other], index[one]
+    return np.ravel_multi_index(tuple(index), stored).astype(np.int64)
+
+
+def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
+    """Whether every rank holds `content` of the places it claims; a sample of each rank is looked at first."""
+    for limit in (SAMPLE, None):
+        for coord in case.shards:
+            wanted = case.claimed_ids(coord).ravel()[:limit] - 1
+            if not np.array_equal(content(wanted) + 1, case.local_ids(coord).ravel()[:limit]):
+                return False
+    return True
+
+
+def _padded(case: Case) -> Iterator[Explanation]:
+    """Zeros in front push the content along one dim; what does not fit any more is lost."""
+    first = next((coord for coord in case.ids if np.any(case.ids[coord] > 0)), None)
+    if first is None:
+        return
+    own, wanted = case.ids[first], case.claimed_ids(first).reshape(case.ids[first].shape)
+    at = int(np.flatnonzero(own > 0)[0])
+    moved = int(wanted.flat[at] - own.flat[at])
+    for dim in range(len(case.shape)):
+        stride = math.prod(case.shape[dim + 1 :])
+        if moved > 0 and moved % stride == 0 and moved // stride < case.shape[dim]:
+            by = moved // stride
+            if all(_is_shifted(case, coord, dim, by) for coord in case.shards):
+                words = f"dim {dim} moved up by {by}, with {by} zeros before it"
+                yield Explanation("padded", f"padding comes first: {words}", CATALOGUE["padded"].fix, words)
+                return
+
+
+def _is_shifted(case: Case, coord: Coord, dim: int, by: int) -> bool:
+    stride = math.prod(case.shape[dim + 1 :])
+    wanted = case.claimed_ids(coord).ravel()
+    padding = (wanted - 1) // stride % case.shape[dim] < by
+    return np.array_equal(case.local_ids(coord).ravel(), np.where(padding, 0, wanted - by * stride))
+
+
+def _transposed_shards(case: Case) -> Iterator[Explanation]:
+    assert case.claimed is not None
+    if case.claimed.flat is not None or len(case.shape) < 2:
+        return
+    for coord, shard in case.shards.items():
+        if tuple(reversed(shard.body.local_shape)) != case.claimed.region(coord).shape:
+            return
+        if not np.array_equal(case.local_ids(coord).T, case.claimed_ids(coord)):
+            return
+    words = "each shard transposed"
+    yield Explanation("transposed-shards", f"the ranks hold {words}", CATALOGUE["transposed-shards"].fix, words)
+
+
+def _listed(shape: tuple[int, ...] | list[int]) -> str:
+    return ", ".join(map(str, shape))

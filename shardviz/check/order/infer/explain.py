@@ -1,0 +1,100 @@
+"""All explanations of a case, simplest first: another label, another rank's shard, another split, another order of a
+dim, another order of the elements."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.infer.dims import explain_dims
+from shardviz.check.order.infer.elements import explain_elements
+from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.labels import explain_label
+from shardviz.check.order.infer.ranks import explain_ranks
+from shardviz.check.order.infer.splits import explain_splits
+from shardviz.layout.region import MAX_LAID_OUT
+
+if TYPE_CHECKING:
+    from shardviz.check.order.case import Case
+
+MAX_ELEMENTS = 1 << 26
+"""A tensor with more elements is not looked at element by element once no rule over whole ranges fits."""
+
+MAX_DIFFERENCES = 3
+
+FEW_SEGMENTS = 3
+"""Whole shards that are exchanged are blocks of a dim in another order too; as few as q, k and v may be just that."""
+
+
+def explain(case: Case) -> list[Explanation]:
+    """Return everything that explains what the ranks of a case hold, simplest first.
+
+    Returns:
+        At least one explanation; the one called `scrambled`, with the first differences, where nothing else fits.
+    """
+    assert case.claimed is not None, "a plain tensor claims nothing"
+    found = _by_ranges(case)
+    if not found and _num_held(case) <= MAX_ELEMENTS:
+        found = list(explain_elements(case))
+    return found or [_scrambled(case)]
+
+
+def _by_ranges(case: Case) -> list[Explanation]:
+    assert case.claimed is not None
+    found = []
+    if case.held is not None:
+        found.append(explain_label(case.claimed, case.held))
+    if not case.ids:
+        found += explain_ranks(case.claimed, case.regions)
+        found += explain_splits(case.claimed, case.regions)
+        found += explain_dims(case.claimed, case.regions, most_blocks=FEW_SEGMENTS if found else None)
+    return found
+
+
+def _num_held(case: Case) -> int:
+    return sum(region.size for region in case.regions.values()) + sum(ids.size for ids in case.ids.values())
+
+
+def _scrambled(case: Case) -> Explanation:
+    differences = "; ".join(first_differences(case))
+    return Explanation(
+        "scrambled",
+        "no known shape fits",
+        CATALOGUE["scrambled"].fix,
+        f"scrambled: {differences}" if differences else "scrambled",
+        details=(f"first differences: {differences}",) if differences else (),
+    )
+
+
+def first_differences(case: Case) -> list[str]:
+    """Return, for the first ranks that differ, the first element that is not where it is claimed.
+
+    Shards too large to be laid out are passed over.
+    """
+    assert case.claimed is not None
+    found: list[str] = []
+    for coord, shard in sorted(case.shards.items(), key=lambda item: item[1].rank):
+        size, own_size = case.claimed.region(coord).size, math.prod(shard.body.local_shape)
+        if size != own_size:
+            found.append(f"rank {shard.rank} holds {own_size:,} elements of {size:,}")
+        elif size <= MAX_LAID_OUT:
+            wanted, own = case.claimed_ids(coord).ravel(), case.local_ids(coord).ravel()
+            if len(wrong := np.flatnonzero(wanted != own)):
+                at = int(wrong[0])
+                claimed, held = case.index(int(wanted[at]) - 1), _said(case, int(own[at]))
+                found.append(f"rank {shard.rank} holds {held} where it claims {claimed}")
+        if len(found) == MAX_DIFFERENCES:
+            break
+    return found
+
+
+def _said(case: Case, element: int) -> str:
+    if element > 0:
+        return str(case.index(element - 1))
+    if element < -1:
+        name, at = case.owner(-1 - element)
+        return f"element {at} of {name}"
+    return "no id" if element else "zero"

@@ -1,0 +1,122 @@
+"""A layout fits what is held, but it is another than the claimed one: what the difference is called, and the label
+that would be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.layout.notation import write
+from shardviz.layout.placements import spell
+from shardviz.layout.splits import JOIN
+
+if TYPE_CHECKING:
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.splits import Chain
+
+NO_LABEL = "no placements (torch has none for this layout: split the tensor anew)"
+
+
+def explain_label(claimed: Layout, held: Layout) -> Explanation:
+    """Name the difference between the claimed and the held layout."""
+    name = disorder_between(claimed, held)
+    axis = next((axis for axis in claimed.split_axes if axis not in held.split_axes), "")
+    fix = CATALOGUE[name].fix.format(placements=right_label(held), axis=axis, way=_other_dim(claimed, held))
+    return Explanation(name, _SENTENCES[name], fix, write(held), held)
+
+
+def _other_dim(claimed: Layout, held: Layout) -> str:
+    """Say how FSDP2 can be kept off a dim that has segments; empty where there is no dim that would do."""
+    for dim, chain in enumerate(held.chains):
+        if not chain and claimed.shape[dim] > 1:
+            return f"let FSDP2 split another dim (fully_shard(..., shard_placement_fn=lambda param: Shard({dim}))), or "
+    return ""
+
+
+_SENTENCES: dict[Disorder, str] = {
+    "another-order": "the axes split the dim in another order",
+    "mesh-order": "the axes split the dim in the order of the mesh",
+    "segments": "the dim is split segment by segment",
+    "segments-under-fsdp": "the label has another order of segments and ranks",
+    "across-segments": "the dim is split across its segments",
+    "round-robin": "the dim is dealt out in turn, or segment by segment",
+    "one-factor": "the label cuts all parts at once where the axes cut one after the other",
+    "another-dim": "another dim is split",
+    "another-axis": "the dim is split over another axis",
+    "replicated": "copies are held where shards are claimed",
+    "split": "shards are held where copies are claimed",
+    "another-layout": "the tensor is split in another way",
+}
+
+
+def right_label(held: Layout) -> str:
+    """Return torch's spelling of the placements that say what is held."""
+    placements = held.placements()
+    return spell(placements) if placements is not None else NO_LABEL
+
+
+def disorder_between(claimed: Layout, held: Layout) -> Disorder:
+    """Return the name of the difference between two layouts of one tensor on one mesh."""
+    ours, theirs = _axes_by_dim(claimed), _axes_by_dim(held)
+    if set(held.split_axes) < set(claimed.split_axes) and not _numbers(held):
+        return "replicated"
+    if set(held.split_axes) > set(claimed.split_axes) and not _numbers(held):
+        return "split"
+    if set(held.split_axes) != set(claimed.split_axes):
+        return "another-axis" if list(map(len, ours)) == list(map(len, theirs)) else "another-layout"
+    if [set(axes) for axes in ours] != [set(axes) for axes in theirs]:
+        return "another-dim"
+    if any(map(_has_segments_under_fsdp, claimed.chains)) or any(map(_is_split_again, held.chains)):
+        return "segments-under-fsdp"
+    if any(JOIN in chain for chain in claimed.chains) and not _numbers(held):
+        return "one-factor"
+    if not _numbers(claimed) and _is_dealt_out(held):
+        return "round-robin"
+    if _numbers(claimed) and not _numbers(held):
+        return "across-segments"
+    if _numbers(held) != _numbers(claimed):
+        return "segments"
+    if ours == theirs:
+        return "another-layout"
+    return "mesh-order" if _is_in_mesh_order(held, theirs) and not _is_in_mesh_order(claimed, ours) else "another-order"
+
+
+def _is_in_mesh_order(layout: Layout, axes_by_dim: list[list[str]]) -> bool:
+    """Whether the axes that split a dim do so from the mesh's first to its last, as `Shard` alone says it."""
+    return all(axes == sorted(axes, key=layout.mesh.axis_index) for axes in axes_by_dim)
+
+
+def _has_segments_under_fsdp(chain: Chain) -> bool:
+    """Whether a label's chain is that of FSDP2 over segments: `(48/2/dp)/3/tp`, with a number after its join."""
+    return JOIN in chain and any(isinstance(link, int) for link in chain[chain.index(JOIN) :])
+
+
+def _is_split_again(chain: Chain) -> bool:
+    """Whether segments are split and what a rank has of them is split as one: `(48/3/tp)/dp`."""
+    return JOIN in chain and any(isinstance(link, int) for link in chain[: chain.index(JOIN)])
+
+
+def _is_dealt_out(held: Layout) -> bool:
+    """Whether every dim that has a number is cut so small that each piece has one index: `8/2/ep` on four ranks."""
+    found = [(size, chain) for size, chain in zip(held.shape, held.chains, strict=True) if chain in _numbers(held)]
+    return bool(found) and all(
+        len(chain) == 2
+        and isinstance(chain[0], int)
+        and isinstance(chain[1], str)
+        and chain[1] != JOIN
+        and size <= chain[0] * held.mesh.axis_size(chain[1])
+        for size, chain in found
+    )
+
+
+def _axes_by_dim(layout: Layout) -> list[list[str]]:
+    """Return each dim's splitting axes in order; axes of one rank split nothing."""
+    return [
+        [link for link in chain if isinstance(link, str) and link != JOIN and layout.mesh.axis_size(link) > 1]
+        for chain in layout.chains
+    ]
+
+
+def _numbers(layout: Layout) -> list[Chain]:
+    return [chain for chain in layout.chains if any(isinstance(link, int) for link in chain)]

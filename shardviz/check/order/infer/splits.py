@@ -1,0 +1,138 @@
+"""Splits that are not one torch.chunk: the head-tail order of context parallel, the even split of array_split, and
+segments of different sizes, each split by itself."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.layout import same_region
+from shardviz.layout.region import Ranges, Region, length, merged
+from shardviz.layout.splits import JOIN, chunk, chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shardviz.check.order.infer.explanation import Disorder
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Coord
+    from shardviz.layout.splits import Chain
+
+    Split = Callable[[Ranges, int, int], Ranges]
+
+MAX_SEGMENTS = 16
+
+MAX_PIECES = 1 << 10
+"""A dim whose claimed numbers cut it into more pieces than this is not split in other ways."""
+
+
+def head_tail(ranges: Ranges, parts: int, part: int) -> Ranges:
+    """Return chunk `part` of twice as many chunks and its mirror image: torch's context parallel load balancing."""
+    return merged((*chunk(ranges, 2 * parts, part), *chunk(ranges, 2 * parts, 2 * parts - 1 - part)))
+
+
+def balanced(ranges: Ranges, parts: int, part: int) -> Ranges:
+    """Return the part that numpy.array_split gives: sizes differ by at most one, the longer ones first."""
+    small, longer = divmod(length(ranges), parts)
+    first = part * small + min(part, longer)
+    return _cut(ranges, first, first + small + (part < longer))
+
+
+def segmented(bounds: Sequence[int]) -> Split:
+    """Return the split that gives a part of each of the segments between the bounds."""
+
+    def split(_ranges: Ranges, parts: int, part: int) -> Ranges:
+        return merged(range_ for segment in pairwise(bounds) for range_ in chunk((segment,), parts, part))
+
+    return split
+
+
+def explain_splits(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+    """Yield the axes whose split of a dim is head-tail, balanced or by segments, all else being as claimed."""
+    kinds: list[tuple[Disorder, str, Split]] = [
+        ("head-tail", "{axis}=i of {size} holds chunks i and {last}-i of {twice} along dim {dim}", head_tail),
+        ("balanced", "dim {dim} is cut into {size} parts that differ by at most one along {axis}", balanced),
+    ]
+    if claimed.flat is not None:
+        return
+    for name, words, split in kinds:
+        for dim, chain in enumerate(claimed.chains):
+            for axis in chain if _num_pieces(chain) <= MAX_PIECES else ():
+                if isinstance(axis, int) or axis == JOIN or not _fits(claimed, held, dim, axis, split):
+                    continue
+                size = claimed.mesh.axis_size(axis)
+                text = words.format(axis=axis, size=size, last=2 * size - 1, twice=2 * size, dim=dim)
+                yield Explanation(name, text, CATALOGUE[name].fix, text)
+    yield from _unequal_segments(claimed, held)
+
+
+def _num_pieces(chain: Chain) -> int:
+    return math.prod(link for link in chain if isinstance(link, int))
+
+
+def _unequal_segments(claimed: Layout, held: Mapping[Coord, Region]) -> Iterator[Explanation]:
+    """Yield the segments of a dim that one axis splits: they begin where the first rank's pieces begin."""
+    for dim, chain in enumerate(claimed.chains):
+        axis = chain[0] if len(chain) == 1 else 0
+        if not isinstance(axis, str) or claimed.mesh.axis_size(axis) < 2:
+            continue
+        column = claimed.mesh.axis_index(axis)
+        first = next((region.dims[dim] for coord, region in held.items() if coord[column] == 0), ())
+        bounds = [*(start for start, _ in first), claimed.shape[dim]]
+        rising = bounds[0] == 0 and all(low < high for low, high in pairwise(bounds))
+        if 2 < len(bounds) <= MAX_SEGMENTS and rising and _fits(claimed, held, dim, axis, segmented(bounds)):
+            sizes = [high - low for low, high in pairwise(bounds)]
+            if len(set(sizes)) == 1:
+                continue
+            text = f"dim {dim} has segments of {', '.join(map(str, sizes))}, each split over {axis}"
+            yield Explanation("unequal-segments", text, CATALOGUE["unequal-segments"].fix, text)
+
+
+def _fits(
+    claimed: Layout,
+    held: Mapping[Coord, Region],
+    dim: int,
+    axis: str,
+    split: Split,
+) -> bool:
+    for coord, region in held.items():
+        own = claimed.region(coord)
+        position = dict(zip(claimed.mesh.axes, coord, strict=True))
+        ranges = _follow(claimed, claimed.chains[dim], claimed.shape[dim], position, axis, split)
+        if not same_region(Region((*own.dims[:dim], ranges, *own.dims[dim + 1 :])), region):
+            return False
+    return True
+
+
+def _follow(
+    claimed: Layout,
+    chain: Chain,
+    size: int,
+    position: Mapping[str, int],
+    axis: str,
+    split: Split,
+) -> Ranges:
+    """Follow a chain as `Layout` does, with another split for one axis."""
+    segments: list[Ranges] = [((0, size),)]
+    for link in chain:
+        if link == JOIN:
+            segments = [merged(range_ for segment in segments for range_ in segment)]
+        elif isinstance(link, int):
+            segments = [part for segment in segments for part in chunks(segment, link)]
+        else:
+            cut = split if link == axis else chunk
+            segments = [cut(segment, claimed.mesh.axis_size(link), position[link]) for segment in segments]
+    return merged(range_ for segment in segments for range_ in segment)
+
+
+def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
+    kept, before = [], 0
+    for start, stop in ranges:
+        low, high = max(first - before, 0), min(last - before, stop - start)
+        if low < high:
+            kept.append((start + low, start + high))
+        before += stop - start
+    return tuple(kept)

@@ -1,0 +1,147 @@
+"""`wrong-segment`, and other differences between what is held and what the author wants.
+
+The run names layouts by patterns over names (`expect` in a probe). A tensor that is labelled and held alike can still
+be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
+rows of q and half of k. What differs in its segments is `wrong-segment`; anything else is `wrong-placement`, for the
+label is not the one that was meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, Kind, NotChecked
+from shardviz.check.order.advice import CATALOGUE, FUSED_QKV, Advice
+from shardviz.check.order.infer.explain import explain
+from shardviz.check.order.infer.layout import same_region
+from shardviz.errors import ShardvizError
+from shardviz.layout.notation import Pattern, parse, write
+from shardviz.layout.placements import spell
+from shardviz.layout.splits import JOIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardviz.check.order.case import Case
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.splits import Chain
+
+CAUSE = "The dim was split as a whole, across the segments that the model reads, as ColwiseParallel does a fused weight"
+
+
+def intended_text(intended: Mapping[str, str], name: str) -> str:
+    """Return the layout that is wanted for a name, in the notation; empty where nothing was said."""
+    return next((text for pattern, text in intended.items() if fnmatchcase(name, pattern)), "")
+
+
+def unmatched(model: Model) -> Iterator[NotChecked]:
+    """Yield the patterns that fit no name, misspelt ones among them."""
+    names = [name for tensor in model.stage("stamped") for name in tensor.names]
+    for pattern in model.dump.run.intended if names else ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
+
+
+def is_intended(tensor: Tensor, text: str) -> bool:
+    """Whether a tensor that holds what it claims claims what is wanted, or nothing is; False where that is unclear."""
+    if not text:
+        return True
+    try:
+        return tensor.claimed is not None and parse(text).matches(tensor.claimed)
+    except ShardvizError:
+        return False
+
+
+def check_intent(case: Case, text: str) -> Iterator[Finding]:
+    """Yield the difference between what a case holds, rightly labelled or plain, and the layout in `text`.
+
+    Raises:
+        ShardvizError: The text is no layout, or does not fit the tensor or its mesh.
+    """
+    pattern = parse(text)
+    if case.claimed is not None and pattern.matches(case.claimed):
+        return
+    wanted = _layout(case, pattern)
+    wrong = [
+        shard.rank
+        for coord, shard in case.shards.items()
+        if coord not in case.regions or not same_region(wanted.region(coord), case.regions[coord])
+    ]
+    if not wrong and not _pending_differs(case, wanted):
+        return
+    held = write(case.held) if case.held is not None else "no layout of the notation"
+    kind = _kind(wanted, case.held)
+    advice = _advice(case, wanted, kind)
+    yield Finding(
+        kind,
+        "error",
+        case.name,
+        tuple(sorted(wrong)),
+        f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended{advice.clause}",
+        details=advice.details,
+        claimed=case.claimed_text,
+        held=held,
+        intended=text,
+        cause=advice.cause,
+        fix=advice.fix,
+        refs=advice.refs,
+    )
+
+
+def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
+    if kind == "wrong-segment":
+        return Advice(CAUSE, _fix_for_segments(wanted), FUSED_QKV)
+    if case.held is None:
+        first = explain(replace(case, claimed=wanted))[0]
+        return Advice(CATALOGUE[first.name].cause, first.fix, (), f": {first.sentence}", first.details)
+    placements = wanted.placements()
+    by = f"split it by {spell(placements)}" if placements is not None else "split it by hand"
+    fix = f"{by}, or change what is expected to {write(case.held)}"
+    left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
+    if left and not case.held.split_axes:
+        cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
+        return Advice(cause, fix, (), f": every rank has all of it, nothing splits it over {' or '.join(left)}")
+    return Advice("The plan shards this tensor in another way than its author expects", fix)
+
+
+def _fix_for_segments(wanted: Layout) -> str:
+    """Say what can be done for a dim of segments: FSDP2 and ColwiseParallel cannot be told to split each by itself."""
+    dim, chain = next((dim, chain) for dim, chain in enumerate(wanted.chains) if _numbers(chain))
+    count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
+    fix = f"give each of the {count} segments a Linear of its own, or put the rows in rank order before they are split"
+    placements = wanted.placements()
+    if len(axes) == 1 and placements is not None:
+        return f"{fix}, or use distribute_tensor(weight, mesh, {spell(placements)}) and not ColwiseParallel"
+    chains = list(wanted.chains)
+    chains[dim] = (count, *axes[:-1], JOIN, axes[-1])
+    under_fsdp = write(replace(wanted, chains=tuple(chains)))
+    return f"{fix}; FSDP2 splits what is left to a rank as one: expect {under_fsdp}"
+
+
+def _layout(case: Case, pattern: Pattern) -> Layout:
+    shape = case.tensor.shape if case.claimed is not None else case.shape
+    if pattern.flat is None and not pattern.fits_shape(shape):
+        raise ShardvizError(f"intended {pattern} does not fit the tensor's shape {list(shape)}")
+    wanted = pattern.layout(case.mesh, None if pattern.flat else shape)
+    if wanted.index_shape != case.shape:
+        raise ShardvizError(
+            f"intended {pattern} is not how the tensor is held: {case.claimed_text or list(case.shape)}"
+        )
+    return wanted
+
+
+def _pending_differs(case: Case, wanted: Layout) -> bool:
+    return case.claimed is not None and set(case.claimed.partial) != set(wanted.partial)
+
+
+def _numbers(chain: Chain) -> list[int]:
+    return [link for link in chain if isinstance(link, int)]
+
+
+def _kind(wanted: Layout, held: Layout | None) -> Kind:
+    numbers = [_numbers(chain) for chain in wanted.chains]
+    own = [_numbers(chain) for chain in held.chains] if held is not None else []
+    return "wrong-segment" if any(numbers) and numbers != own else "wrong-placement"

@@ -1,0 +1,174 @@
+"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids, not where they should be.
+
+Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and what
+the ranks hold is named. Otherwise ids are missing or held too often. While ranks are absent nothing can be counted, and
+what the others hold is compared with what they claim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, Kind
+from shardviz.check.order.advice import CATALOGUE, Advice
+from shardviz.check.order.counts import CountError, Counts, count_ids
+from shardviz.check.order.infer.explain import explain
+from shardviz.check.order.infer.labels import disorder_between
+from shardviz.check.order.infer.layout import same_region
+from shardviz.check.order.plain import advise_plain, held_in_words
+from shardviz.layout.region import indices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.infer.explanation import Explanation
+    from shardviz.layout.mesh import Coord
+
+OF_ORDER = (
+    "another-order",
+    "mesh-order",
+    "segments",
+    "segments-under-fsdp",
+    "across-segments",
+    "round-robin",
+    "one-factor",
+)
+"""Differences between layouts that are in the order of the elements, whatever the shards' sizes are."""
+
+
+def check_places(case: Case) -> Iterator[Finding]:
+    """Yield what is wrong with where a case's own ids are.
+
+    Raises:
+        CountError: The ids are too many to be counted.
+    """
+    if case.as_claimed:
+        return
+    if case.claimed is not None and (case.held is not None or case.absent):
+        yield _explained(case)
+        return
+    counts = count_ids(case)
+    if counts.num_missing and case.model.dump.missing_ranks:
+        raise CountError(f"{counts.num_missing:,} elements are on no rank that is there; others may hold them")
+    if not counts.even:
+        yield from _uneven(case, counts)
+    elif case.claimed is not None:
+        yield _explained(case)
+
+
+def _uneven(case: Case, counts: Counts) -> Iterator[Finding]:
+    if case.claimed is not None:
+        explanations = explain(case)
+        held, advice = explanations[0].held, _advice(explanations)
+    else:
+        held, advice = held_in_words(case), advise_plain(case, counts)
+    base = _finding(case, "missing", (), "", held, advice)
+    copies = "once" if counts.copies == 1 else f"{counts.copies} times"
+    if counts.num_missing:
+        where = case.index(counts.first_missing)
+        how = "on no rank" if counts.least == 0 else f"held less than {copies}"
+        ranks = tuple(sorted(shard.rank for shard in case.shards.values()))
+        text = f"{counts.num_missing:,} of {case.numel:,} elements are {how}, the first at {where}"
+        yield replace(base, ranks=ranks, sentence=text + advice.clause)
+    if counts.num_duplicated:
+        where, ranks = case.index(counts.first_duplicated), _holders(case, counts.first_duplicated)
+        often = f"held up to {counts.most} times instead of {copies}"
+        text = f"{counts.num_duplicated:,} of {case.numel:,} elements are {often}, the first at {where}"
+        yield replace(base, kind="duplicated", ranks=ranks, sentence=text + advice.clause)
+
+
+def _holders(case: Case, element: int) -> tuple[int, ...]:
+    return tuple(sorted(case.rank(coord) for coord in case.shards if _has(case, coord, element)))
+
+
+def _has(case: Case, coord: Coord, element: int) -> bool:
+    if coord in case.ids:
+        return bool(np.any(case.ids[coord] == element + 1))
+    region = case.regions[coord]
+    return bool(region.size) and all(
+        any(start <= at < stop for start, stop in ranges)
+        for at, ranges in zip(case.index(element), region.dims, strict=True)
+    )
+
+
+def _advice(explanations: list[Explanation]) -> Advice:
+    first, *others = explanations
+    known = CATALOGUE[first.name]
+    fix = first.fix
+    if others and first.layout is None:
+        fix += f"; or, if {others[0].held}: {others[0].fix}"
+    also = tuple(other.held for other in others)
+    return Advice(known.cause, fix, known.refs, f": {first.sentence}", first.details, also)
+
+
+def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, held: str, advice: Advice) -> Finding:
+    return Finding(
+        kind,
+        "error",
+        case.name,
+        ranks,
+        sentence,
+        details=advice.details,
+        claimed=case.claimed_text,
+        held=held,
+        cause=advice.cause,
+        fix=advice.fix,
+        also=advice.also,
+        refs=advice.refs,
+    )
+
+
+def _explained(case: Case) -> Finding:
+    explanations = explain(case)
+    advice, kind, wrong = _advice(explanations), _kind(case), wrong_ranks(case)
+    what = "other elements than their placements say"
+    if kind == "misordered-within-shard":
+        what = "the right elements in another order"
+    text = f"{len(wrong)} of {len(case.shards)} ranks hold {what}{advice.clause}"
+    return _finding(case, kind, wrong, text, explanations[0].held, advice)
+
+
+def _kind(case: Case) -> Kind:
+    assert case.claimed is not None
+    if case.held is not None:
+        if set(case.held.split_axes) != set(case.claimed.split_axes):
+            return "wrong-placement"
+        if disorder_between(case.claimed, case.held) in OF_ORDER:
+            return "misordered"
+    if shape_differs(case):
+        return "wrong-shape"
+    within = all(_same_set(case, coord) for coord in case.shards)
+    return "misordered-within-shard" if within else "misordered"
+
+
+def shape_differs(case: Case) -> list[Coord]:
+    """Return the coordinates whose local shape is not the one that chunking gives; empty shards are all alike."""
+    assert case.claimed is not None
+    found = []
+    for coord, shard in case.shards.items():
+        wanted, own = case.claimed.region(coord), shard.body.local_shape
+        if own != wanted.shape and not (wanted.size == 0 and 0 in own):
+            found.append(coord)
+    return found
+
+
+def _same_set(case: Case, coord: Coord) -> bool:
+    assert case.claimed is not None
+    if coord in case.ids:
+        return np.array_equal(np.sort(case.ids[coord].ravel()), np.sort(case.claimed_ids(coord).ravel()))
+    pairs = zip(case.regions[coord].dims, case.claimed.region(coord).dims, strict=True)
+    return all(np.array_equal(np.sort(indices(own)), np.sort(indices(wanted))) for own, wanted in pairs)
+
+
+def wrong_ranks(case: Case) -> tuple[int, ...]:
+    """Return the ranks that do not hold what they claim."""
+    assert case.claimed is not None
+    found = []
+    for coord, shard in case.shards.items():
+        if coord in case.ids or not same_region(case.claimed.region(coord), case.regions[coord]):
+            found.append(shard.rank)
+    return tuple(sorted(found))

@@ -1,0 +1,89 @@
+"""Plain tensors that were cut by hand: what ranks hold in words, and why ids of them are missing or held too often.
+
+Nothing is claimed of a plain tensor, so all there is to go by is which parts the ranks hold: how many parts there would
+have to be, along which axes of the mesh they differ, and how they follow each other.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.advice import CATALOGUE, Advice
+from shardviz.check.order.counts import varies
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.counts import Counts
+    from shardviz.layout.region import Region
+
+MAX_LISTED = 3
+
+
+def held_in_words(case: Case) -> str:
+    """Say what the first ranks hold, or what every rank does."""
+    regions = sorted((shard.rank, case.regions[coord]) for coord, shard in case.shards.items() if coord in case.regions)
+    if len({region for _, region in regions}) == 1 < len(regions):
+        return f"every rank {regions[0][1]}"
+    return listed((f"rank {rank} {region}" for rank, region in regions), MAX_LISTED)
+
+
+def advise_plain(case: Case, counts: Counts) -> Advice:
+    """Return why ids of a plain tensor are not held equally often, and what to do."""
+    unused = _unused_axes(case) if counts.num_missing else []
+    if unused:
+        known = CATALOGUE["same-shard"]
+        fix = ", or ".join(known.fix.format(axis=axis) for axis in unused)
+        return Advice(known.cause, fix, known.refs, f": all ranks along {' or '.join(unused)} hold the same part")
+    zeros = sum(int(np.count_nonzero(ids == 0)) for ids in case.ids.values())
+    if zeros:
+        cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
+        fix = "cut the padded tensor with torch.chunk"
+        return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
+    if counts.num_missing:
+        cause = "What was left over when the size was divided by the ranks was dropped, or a part was never loaded"
+        return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
+    fix = "cut with torch.chunk, by mesh.get_coordinate()"
+    return Advice("Ranks cut overlapping parts", fix, clause=_overlap(case))
+
+
+def _unused_axes(case: Case) -> list[str]:
+    """Return the axes whose coordinates would make as many parts as there must be, and along which nothing varies.
+
+    Where several axes have the size that is lacking, any of them may have been meant, and all are returned.
+    """
+    sizes = {region.size for region in case.regions.values()}
+    if case.ids or len(sizes) != 1 or 0 in sizes:
+        return []
+    parts = -(-case.numel // sizes.pop())
+    mesh = case.mesh
+    used = [axis for column, axis in enumerate(mesh.axes) if varies(case, column)]
+    still = [axis for axis in mesh.axes if axis not in used and mesh.axis_size(axis) > 1]
+    lacking, rest = divmod(parts, math.prod(mesh.axis_size(axis) for axis in used))
+    if rest or lacking < 2:
+        return []
+    alone = [axis for axis in still if mesh.axis_size(axis) == lacking]
+    together = [axes for axes in combinations(still, 2) if math.prod(map(mesh.axis_size, axes)) == lacking]
+    return alone or [axis for axes in together[:1] for axis in axes]
+
+
+def _overlap(case: Case) -> str:
+    """Say how parts follow each other along the one dim in which they differ; empty where there is no one step."""
+    regions = list(dict.fromkeys(case.regions[coord] for coord in sorted(case.regions)))
+    dims = [dim for dim in range(len(case.shape)) if len({region.dims[dim] for region in regions}) > 1]
+    if len(dims) != 1 or any(len(region.dims[dims[0]]) != 1 for region in regions):
+        return ""
+    starts, lengths = _starts(regions, dims[0])
+    steps = {after - before for before, after in pairwise(starts)}
+    if len(steps) != 1 or not 0 < min(steps) < lengths[0]:
+        return ""
+    return f": parts of {lengths[0]} along dim {dims[0]} begin {min(steps)} apart"
+
+
+def _starts(regions: list[Region], dim: int) -> tuple[list[int], list[int]]:
+    spans = sorted(region.dims[dim][0] for region in regions)
+    return [start for start, _ in spans], [stop - start for start, stop in spans]

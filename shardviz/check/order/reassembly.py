@@ -1,0 +1,140 @@
+"""`collective-mismatch`: the shards are where they are claimed, and what torch gathers from them is not in order.
+
+torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. Where the shards themselves are not
+as claimed, what torch gives back is a consequence, and is told with that finding instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.dump.dump import MAX_ELEMENTS, expand_runs
+from shardviz.layout.notation import write
+from shardviz.layout.region import Region, index_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Model
+    from shardviz.dump.records import GatherRecord, Stamp
+
+Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
+"""By name and collective: what the ranks got that is not the tensor in order."""
+
+OF_PLACES = (
+    "misordered",
+    "misordered-within-shard",
+    "missing",
+    "duplicated",
+    "foreign",
+    "name-collision",
+    "wrong-placement",
+    "wrong-shape",
+)
+
+
+def check_gathered(model: Model, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with what torch's collectives made of the tensors, and those of the collectives' own.
+
+    Args:
+        model: The dump.
+        findings: What is wrong with the shards themselves.
+    """
+    wrong, seen = _gathered(model)
+    told = [_with_consequence(model, finding, wrong, seen) for finding in findings]
+    explained = {finding.tensor for finding in told if finding.kind in OF_PLACES}
+    own = [_finding(model, name, call, ranks) for (name, call), ranks in wrong.items() if name not in explained]
+    return told + own
+
+
+def _gathered(model: Model) -> tuple[Wrong, set[tuple[str, str]]]:
+    """Return what came back wrong, and all that came back."""
+    wrong: Wrong = {}
+    seen: set[tuple[str, str]] = set()
+    whole = {name: Region.whole(stamp.shape).dims for name, stamp in model.stamps.items()}
+    for rank, record in sorted(model.dump.ranks.items()):
+        for gathered in record.gathered:
+            key = (gathered.name, gathered.collective)
+            seen.add(key)
+            stamp = model.stamps.get(gathered.name)
+            is_whole = gathered.held is not None and gathered.held == whole.get(gathered.name)
+            if not gathered.error and (is_whole or stamp is None or _is_in_order(stamp, gathered)):
+                continue
+            wrong.setdefault(key, {})[rank] = gathered
+    return wrong, seen
+
+
+def _with_consequence(model: Model, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
+    if finding.kind not in OF_PLACES:
+        return finding
+    calls = [call for name, call in seen if name == finding.tensor]
+    said = [
+        f"{call}() {_said(model, finding.tensor, wrong[finding.tensor, call])}"
+        if (finding.tensor, call) in wrong
+        else f"{call}() gives it back in order all the same"
+        for call in sorted(calls)
+    ]
+    return replace(finding, details=(*finding.details, *said))
+
+
+def _said(model: Model, name: str, ranks: dict[int, GatherRecord]) -> str:
+    rank, gathered = next(iter(ranks.items()))
+    return f"raised {gathered.error}" if gathered.error else f"gives {_difference(model.stamps[name], rank, gathered)}"
+
+
+def _finding(model: Model, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
+    tensors = [tensor for tensor in model.stage("stamped") if name in tensor.names]
+    claimed = tensors[0].claimed if tensors else None
+    return Finding(
+        "collective-mismatch",
+        "error",
+        name,
+        tuple(ranks),
+        f"the shards are as claimed, but {call}() {_said(model, name, ranks)}",
+        claimed=write(claimed) if claimed is not None else "",
+        cause="torch's own collective is wrong for this layout, or the process groups are not in the mesh's order",
+        fix="choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to "
+        "report",
+    )
+
+
+def _is_in_order(stamp: Stamp, gathered: GatherRecord) -> bool:
+    """Whether what came back is the tensor, however it is written down."""
+    ids = _ids(stamp, gathered)
+    return ids is not None and np.array_equal(ids, np.arange(1, math.prod(stamp.shape) + 1))
+
+
+def _difference(stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
+    """Say how many elements are out of place, and which is the first."""
+    numel = math.prod(stamp.shape)
+    ids = _ids(stamp, gathered)
+    if ids is None:
+        return "another tensor than was split"
+    if len(ids) != numel:
+        return f"{len(ids):,} elements of {numel:,} on rank {rank}"
+    wrong = np.flatnonzero(ids != np.arange(1, numel + 1))
+    at = int(wrong[0])
+    own, where = int(ids[at]), index_of(at, stamp.shape)
+    found = "no element of it"
+    if 1 <= own <= numel:
+        found = f"the element of {index_of(own - 1, stamp.shape)}"
+    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank} {found} stands at {where}"
+
+
+def _ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+    """Return the ids that came back, from 1 within the tensor; None where they are too many to lay out."""
+    if gathered.held is not None:
+        region = Region(gathered.held)
+        fits = len(gathered.held) == len(stamp.shape) and region.size <= MAX_ELEMENTS
+        return region.flat_ids(stamp.shape).ravel() + 1 if fits else None
+    runs = gathered.runs or ()
+    if sum(run[2] for run in runs) > MAX_ELEMENTS:
+        return None
+    return expand_runs(runs) - stamp.first + 1

@@ -1,0 +1,58 @@
+"""What was written anew where the model was sharded, and is no disorder: said as not checked, for a step to judge.
+
+A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere.
+A plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias
+of a row-wise layer, or a copy that was never written: what ranks hold does not say which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import NotChecked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.order.case import Case
+    from shardviz.layout.mesh import Coord
+
+
+def check_anew(case: Case) -> Iterator[NotChecked]:
+    """Yield a buffer that every rank computed again: it has no order that could be looked at."""
+    if _is_whole_in_shape(case) and _is_computed_alike(case, case.ids):
+        why = "every rank computes it anew after the model is filled, all of them the same: a step compares its values"
+        yield NotChecked(case.name, why, "order")
+
+
+def check_zeros(case: Case) -> Iterator[NotChecked]:
+    """Yield a plain tensor that is zero on some ranks and whole on the others."""
+    if _is_whole_in_shape(case) and case.regions and not any(map(np.any, case.ids.values())):
+        ranks = sorted(map(case.rank, case.ids))
+        why = (
+            f"{len(ranks)} of {len(case.shards)} ranks hold only zeros (rank {ranks[0]} first) where the others hold "
+            "all of it: terms of a sum, or copies that were never written"
+        )
+        yield NotChecked(case.name, why, "values")
+
+
+def _is_whole_in_shape(case: Case) -> bool:
+    """Whether it is a plain tensor of its whole shape on every rank, and some hold other than its ids."""
+    if case.claimed is not None or case.absent or not case.ids:
+        return False
+    return all(shard.body.local_shape == case.shape for shard in case.shards.values())
+
+
+def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bool:
+    """Whether all ranks have the same numbers, some of which are no ids, in the filled model and in its own."""
+    first = next(iter(ids.values()))
+    initial = case.model.find("initial", "buffer", case.name)
+    if case.regions or initial is None or not np.any(first == -1):
+        return False
+    index = initial.names.index(case.name)
+    digests = {shard.digest(index) for shard in initial.shards.values()}
+    return len(digests) == 1 and "" not in digests and all(np.array_equal(first, other) for other in ids.values())

@@ -1,0 +1,152 @@
+"""`sequence-order`: tensors that go along one sequence are split in different orders (context parallel).
+
+Tokens, labels, positions and masks are read index by index: what a rank has of one must be at the same positions as
+what it has of the others. Which tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and
+never guessed. Their positions are compared rank by rank with those that most of them have. One that is whole on every
+rank is looked up by position and has no order of its own; one that is split finer or coarser cannot be compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.case import cases_of
+from shardviz.check.order.infer import infer_layout
+from shardviz.check.order.infer.splits import explain_splits
+from shardviz.errors import ShardvizError
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
+from shardviz.layout.region import Ranges, Region, length
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardviz.check.order.infer.explanation import Disorder
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.layout.mesh import Mesh
+
+MAX_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which positions of the sequence each rank has of one tensor.
+
+    Attributes:
+        name: The tensor's name.
+        size: How long the sequence is.
+        held: The positions by rank, as they lie in memory.
+        leads: Whether others are held against it where as many are ordered in one way as in another.
+    """
+
+    name: str
+    size: int
+    held: Mapping[int, Ranges]
+    leads: bool
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some rank has another part than all of the sequence in its own order."""
+        return any(ranges != ((0, self.size),) for ranges in self.held.values())
+
+
+def check_sequence(model: Model) -> Iterator[Finding | NotChecked]:
+    """Yield tensors whose positions on a rank are not those of the others that share their sequence."""
+    found = list(_orders(model))
+    yield from (one for one in found if isinstance(one, NotChecked))
+    orders = [one for one in found if isinstance(one, Order) and one.is_split]
+    if len(orders) < 2:
+        return
+    times = Counter(_signature(one) for one in orders)
+    usual = max(orders, key=lambda one: (times[_signature(one)], one.leads))
+    for one in orders:
+        yield from _compare(model, one, usual)
+
+
+def _orders(model: Model) -> Iterator[Order | NotChecked]:
+    unseen = set(model.dump.run.sequence)
+    for tensor in model.stage("stamped"):
+        for name in tensor.names:
+            pattern = next((text for text in model.dump.run.sequence if fnmatchcase(name, text)), None)
+            if pattern is not None:
+                unseen.discard(pattern)
+                yield _order(model, tensor, name, model.dump.run.sequence[pattern])
+    why = "no tensor that shares a sequence has this name"
+    yield from (NotChecked(pattern, why, "order") for pattern in sorted(unseen))
+
+
+def _order(model: Model, tensor: Tensor, name: str, dim: int) -> Order | NotChecked:
+    held: dict[int, Ranges] = {}
+    try:
+        for case in cases_of(model, tensor, name):
+            if dim >= len(case.shape):
+                return NotChecked(name, f"its order along the sequence: it has no dim {dim}", "order")
+            if case.ids:
+                return NotChecked(name, f"its order along the sequence: dim {dim} is no list of positions", "order")
+            held |= {case.rank(coord): region.dims[dim] for coord, region in case.regions.items()}
+            size = case.shape[dim]
+    except ShardvizError as error:
+        return NotChecked(name, error.message, "order")
+    return Order(name, size, held, tensor.role == "activation")
+
+
+def _signature(one: Order) -> tuple[tuple[int, Ranges], ...]:
+    return tuple(sorted(one.held.items()))
+
+
+def _compare(model: Model, one: Order, usual: Order) -> Iterator[Finding | NotChecked]:
+    both = [rank for rank in sorted(one.held) if rank in usual.held]
+    wrong = tuple(rank for rank in both if one.held[rank] != usual.held[rank])
+    counts = {rank: (length(one.held[rank]), length(usual.held[rank])) for rank in wrong}
+    uneven = next((rank for rank, (own, others) in counts.items() if own != others), None)
+    if one.size != usual.size:
+        yield NotChecked(one.name, f"its {one.size} positions are not the {usual.size} of {usual.name}", "order")
+    elif uneven is not None:
+        own, others = counts[uneven]
+        yield NotChecked(one.name, f"rank {uneven} has {own} positions of it and {others} of {usual.name}", "order")
+    elif wrong:
+        yield _finding(model, one, usual, wrong)
+
+
+def _finding(model: Model, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
+    rank = wrong[0]
+    same = len(one.held) > 1 and len(set(one.held.values())) == 1
+    name: Disorder = "sequence-restart" if same else "sequence-order"
+    own, others = _said(one.held[rank]), _said(usual.held[rank])
+    return Finding(
+        "sequence-order",
+        "error",
+        one.name,
+        wrong,
+        f"{len(wrong)} of {len(one.held)} ranks have other positions of the sequence here than of {usual.name}: "
+        f"rank {rank} has {own} where {usual.name} has {others}",
+        held=_in_words(model.dump.mesh, one),
+        intended=f"as {usual.name}: {_in_words(model.dump.mesh, usual)}",
+        cause=CATALOGUE[name].cause,
+        fix=CATALOGUE[name].fix.format(name=one.name, other=usual.name),
+        refs=CATALOGUE[name].refs,
+    )
+
+
+def _said(ranges: Ranges) -> str:
+    return str(Region((ranges,)))
+
+
+def _in_words(mesh: Mesh, one: Order) -> str:
+    """Say how the sequence is split: in the notation, by its rule, or rank by rank."""
+    regions = {mesh.coord_of(rank): Region((ranges,)) for rank, ranges in one.held.items() if rank in mesh}
+    layout = infer_layout(mesh, (one.size,), regions)
+    if layout is not None:
+        return write(layout)
+    for axis in mesh.axes:
+        for found in explain_splits(Layout(mesh, (one.size,), ((axis,),)), regions):
+            return found.held
+    if len(set(one.held.values())) == 1:
+        return f"every rank {_said(next(iter(one.held.values())))}"
+    return listed((f"rank {rank} {_said(ranges)}" for rank, ranges in sorted(one.held.items())), MAX_LISTED)

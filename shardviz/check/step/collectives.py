@@ -1,0 +1,116 @@
+"""`collective-mismatch`: a collective gave a rank other numbers than it is defined to, of what all ranks had before.
+
+Ranks are counted within the group, `size` of them; parts are equal and in the group's order. What a rank has after a
+`reduce` or `gather` that it is not the root of is not defined, and not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.words import number
+from shardviz.errors import DumpError
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Model
+    from shardviz.dump.records import CallRecord
+
+    Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A rank that has something else after a collective than is defined."""
+
+    call: CallRecord
+    after: Values
+    wanted: Values
+
+
+RTOL = 1e-6
+"""How far a sum may be off for rounding, relative to it: a float32's, with room for its terms."""
+
+MAX_SHOWN = 8
+
+DEFINITIONS: Mapping[str, Callable[[Values, int], Values | None]] = {
+    "broadcast": lambda before, me: before[0],
+    "reduce": lambda before, me: None if me else before.sum(0),
+    "all_reduce": lambda before, me: before.sum(0),
+    "scatter": lambda before, me: np.split(before[0], len(before))[me],
+    "gather": lambda before, me: None if me else before,
+    "all_gather": lambda before, me: before,
+    "reduce_scatter": lambda before, me: np.split(before.sum(0), len(before))[me],
+    "all_to_all": lambda before, me: np.concatenate([np.split(row, len(before))[me] for row in before]),
+    "send_recv": lambda before, me: before[me - 1],
+}
+"""What rank `me` of a group has after a collective, of what all had before, `[size, ...]`; the root is the first.
+
+`send_recv` is a ring: each gets what the rank before it had, the first what the last had.
+"""
+
+
+def check_collectives(model: Model) -> Iterator[Finding | NotChecked]:
+    """Yield the collectives of a step that did not give what they are defined to give, once for all groups."""
+    calls = dict.fromkeys(call for rank in model.dump.ranks.values() for call in rank.calls)
+    wrong: dict[tuple[str, str], dict[int, Wrong]] = {}
+    for call in calls:
+        try:
+            wrong.setdefault((call.module, call.op), {}).update(_wrong(model, call))
+        except (DumpError, ValueError) as error:
+            yield NotChecked(call.module, f"{call.op} over ranks {listed(call.ranks, MAX_SHOWN)}: {error}", "step")
+    yield from (_finding(module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
+
+
+def _wrong(model: Model, call: CallRecord) -> dict[int, Wrong]:
+    """Return the ranks of a group that have something else than is defined.
+
+    Raises:
+        DumpError: The dump does not have what the ranks had.
+        ValueError: They had tensors of different shapes, or such as cannot be parted.
+    """
+    if call.op not in DEFINITIONS:
+        raise ValueError(f"shardviz has no definition of {call.op}")
+    before = np.stack([_values(model, f"{call.module}.before", rank) for rank in call.ranks])
+    found = {}
+    for me, rank in enumerate(call.ranks):
+        wanted = DEFINITIONS[call.op](before, me)
+        if wanted is not None:
+            after = _values(model, call.module, rank)
+            if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=RTOL, atol=0):
+                found[rank] = Wrong(call, after, wanted)
+    return found
+
+
+def _values(model: Model, name: str, rank: int) -> Values:
+    tensor = model.find("step", "activation", name)
+    if tensor is None or rank not in tensor.shards:
+        raise DumpError(f"rank {rank} wrote no {name}")
+    return model.values(tensor.shards[rank], name)
+
+
+def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:
+    rank, first = next(iter(sorted(ranks.items())))
+    return Finding(
+        "collective-mismatch",
+        "error",
+        module,
+        tuple(sorted(ranks)),
+        f"{op} over ranks {listed(first.call.ranks, MAX_SHOWN)} gave rank {rank} {_shown(first.after)}, where "
+        f"{_shown(first.wanted)} follows from what they had before",
+        cause="It was called with another group, root, order or reduction than was meant, its result was read before "
+        "it had come, or the backend is wrong",
+        fix="compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True",
+    )
+
+
+def _shown(values: Values) -> str:
+    return f"[{listed(map(number, values.ravel()), MAX_SHOWN)}]"

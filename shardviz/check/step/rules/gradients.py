@@ -1,0 +1,113 @@
+"""`unreduced-gradient`, `unreduced-output`: copies of one gradient or output were never made to agree.
+
+Along an axis that does not split it every rank must have the same gradient, and the same output. Where they differ
+along such an axis and their sum or mean is the unsharded model's, each rank has only its own part. Quiet where `.grad`
+is None (HSDP between backward and all-reduce) and where a Partial placement says that the sum is still to come.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.rules.reductions import missing_reduction, ranks_by_part, reduction_over
+from shardviz.check.step.words import claimed_text, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.step.compared import Compared
+
+MAX_LISTED = 4
+OPS = {"mean": "AVG", "sum": "SUM", "norm": "SUM"}
+"""Reductions, as torch calls what is sent."""
+
+REFS = ("pytorch#154888", "Megatron-LM#1446")
+
+
+def check_unreduced(one: Compared) -> Finding | None:
+    """Return the finding if copies of a gradient or output differ along an axis, and a reduction makes them right."""
+    missing = missing_reduction(one) if one.copies_differ_along else None
+    if missing is None:
+        return _among_holders(one)
+    reduction, over, ratio = missing
+    axes = " and ".join(over)
+    low, high, worst = _farthest(one, one.mesh.groups(one.copies_differ_along[0]))
+    whole = one.whose if ratio == 1 else f"{ratio} of {one.whose}"
+    what = "gradient" if one.role == "grad" else "output"
+    op = OPS[reduction]
+    cause, fix = _of_gradient(axes, op, over) if one.role == "grad" else _of_output(axes, op, over)
+    return Finding(
+        "unreduced-gradient" if one.role == "grad" else "unreduced-output",
+        "error",
+        one.name,
+        one.wrong,
+        f"the {what} differs along {axes}: rank {low} and rank {high} are up to {number(worst)} apart",
+        details=(f"their {reduction} over {axes} is {whole}",),
+        claimed=claimed_text(one),
+        held=f"each rank's own part (+{', +'.join(over)})",
+        cause=cause,
+        fix=fix,
+        refs=REFS if one.role == "grad" else (),
+    )
+
+
+def _among_holders(one: Compared) -> Finding | None:
+    """Return the finding if a reduction over the ranks that hold the same part, fewer than along any axis, is right."""
+    holders = ranks_by_part(one)
+    if one.role != "grad" or max(map(len, holders), default=0) < 2:
+        return None
+    low, high, worst = _farthest(one, holders)
+    reduction = reduction_over(one, holders) if worst > one.tolerance else None
+    if reduction is None:
+        return None
+    groups = [list(ranks) for ranks in holders]
+    return Finding(
+        "unreduced-gradient",
+        "error",
+        one.name,
+        one.wrong,
+        f"the gradient differs between ranks that hold the same part: rank {low} and rank {high} are up to "
+        f"{number(worst)} apart",
+        details=(f"the {reduction} over those that do is {one.whose}",),
+        claimed=claimed_text(one),
+        held="each rank's own contribution",
+        cause=f"There are {len(holders)} parts on {len(one.reduced)} ranks, as of key and value heads that are fewer "
+        "than ranks, and nothing reduced the gradient of a part over the ranks that hold it",
+        fix=f"after backward, all_reduce(grad, op=ReduceOp.{OPS[reduction]}, group=group), with group, _ = "
+        f"torch.distributed.new_subgroups_by_enumeration({groups[:MAX_LISTED]}{' + ...' * (len(groups) > MAX_LISTED)})",
+        refs=("transformers#47811",),
+    )
+
+
+def _of_gradient(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
+    calls = " and ".join(f"all_reduce(grad, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
+    return (
+        f"Nothing reduced this gradient over {axes}: the parameter is outside what FSDP, DDP or a tensor-parallel "
+        "style manages there, or the reduction ran over a group of one",
+        f"after backward, {calls}; or give the parameter to the wrapper whose mesh has {axes}",
+    )
+
+
+def _of_output(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
+    calls = " and ".join(f"all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
+    return (
+        f"Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
+        "RowwiseParallel does",
+        f"use RowwiseParallel, or the differentiable {calls} of torch.distributed.nn.functional, before anything else "
+        "reads the output",
+    )
+
+
+def _farthest(one: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
+    """Return the two neighbours within groups whose copies of one part are farthest apart, and how far."""
+    pairs = [
+        (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
+        for group in groups
+        for low, high in pairwise(group)
+        if low in one.reduced and high in one.reduced and one.regions[low] == one.regions[high]
+    ]
+    return max(pairs, key=lambda pair: pair[2])

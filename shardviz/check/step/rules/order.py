@@ -1,0 +1,86 @@
+"""`misordered` results: an output or a gradient with the right slices along a dim, in another order.
+
+Parts that were gathered in the order in which they came, or tokens put back by a permutation where its inverse belongs:
+every slice is the unsharded model's, the loss often is too, and what reads the result by position goes wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.words import WHAT, claimed_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared, Elements
+    from shardviz.layout.region import Region
+
+MAX_DISTANCES = 1 << 22
+"""No more pairs of numbers than this are compared to find where slices belong."""
+
+Slices = dict[int, "NDArray[np.float64]"]
+"""What belongs at indices along a dim of the whole, flattened."""
+
+
+def check_order(one: Compared) -> Finding | None:
+    """Return the finding if every wrong rank has right slices of one dim, each once, at wrong indices."""
+    for dim in range(one.wanted.ndim):
+        if one.wanted.size * one.wanted.shape[dim] > MAX_DISTANCES:
+            continue
+        parts = {one.regions[rank]: _slices_of(one, rank, dim) for rank in one.reduced}
+        moved = {rank: _moved(one, rank, dim, parts) for rank in one.wrong}
+        if all(moved.values()):
+            return _finding(one, dim, moved[one.wrong[0]])
+    return None
+
+
+def _slices_of(one: Compared, rank: int, dim: int) -> Slices:
+    """Return the slices that belong on a rank; none of a part that is no product of ranges."""
+    shape = one.wanted.shape
+    ids = one.regions[rank].flat_ids(shape)
+    if ids.ndim != len(shape) or not ids.size:
+        return {}
+    indices = np.unravel_index(_sliced(ids, dim)[:, 0], shape)[dim]
+    return dict(zip(map(int, indices), _sliced(one.wanted_of(rank), dim), strict=True))
+
+
+def _sliced(array: NDArray[Any], dim: int) -> NDArray[Any]:
+    return np.moveaxis(array, dim, 0).reshape(array.shape[dim], -1)
+
+
+def _moved(one: Compared, rank: int, dim: int, parts: Mapping[Region | Elements, Slices]) -> dict[int, int]:
+    """Return, by index along a dim, the index of the slice that stands there; empty where they are not such slices."""
+    own = parts[one.regions[rank]]
+    got = _sliced(one.reduced[rank], dim) if own else np.empty((0, 0))
+    if len(got) < 2 or got.shape[1] < 2:  # any number may stand somewhere else by chance
+        return {}
+    belong = {at: part for slices in parts.values() for at, part in slices.items() if part.size == got.shape[1]} | own
+    apart = np.abs(got[:, None, :] - np.stack(list(belong.values()))[None, :, :]).max(axis=2)
+    near = apart <= one.tolerance
+    if np.any(near.sum(axis=1) != 1) or np.any(near.sum(axis=0) > 1):
+        return {}
+    indices = list(belong)
+    return {at: indices[int(column)] for at, column in zip(own, near.argmax(axis=1), strict=True)}
+
+
+def _finding(one: Compared, dim: int, moved: dict[int, int]) -> Finding:
+    first, there = next((at, index) for at, index in moved.items() if at != index)
+    return Finding(
+        "misordered",
+        "error",
+        one.name,
+        one.wrong,
+        f"the {WHAT[one.role]} is the unsharded model's with dim {dim} in another order: on rank {one.wrong[0]} "
+        f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, at {first} stands "
+        f"what belongs at {there}",
+        claimed=claimed_text(one),
+        cause="Parts were put together in another order than they were cut in: gathered as they came, or put back by a "
+        "permutation where its inverse belongs",
+        fix="concatenate parts by their rank in the group; undo x[order] by y[order.argsort()]",
+    )

@@ -1,0 +1,156 @@
+"""`wrong-scale`: a result is the unsharded model's, times a number.
+
+A sum where a mean belongs multiplies by the number of ranks, a mean where a sum belongs divides by it. A number that is
+no axis's size comes of what ranks compute by themselves: clipping by the norm of their own shard, a loss scale.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.layout.mesh import Mesh
+
+RATIO_PRECISION = 1e-6
+"""A ratio this near to one of small numbers is that one: real ratios are axis sizes and their products."""
+
+LEAST_SCALE = 0.01
+"""Numbers nearer to 1 than this are errors that happen to be proportional, not scales."""
+
+MAX_LISTED = 3
+OWN_NUMBER = (
+    "Each rank scaled its gradients by a number that it computed from its own part, as the norm of its shards in "
+    "clipping by hand",
+    "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root",
+)
+ONE_NUMBER = (
+    "The sharded step scales this and the unsharded model's does not: clipping, a loss scale, a learning rate",
+    "scale in loss() or not at all in the step that is compared; where it is not yours, look for what scales it",
+)
+
+
+def check_scale(one: Compared) -> Finding | None:
+    """Return the finding if every rank is off by the same ratio, or by a number of its own."""
+    ratio = ratio_to_wanted(one, one.reduced)
+    if ratio is None or ratio == 1:
+        return _by_numbers(one)
+    size = size_in_words(one.mesh, ratio)
+    which = f", the size of {size}" if size and ratio > 1 else f", 1 over {size}" if size else ""
+    cause, fix = _advice(one, ratio, size)
+    return Finding(
+        "wrong-scale",
+        "error",
+        one.name,
+        one.wrong,
+        f"the {WHAT[one.role]} is {_times(ratio)} {one.whose}{which}",
+        claimed=claimed_text(one),
+        cause=cause,
+        fix=fix,
+        refs=("gpt-neox#1259",),
+    )
+
+
+def _times(ratio: Fraction) -> str:
+    return f"{ratio.numerator} times" if ratio.denominator == 1 else f"{ratio} of"
+
+
+def _advice(one: Compared, ratio: Fraction, axes: str) -> tuple[str, str]:
+    over = f" over {axes}" if axes else ""
+    size = f"the size of {axes}" if axes else f"{max(ratio, 1 / ratio)}"
+    if one.role == "scalar" and ratio < 1:
+        return f"It was divided by {size} though it is a mean already", "divide once only: the reduction takes the mean"
+    if ratio > 1:
+        return (
+            f"Equal contributions were summed{over}, or a sum was taken where each rank's mean, or each micro-batch's, "
+            "should be averaged",
+            f"reduce{over} with ReduceOp.AVG, or reduce once only; divide by the number of micro-batches",
+        )
+    cause = f"An average was taken{over} where the ranks' contributions should be summed"
+    return cause, f"reduce{over} with ReduceOp.SUM; for FSDP2, set_gradient_divide_factor(1.0)"
+
+
+def ratio_to_wanted(one: Compared, values: Mapping[int, NDArray[np.float64]]) -> Fraction | None:
+    """Return the one ratio of small numbers of every rank's values to those wanted; None where there is none."""
+    ratios = {_small(one, rank, got) for rank, got in values.items() if not _are_zeros(one, rank, got)}
+    return ratios.pop() if len(ratios) == 1 else None
+
+
+def _are_zeros(one: Compared, rank: int, got: NDArray[np.float64]) -> bool:
+    """Whether zeros are wanted and there, which any ratio gives."""
+    wanted = one.wanted_of(rank)
+    return not np.any(wanted) and one.near(got, wanted)
+
+
+def _small(one: Compared, rank: int, got: NDArray[np.float64]) -> Fraction | None:
+    factor = _factor(one, rank, got)
+    if factor is None:
+        return None
+    ratio = Fraction(factor).limit_denominator(max(one.mesh.size, 1))
+    if not ratio or abs(factor - ratio) > _precision(one) * max(1.0, abs(factor)):
+        return None
+    return ratio if one.near(got, one.wanted_of(rank) * float(ratio), scale=float(ratio)) else None
+
+
+def _precision(one: Compared) -> float:
+    """Return how near a ratio must be: of coarse dtypes, nearer than they round is too much to ask."""
+    return max(RATIO_PRECISION, one.rounding.epsilon)
+
+
+def _factor(one: Compared, rank: int, got: NDArray[np.float64]) -> float | None:
+    """Return the number by which the wanted values come nearest to a rank's."""
+    wanted = one.wanted_of(rank)
+    square = float(np.sum(wanted * wanted))
+    return float(np.sum(got * wanted)) / square if square and np.all(np.isfinite(got)) else None
+
+
+def _by_numbers(one: Compared) -> Finding | None:
+    """Return the finding if every rank's values are those wanted, times any number."""
+    factors: dict[int, float] = {}
+    for rank, got in one.reduced.items():
+        wanted, factor = one.wanted_of(rank), _factor(one, rank, got)
+        if np.count_nonzero(wanted) < 2:  # any number is some other times a factor
+            continue
+        if not factor or not one.near(got, wanted * factor, scale=abs(factor)):
+            return None
+        factors[rank] = factor
+    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < LEAST_SCALE:
+        return None
+    low, high = min(factors.values()), max(factors.values())
+    alike = high - low <= _precision(one) * abs(high)
+    shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
+    times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
+    cause, fix = ONE_NUMBER if alike else OWN_NUMBER
+    summary = f"the {WHAT[one.role]} is {times}"
+    return Finding(
+        "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
+    )
+
+
+def size_in_words(mesh: Mesh, ratio: Fraction) -> str:
+    """Name the fewest axes whose sizes multiply to the ratio or to one over it: `dp or tp`, `dp * tp`."""
+    size = ratio.numerator if ratio > 1 else ratio.denominator
+    if size < 2 or ratio not in (Fraction(size), Fraction(1, size)):
+        return ""
+    for count in range(1, mesh.ndim + 1):
+        fitting = [
+            " * ".join(axes)
+            for axes in combinations(mesh.axes, count)
+            if math.prod(mesh.axis_size(axis) for axis in axes) == size
+        ]
+        if fitting:
+            return " or ".join(fitting)
+    return ""

@@ -1,0 +1,164 @@
+"""What no ratio explains: a parameter added too often, shards that were summed as if they were copies, ranks that are
+right beside ranks that are not; and `wrong-value`, with where it is off, where none of these fits.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.advice import UNEXPLAINED, where_to_look
+from shardviz.check.step.rules.scale import size_in_words
+from shardviz.check.step.words import WHAT, claimed_text, number
+from shardviz.dump.records import WEIGHTS
+from shardviz.layout.region import index_of
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Model
+
+DIFFERING = f"{UNEXPLAINED}, and another thing on each rank along"
+MAX_LISTED = 8
+
+
+def check_terms(evidence: Evidence, one: Compared) -> Finding:
+    """Return the finding of a tensor that is off by no ratio."""
+    model = evidence.model
+    rank = one.wrong[0]
+    excess = one.reduced[rank] - one.wanted_of(rank)
+    for name, bias in _vectors(model, excess.shape[-1:] if excess.ndim else ()):
+        times = _times_added(one, excess, bias)
+        if times:
+            return _added_too_often(one, name, times)
+    mixed = _mixed_shards(one)
+    if mixed is not None:
+        return mixed
+    cause, fix = where_to_look(evidence, one)
+    right = [rank for rank in one.reduced if rank not in one.wrong]
+    is_on_some_ranks = bool(one.copies_differ_along and right)
+    if is_on_some_ranks:
+        cause, fix = _on_some_ranks(model, one, right)
+    elif one.copies_differ_along:
+        cause = f"{DIFFERING} {' and '.join(one.copies_differ_along)}: no sum or mean of them is right"
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        _where(one, rank, excess),
+        claimed=claimed_text(one),
+        cause=cause,
+        fix=fix,
+        gives_way=not is_on_some_ranks,
+    )
+
+
+def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
+    """Say how far values are off, how many are, and which comes first."""
+    worst = float(np.max(np.abs(excess), initial=0.0)) if np.all(np.isfinite(excess)) else math.nan
+    size = float(np.max(np.abs(one.wanted), initial=0.0))
+    off = np.flatnonzero(~(np.abs(excess.ravel()) <= one.tolerance))
+    text = f"the {WHAT[one.role]} is off by up to {number(worst)} on rank {rank}, where the largest is {number(size)}"
+    text += f" and rounding allows {number(one.tolerance)}"
+    if excess.ndim and len(off):
+        at = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[off[0]])
+        text += f": {len(off):,} of {excess.size:,} elements, the first at {index_of(at, one.wanted.shape)}"
+    return text
+
+
+def _vectors(model: Model, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.float64]]]:
+    return [
+        (name, model.values(tensor.first, name))
+        for tensor in model.stage("reference")
+        if tensor.role == "param" and tensor.shape == shape
+        for name in tensor.names
+    ]
+
+
+def _times_added(one: Compared, excess: NDArray[np.float64], bias: NDArray[np.float64]) -> int:
+    """Return how often too many a vector was added to every row; 0 where that does not explain the excess."""
+    square = float(np.sum(bias * bias))
+    if not square or not np.all(np.isfinite(excess)):
+        return 0
+    rows = excess.reshape(-1, bias.size)
+    times = round(float(np.mean(rows @ bias)) / square)
+    return times if times and one.near(rows, np.broadcast_to(times * bias, rows.shape), scale=abs(times)) else 0
+
+
+def _added_too_often(one: Compared, name: str, times: int) -> Finding:
+    axes = size_in_words(one.mesh, Fraction(times + 1)) if times > 0 else ""
+    over = f", once on every rank of {axes}" if axes else ""
+    cause = f"Every rank of {axes} adds the whole of {name} before the sum over ranks"
+    if not axes:
+        cause = f"{name} is added in several places: before and after a sum over ranks, or on several of its ranks"
+    if times < 0:
+        cause = f"{name} is left out, or is not added on the ranks that count"
+    return Finding(
+        "wrong-scale",
+        "error",
+        name,
+        one.wrong,
+        f"the {WHAT[one.role]} has {name} added {times + 1} times{over}",
+        claimed=claimed_text(one),
+        cause=cause,
+        fix=f"add {name} after the sum, as RowwiseParallel does, or on one rank only",
+        refs=("TGI#1036",),
+    )
+
+
+def _mixed_shards(one: Compared) -> Finding | None:
+    """Return the finding if each rank has the sum or mean of parts that are different parts of the tensor."""
+    wanted = {rank: one.wanted_of(rank) for rank in one.reduced}
+    for axis in one.mesh.axes:
+        groups = [group for group in one.mesh.groups(axis) if all(rank in wanted for rank in group)]
+        alike = all(len({wanted[rank].shape for rank in group}) == 1 for group in groups)
+        differ = any(len({one.regions[rank] for rank in group}) > 1 for group in groups)
+        if not groups or not alike or not differ:
+            continue
+        for op, name in (("avg", "mean"), ("sum", "sum")):
+            mixed = one.over(axis, op, wanted)
+            if set(mixed) == set(one.reduced) and all(one.near(one.reduced[rank], mixed[rank]) for rank in mixed):
+                return _of_mixed(one, axis, name)
+    return None
+
+
+def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        f"every rank has the {reduction} over {axis} of all parts of the {WHAT[one.role]}, which are different parts",
+        claimed=claimed_text(one),
+        cause=f"It was reduced over {axis}, which splits it: only copies are reduced, shards are not",
+        fix=f"reduce it over the axes that do not split it; leave {axis} out of the group",
+    )
+
+
+def _on_some_ranks(model: Model, one: Compared, right: list[int]) -> tuple[str, str]:
+    """Return cause and fix where some ranks are right: what they have and the others lack, if there is any."""
+    ranks = listed(one.wrong, MAX_LISTED)
+    alone = len(one.wrong) == 1
+    lacking = [
+        name
+        for tensor in model.stage("initial")
+        if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(one.wrong) & set(tensor.shards)
+        for name in tensor.names
+    ]
+    if lacking:
+        who = f"Rank {ranks} has" if alone else f"Ranks {ranks} have"
+        cause = f"{who} no {lacking[0]}, which the ranks that are right compute with"
+        return cause, f"put {lacking[0]} on every rank"
+    return (
+        f"{f'Rank {ranks} computes' if alone else f'Ranks {ranks} compute'} something else than the others, which are "
+        "right",
+        "look for what depends on the rank: an input, a seed, a branch, a buffer that is made anew",
+    )

@@ -1,0 +1,140 @@
+"""After the update of a probe's own optimizer: copies of a weight must still be equal, and what has a gradient moves.
+
+`unreplicated` where copies that were equal before are not any more; `write-not-applied` where a weight is what it was,
+though its gradient is not zero. What the unsharded model's optimizer would make of the weights is not known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.rules.reductions import ranks_by_part
+from shardviz.check.step.words import claimed_text, number
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Model
+
+LEAST = 1e-6
+"""Gradients are said not to be zero from this size on, relative to the largest one: less may be lost in rounding."""
+
+MAX_LISTED = 8
+
+
+def check_update(model: Model, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
+    """Yield what the weights show after the optimizer's step, where those that it started from are right.
+
+    Args:
+        model: The dump.
+        step: What was found of the step: wrong gradients make other weights.
+    """
+    tensors = [tensor for tensor in model.stage("step") if tensor.role == "param"]
+    if not tensors or not model.stage("reference"):
+        return
+    if step:
+        why = f"the weights after the optimizer's step: it began with what is wrong ({step[0].kind}: {step[0].tensor})"
+        yield NotChecked("", why, "step")
+        return
+    rounding, seen = rounding_of(model), []
+    for tensor in tensors:
+        for name in tensor.names:
+            before = model.find("reference", "param", name)
+            if before is not None:
+                one = laid_out(model, tensor, name, model.values(before.first, name), rounding)
+                if one.incomparable:
+                    yield NotChecked(name, f"its value after the optimizer's step: {one.incomparable}", "step")
+                elif one.copies_differ_along:
+                    yield _differing(one)
+                else:
+                    seen.append(one)
+    yield from _check_moved(model, seen)
+
+
+def _differing(one: Compared) -> Finding:
+    axes = " and ".join(one.copies_differ_along)
+    low, high, worst = max(_pairs(one), key=lambda pair: pair[2])
+    return Finding(
+        "unreplicated",
+        "error",
+        one.name,
+        tuple(sorted({rank for pair in _pairs(one) if not pair[2] <= one.tolerance / 2 for rank in pair[:2]})),
+        f"copies differ along {axes} after the optimizer's step: rank {low} and rank {high} are up to {number(worst)} "
+        "apart, of equal weights and gradients",
+        claimed=claimed_text(one),
+        held=f"different values along {axes}",
+        cause="Each copy is stepped from an optimizer state of its own, or only some ranks step it and none of these "
+        "sends it to the others",
+        fix=f"give all ranks along {axes} the same optimizer state, or torch.distributed.broadcast every weight from "
+        "the rank that steps it",
+    )
+
+
+def _pairs(one: Compared) -> list[tuple[int, int, float]]:
+    """Return how far each rank is from the first that holds the same part."""
+    return [
+        (ranks[0], rank, float(np.max(np.abs(one.values[ranks[0]] - one.values[rank]), initial=0.0)))
+        for ranks in ranks_by_part(one)
+        for rank in ranks[1:]
+    ]
+
+
+def _check_moved(model: Model, weights: Sequence[Compared]) -> Iterator[Finding]:
+    """Yield weights that are what they were, on ranks whose part of the gradient is not zero; in one where all are."""
+    found = [(one, still) for one in weights if (still := _still(model, one))]
+    judged = [one for one in weights if _with_gradient(model, one)]
+    whole = all(set(still) == set(_with_gradient(model, one)) for one, still in found)
+    if found and whole and len(found) == len(judged) > 1:
+        ranks = tuple(sorted({rank for _, still in found for rank in still}))
+        text = f"the optimizer's step changed none of the {len(found)} weights, whose gradients are not zero"
+        yield Finding("write-not-applied", "error", "", ranks, text, cause=OF_OTHERS, fix=AFTER_SHARDING)
+        return
+    for one, still in found:
+        text = f"the optimizer's step did not change it{_where(one, still)}, though its gradient is not zero"
+        yield Finding(
+            "write-not-applied",
+            "error",
+            one.name,
+            still,
+            text,
+            claimed=claimed_text(one),
+            cause="The rank that stepped it is not the one whose copy was kept or sent to the others, or none did",
+            fix="broadcast every weight from the rank that steps it, and step each on one at least",
+        )
+
+
+OF_OTHERS = (
+    "The optimizer steps other tensors than the model's: those from before it was sharded, or copies of them; or what "
+    "it wrote was overwritten, as by a broadcast from a rank that stepped nothing"
+)
+AFTER_SHARDING = (
+    "make the optimizer of model.parameters() once the model is sharded; broadcast from the rank that stepped"
+)
+
+
+def _still(model: Model, one: Compared) -> tuple[int, ...]:
+    """Return the ranks with a gradient on which a weight is what it was."""
+    return tuple(rank for rank in _with_gradient(model, one) if np.array_equal(one.values[rank], one.wanted_of(rank)))
+
+
+def _with_gradient(model: Model, one: Compared) -> tuple[int, ...]:
+    gradient = model.find("reference", "grad", one.name)
+    if gradient is None:
+        return ()
+    sizes = np.abs(model.values(gradient.first, one.name)).ravel()
+    least = LEAST * one.rounding.size
+    return tuple(
+        rank
+        for rank in one.values
+        if np.max(sizes[one.regions[rank].flat_ids(one.wanted.shape).ravel()], initial=0.0) > least
+    )
+
+
+def _where(one: Compared, ranks: Sequence[int]) -> str:
+    return "" if len(ranks) == len(one.values) else f" on rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"

@@ -1,0 +1,44 @@
+"""Gradients that are zero in every element of the unsharded model's step: a reduction that is missing does not show.
+
+So is the gradient of one LoRA matrix as long as the other is zero, and that of all behind a scale that starts at zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import NotChecked
+from shardviz.text import fold, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.finding import Finding
+    from shardviz.dump.dump import Model
+
+MAX_LISTED = 4
+
+
+def check_zero_gradients(model: Model, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
+    """Say once of which parameters on several ranks the gradient shows nothing, but for those of earlier findings."""
+    found = {finding.tensor for finding in earlier}
+    gradients = [tensor for tensor in model.stage("reference") if tensor.role == "grad"]
+    names = [
+        name
+        for tensor in gradients
+        for name in tensor.names
+        if name not in found and _on_several(model, name) and not np.any(model.values(tensor.first, name))
+    ]
+    if names:
+        whose = listed((str(folded) for folded, _ in fold((name, None) for name in names)), MAX_LISTED)
+        text = "'s gradient: it is" if len(names) == 1 else f": their {len(names)} gradients are"
+        why = f"{whose}{text} zero in every element, which shows no reduction that is missing or made twice"
+        yield NotChecked("", why, "step")
+
+
+def _on_several(model: Model, name: str) -> bool:
+    """Whether several ranks have a gradient of this name after the step."""
+    gradient = model.find("step", "grad", name)
+    return gradient is not None and len(gradient.shards) > 1

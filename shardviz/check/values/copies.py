@@ -1,0 +1,152 @@
+"""`unreplicated`: copies of the model's own values that differ where they must be equal, from the very start.
+
+Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
+not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
+compared by digests, a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without
+elements, plain tensors of another shape on another rank, and tensors of another element type (a finding of their own)
+are no copies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.values.numbers import first_difference
+from shardviz.layout.notation import write
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.layout.mesh import Mesh
+
+Groups = list[list["Shard"]]
+MAX_LISTED = 8
+
+
+def check_copies(model: Model) -> Iterator[Finding | NotChecked]:
+    """Yield parameters and buffers of the initial stage whose copies differ."""
+    stamped = {name: tensor for tensor in model.stage("stamped") for name in tensor.names}
+    for tensor in model.stage("initial"):
+        for ids, numbers in _by_stamped(tensor, stamped):
+            groups = copies_of(tensor, ids)
+            if any(len({shard.digests for shard in group}) > 1 for group in groups):
+                yield from _compare(model, tensor, numbers, groups)
+            elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
+                why = "its copies have no digests to compare"
+                yield from (NotChecked(tensor.names[number], why, "values") for number in numbers)
+
+
+def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:
+    """Yield the stamped tensors that a fold's names belong to, with the numbers of those names in the fold."""
+    found: dict[int, tuple[Tensor | None, list[int]]] = {}
+    for number, name in enumerate(tensor.names):
+        ids = stamped.get(name)
+        found.setdefault(id(ids), (ids, []))[1].append(number)
+    yield from found.values()
+
+
+def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
+    """Return the groups of shards that must be equal.
+
+    Args:
+        tensor: The values.
+        ids: The same tensor when it was stamped: it tells which part each rank holds.
+    """
+    groups: dict[Hashable, list[Shard]] = {}
+    for rank, shard in tensor.shards.items():
+        if 0 not in shard.body.local_shape:
+            part = _part(shard, ids.shards.get(rank) if ids else None)
+            groups.setdefault((part, _pending(shard), shard.body.dtype), []).append(shard)
+    return list(groups.values())
+
+
+def _part(shard: Shard, ids: Shard | None) -> Hashable:
+    """Return what two shards share when they hold the same part of the tensor."""
+    if ids is not None and ids.body.held is not None:
+        return ids.body.held
+    if ids is not None and any(first > 0 for first, _, _ in ids.body.runs or ()):
+        return ids.body.runs
+    if shard.layout is not None and shard.rank in shard.layout.mesh:
+        return claimed_dims(shard.layout)[shard.rank]
+    if ids is not None and ids.body.dense:
+        return shard.rank
+    return shard.body.local_shape
+
+
+def _pending(shard: Shard) -> tuple[int, ...]:
+    layout = shard.layout
+    if layout is None or not layout.partial or shard.rank not in layout.mesh:
+        return ()
+    coord = layout.mesh.coord_of(shard.rank)
+    return tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
+
+
+def _compare(model: Model, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:
+    for index in numbers:
+        differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
+        if differing:
+            yield _finding(model, tensor, index, differing)
+
+
+def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Finding:
+    others: list[int] = []
+    for group in differing:
+        usual = Counter(shard.digest(index) for shard in group).most_common(1)[0][0]
+        others += [shard.rank for shard in group if shard.digest(index) != usual]
+    mesh = tensor.claimed.mesh if tensor.claimed else model.dump.mesh
+    axes = _axes(mesh, differing, index)
+    group = differing[0]
+    other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
+    first, ranks = first_difference(group[0], other), listed(sorted(others), MAX_LISTED)
+    cause, fix, refs = _advice(tensor.role, axes)
+    return Finding(
+        "unreplicated",
+        "error",
+        tensor.names[index],
+        tuple(sorted(others)),
+        f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
+        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {ranks})",
+        details=(first,) if first else (),
+        claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
+        held=f"different values along {' and '.join(axes)}" if axes else "different values",
+        cause=cause,
+        fix=fix,
+        refs=refs,
+    )
+
+
+def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
+    """Return the axes along which two copies that differ in nothing else have other values."""
+    found = []
+    for column, axis in enumerate(mesh.axes):
+        for group in differing:
+            seen: dict[Hashable, str] = {}
+            coords = ((mesh.coord_of(shard.rank), shard) for shard in group if shard.rank in mesh)
+            lines = (((*at[:column], *at[column + 1 :]), shard.digest(index)) for at, shard in coords)
+            if any(seen.setdefault(line, digest) != digest for line, digest in lines):
+                found.append(axis)
+                break
+    return found
+
+
+def _advice(role: str, axes: list[str]) -> tuple[str, str, tuple[str, ...]]:
+    """Return cause, fix and references."""
+    where = f"along {axes[0]}" if axes else "on all ranks"
+    if role == "buffer":
+        return (
+            "Buffers are neither sharded nor synchronised: each rank computes with the one that it made",
+            f"make it alike {where}: seed alike before it is made, or torch.distributed.broadcast it after",
+            ("LlamaFactory#10820",),
+        )
+    return (
+        "Each replica drew or loaded its own values, by a seed or a file that depends on the rank, and nothing makes "
+        "them agree: gradients are averaged, weights are not",
+        f"seed alike {where} before the weights are drawn, or torch.distributed.broadcast them from its first rank "
+        "before training",
+        ("OLMo-core#319", "composer#2812"),
+    )

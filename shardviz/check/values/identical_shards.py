@@ -1,0 +1,117 @@
+"""`identical-shards`: different parts of a tensor with bitwise the same values: one seed on every rank.
+
+Only values that were drawn can tell: a tensor of one number (a bias of zeros, a norm of ones), of one element a shard,
+or of an integer dtype is passed over. Along an axis, every line of shards of one shape must repeat itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.values.numbers import is_constant
+from shardviz.layout.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Coord
+
+Lines = list[list["Shard"]]
+
+
+def check_identical_shards(model: Model) -> Iterator[Finding]:
+    """Yield tensors of the initial stage whose shards repeat each other."""
+    for tensor in model.stage("initial"):
+        if "float" not in tensor.dtype and "complex" not in tensor.dtype:
+            continue
+        for layout in tensor.by_claim:
+            if layout is not None and layout.split_axes:
+                yield from _check(tensor, layout)
+
+
+def _check(tensor: Tensor, layout: Layout) -> Iterator[Finding]:
+    repeated: dict[int, list[str]] = {}
+    for axis in layout.split_axes:
+        if _first_line_differs(tensor, layout, axis):
+            continue
+        lines = _lines(tensor, layout, axis)
+        if lines and not any(is_constant(shard) for shard in lines[0]):
+            for index in _alike(lines, len(tensor.names)):
+                repeated.setdefault(index, []).append(axis)
+    for index, axes in repeated.items():
+        yield _finding(tensor, layout, tensor.names[index], axes)
+
+
+def _first_line_differs(tensor: Tensor, layout: Layout, axis: str) -> bool:
+    """Whether the first two shards along an axis are of one shape and have no digest in common: nearly always."""
+    first = [tensor.shards.get(rank) for rank in layout.mesh.groups(axis)[0][:2]]
+    if (
+        len(first) < 2
+        or first[0] is None
+        or first[1] is None
+        or first[0].body.local_shape != first[1].body.local_shape
+        or not first[0].digests
+    ):
+        return False
+    one, other = first[0], first[1]
+    return all(one.digest(index) != other.digest(index) for index in range(len(tensor.names)))
+
+
+def _lines(tensor: Tensor, layout: Layout, axis: str) -> Lines:
+    """Return the shards along an axis, all else equal: those of the first one's shape that hold different parts."""
+    mesh, column = layout.mesh, layout.mesh.axis_index(axis)
+    wanted = claimed_dims(layout)
+    found: dict[Coord, dict[object, Shard]] = {}
+    for coord, rank in zip(mesh.coords(), mesh.ranks, strict=True):
+        shard = tensor.shards.get(rank)
+        if shard is None or not shard.digests or 0 in shard.body.local_shape:
+            continue
+        line = found.setdefault((*coord[:column], *coord[column + 1 :]), {})
+        first = next(iter(line.values()), shard)
+        if shard.body.local_shape == first.body.local_shape:
+            line.setdefault(wanted[rank], shard)
+    return [list(line.values()) for line in found.values() if len(line) > 1]
+
+
+def _alike(lines: Lines, num_names: int) -> Iterator[int]:
+    """Yield the fold's names whose shards have one digest along every line; most differ in the first two shards."""
+    one, other = lines[0][:2]
+    for index in range(num_names):
+        if one.digest(index) == other.digest(index) and all(
+            len({shard.digest(index) for shard in line}) == 1 for line in lines
+        ):
+            yield index
+
+
+def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Finding:
+    along = " and ".join(axes)
+    return Finding(
+        "identical-shards",
+        "error",
+        name,
+        tuple(tensor.shards),
+        f"different shards along {along} hold bitwise the same {list(tensor.first.body.local_shape)} values: the whole "
+        "tensor repeats one shard",
+        claimed=write(layout),
+        held=f"the same values along {along}",
+        cause="Every rank drew its own shard after sharding, with one seed on all of them",
+        fix=_fix(tensor.first.body.device, along),
+        refs=("OLMo-core#307", "torchtitan#3106"),
+    )
+
+
+def _fix(device: str, along: str) -> str:
+    """Return what helps: only on accelerators does torch give each shard of a DTensor random numbers of its own."""
+    by_hand = f"seed each rank by its coordinate along {along}"
+    if device.startswith("cpu"):
+        return (
+            f"draw the weights before they are sharded, or {by_hand}: on CPUs torch draws every shard from one stream"
+        )
+    return (
+        "initialise the DTensors themselves, not their local tensors, after torch.manual_seed: each shard then has its "
+        f"own stream; or {by_hand}"
+    )

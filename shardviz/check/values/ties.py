@@ -1,0 +1,67 @@
+"""`untied`: names that shared storage in the unsharded model and are two tensors now.
+
+They start equal and drift apart, each with a part of the gradient. A name that is gone is no finding (torch lists a
+shared parameter once), and neither are empty shards, which have no storage to share. Stages of a pipeline cannot share
+storage: where no rank has both names, the check says that it could not be made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.dump.dump import Model
+    from shardviz.dump.records import RankRecord, Stamp
+
+
+def check_ties(model: Model) -> Iterator[Finding | NotChecked]:
+    """Yield ties of the unsharded model that some rank does not have any more."""
+    stamps = [stamp for stamp in model.dump.run.stamps if stamp.tied_to]
+    if not stamps:
+        return
+    names = {rank: _names_with_storage(record) for rank, record in model.dump.ranks.items()}
+    for stamp in stamps:
+        both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
+        untied = tuple(sorted(rank for rank in both if not _tied(model.dump.ranks[rank], stamp)))
+        if untied:
+            yield _finding(stamp, untied, len(both))
+        elif not both and all(any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)):
+            why = f"it was tied to {stamp.tied_to}, and no rank has both any more"
+            yield NotChecked(stamp.name, why, "ties")
+
+
+def _names_with_storage(record: RankRecord) -> set[str]:
+    """Return the names of what a rank has of the model; the unsharded one that rank 0 runs beside it is not meant."""
+    names = set()
+    for tensor in record.tensors:
+        body = record.bodies[tensor.body]
+        if body.stage != "reference" and 0 not in body.local_shape:
+            if tensor.numbers:
+                numbers = (number for start, stop in tensor.numbers for number in range(start, stop))
+                names |= {f"{tensor.name}{number}{tensor.suffix}" for number in numbers}
+            else:
+                names.add(tensor.name)
+    return names
+
+
+def _tied(record: RankRecord, stamp: Stamp) -> bool:
+    return any(stamp.name in group and stamp.tied_to in group for group in record.tied)
+
+
+def _finding(stamp: Stamp, ranks: tuple[int, ...], num_both: int) -> Finding:
+    return Finding(
+        "untied",
+        "error",
+        stamp.name,
+        ranks,
+        f"it shared storage with {stamp.tied_to} before sharding, and does not on {len(ranks)} of the {num_both} ranks "
+        "that have both",
+        cause="Sharding replaced the parameters of both modules by new ones, module by module",
+        fix=f"tie them again after the model is sharded, under one layout, or shard the module that owns both as one "
+        f"unit: model.{stamp.name} = model.{stamp.tied_to}",
+        refs=("foundation-model-stack#331",),
+    )

@@ -1,0 +1,34 @@
+"""`write-not-applied`: a fill that did not take: what was written is not what is read back.
+
+torch loses in-place writes through some views and subclasses, silently: a loader that copies into one leaves the tensor
+as it was. Stamping reads every fill back, so the loss shows before anything is sharded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.dump.dump import Model
+
+
+def check_writes(model: Model) -> Iterator[Finding]:
+    """Yield every tensor that did not read back as it was filled."""
+    said: dict[tuple[str, str], list[int]] = {}
+    for rank, record in sorted(model.dump.ranks.items()):
+        for name, reason in record.not_applied:
+            said.setdefault((name, reason), []).append(rank)
+    for (name, reason), ranks in said.items():
+        yield Finding(
+            "write-not-applied",
+            "error",
+            name,
+            tuple(ranks),
+            f"an in-place fill did not take: {reason}",
+            cause="The tensor is a view or a subclass whose copy_ writes elsewhere than its elements are read from",
+            fix="load through the parameter that owns the memory, or make the tensor contiguous before it is filled",
+        )

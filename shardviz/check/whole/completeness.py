@@ -1,0 +1,87 @@
+"""`incomplete`: ranks, files or tensors that are not in the dump. What is there is checked all the same.
+
+A tensor that only some ranks have may be a pipeline's stage; a DTensor, though, has a shard on every rank of its mesh,
+and a stamped tensor is somewhere, under its own name, that of a tensor it is tied to, or as ids in another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.read import Dump
+    from shardviz.dump.records import Stamp
+
+MAX_LISTED = 8
+
+
+def check_completeness(model: Model) -> Iterator[Finding]:
+    """Yield what a dump lacks."""
+    dump = model.dump
+    for rank, why in sorted(dump.damaged.items()):
+        said = why.replace(f"{dump.path}/", "")
+        yield Finding("incomplete", "warning", "", (rank,), said, fix="write the dump again")
+    missing = tuple(rank for rank in dump.missing_ranks if rank not in dump.damaged)
+    if missing:
+        yield Finding(
+            "incomplete",
+            "warning",
+            "",
+            missing,
+            f"{len(missing)} of {dump.run.num_ranks} ranks wrote no file: {listed(missing, MAX_LISTED)}",
+            cause="A rank died, hung or wrote to a disk that was not collected",
+            fix="copy the rank_* files of every rank into the folder, or run again",
+        )
+    for tensor in model.tensors:
+        yield from _absent_shards(dump, tensor)
+    if not dump.missing_ranks:
+        yield from _absent_tensors(model)
+
+
+def _absent_shards(dump: Dump, tensor: Tensor) -> Iterator[Finding]:
+    """Yield ranks whose file is there but has no shard of a DTensor on their mesh."""
+    if tensor.stage not in ("initial", "stamped") or len(tensor.shards) == dump.run.num_ranks:
+        return
+    wanted = {rank for layout in tensor.by_claim if layout is not None for rank in layout.mesh.ranks}
+    absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in dump.ranks))
+    for name in tensor.names if absent else ():
+        ranks = listed(absent, MAX_LISTED)
+        what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.stage} shard of it: {ranks}"
+        cause = "The module was dropped or renamed on these ranks"
+        yield Finding(
+            "incomplete", "warning", name, absent, what, cause=cause, fix="build the same modules on every rank"
+        )
+
+
+def _absent_tensors(model: Model) -> Iterator[Finding]:
+    """Yield stamped tensors that no rank has under any name."""
+    stamped = {name for tensor in model.stage("stamped") for name in tensor.names}
+    unseen = {stamp.name: stamp for stamp in model.dump.run.stamps if stamp.name not in stamped}
+    if not stamped or not unseen:
+        return
+    said = {name for record in model.dump.ranks.values() for name, _ in record.not_checked}
+    present = {model.stamps[name].first for name in stamped if name in model.stamps}
+    elsewhere = _ids_elsewhere(model, unseen.values())
+    for name, stamp in unseen.items():
+        if name not in said and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
+            yield Finding(
+                "incomplete",
+                "warning",
+                name,
+                (),
+                f"no rank has it, where the unsharded model has {list(stamp.shape)}",
+                cause="The module was renamed, replaced or dropped when the model was sharded",
+                fix="keep the module's name, or leave it out of the model that is stamped",
+            )
+
+
+def _ids_elsewhere(model: Model, stamps: Iterable[Stamp]) -> set[str]:
+    """Return those of the stamped tensors whose first id some other tensor's record holds."""
+    starts = {run[0] for rank in model.dump.ranks.values() for body in rank.bodies for run in body.runs or ()}
+    return {stamp.name for stamp in stamps if stamp.first in starts}

@@ -1,0 +1,51 @@
+"""`rank-order`: a rank's number in a process group is not its coordinate on the mesh axis that the group is for.
+
+Collectives put results in the order of the group, placements in that of the mesh. Where the two differ, every gather
+along the axis comes back permuted, whatever the shards are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.dump.read import mesh_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.dump.dump import Model
+    from shardviz.dump.records import MeshRecord
+
+Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
+"""For a mesh and one of its axes: the ranks that differ, with their coordinate and their number in the group."""
+
+
+def check_rank_order(model: Model) -> Iterator[Finding]:
+    """Yield each axis of each mesh along which group ranks are not coordinates, once."""
+    for (record, axis), ranks in _differing(model).items():
+        rank, (position, in_group) = next(iter(ranks.items()))
+        name = record.axes[axis]
+        yield Finding(
+            "rank-order",
+            "error",
+            "",
+            tuple(sorted(ranks)),
+            f"{len(ranks)} ranks have another number in the group along {name} than their coordinate on mesh "
+            f"{mesh_of(record)}: rank {rank} is {name}={position} but number {in_group} of its group",
+            cause="The mesh was built from ranks that do not rise, and process groups number their ranks by rank",
+            fix="build the mesh by init_device_mesh, or give DeviceMesh ranks that rise along every axis",
+        )
+
+
+def _differing(model: Model) -> Places:
+    found: Places = {}
+    for rank, record in model.dump.ranks.items():
+        for position in record.positions:
+            if position.coord == position.group_ranks:
+                continue
+            pairs = zip(position.coord, position.group_ranks, strict=False)
+            for axis, (coordinate, in_group) in enumerate(pairs):
+                if coordinate != in_group:
+                    found.setdefault((record.meshes[position.mesh], axis), {})[rank] = (coordinate, in_group)
+    return found

@@ -1,0 +1,184 @@
+"""What a run's tensors take on every rank, by role and name, and what the schemes of data parallel would take.
+
+A probe is stepped in float64 for the sake of comparison; its gradients, optimizer state and activations are counted in
+the element type that the model itself has. Of a pipeline the activations of one micro-batch are captured; they are
+counted as often as a rank has micro-batches under way at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from shardviz.layout.dtypes import itemsize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.records import Role, StageRecord
+
+ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
+"""What stays in memory, in the order of tables."""
+
+
+UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes with three digits: `512 B`, `1.5 KiB`, `34.2 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    size, unit = count / 1024, 0
+    while round(size) >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {UNITS[unit]}" if size >= 999.5 else f"{size:.3g} {UNITS[unit]}"
+
+
+def elements_text(count: int, dtype: str) -> str:
+    """Write the bytes of some elements; their number, where the bytes of one are not known."""
+    return bytes_text(count * itemsize(dtype)) if itemsize(dtype) else f"{count:,} elements"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one tensor takes.
+
+    Attributes:
+        name: Its name.
+        role: What it is to the model.
+        bytes: For every rank that has it, its bytes there.
+        whole: Bytes of the unsharded tensor.
+    """
+
+    name: str
+    role: Role
+    bytes: dict[int, int]
+    whole: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A tensor, or identical layers of one, of which some or all names take memory.
+
+    Attributes:
+        tensor: The tensor.
+        widths: For each name that is counted, the bytes of an element in the model's own element type.
+        at_once: For each rank, how many of it are there at once.
+    """
+
+    tensor: Tensor
+    widths: dict[str, int]
+    at_once: Mapping[int, float]
+
+    @cached_property
+    def _width(self) -> int:
+        return sum(self.widths.values())
+
+    def on(self, rank: int, name: str | None = None) -> int:
+        """Return the bytes on a rank, of one name or of all together; 0 where the rank has none of it."""
+        if rank not in self.tensor.shards:
+            return 0
+        if self.at_once and name is None:
+            return sum(self.on(rank, one) for one in self.widths)
+        width = self._width if name is None else self.widths[name]
+        return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
+
+
+def counted(model: Model) -> list[Counted]:
+    """Return the tensors that take memory: parameters and buffers as they were sharded, the rest as a step left it."""
+    before = model.stage("initial") or model.stage("stamped")
+    step = [tensor for tensor in model.stage("step") if tensor.role in ("grad", "optim", "activation")]
+    widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
+    common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
+    leaves = _leaves(name for tensor in step if tensor.role == "activation" for name in tensor.names)
+    tied = {name for record in model.dump.ranks.values() for group in record.tied for name in group[1:]}
+    at_once = {rank: under_way(record.schedule) for rank, record in model.dump.ranks.items()}
+    found = []
+    for tensor in [*before, *step]:
+        left_out = tied if tensor.role == "param" else frozenset[str]()
+        names = [name for name in tensor.names if name not in left_out]
+        if tensor.role == "activation":
+            names = [name for name in names if name in leaves]
+        if tensor.role in ROLES and names:
+            by_name = {name: _width(tensor, name, widths, common) for name in names}
+            found.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
+    return found
+
+
+def uses(model: Model) -> list[Use]:
+    """Return what every name takes on every rank."""
+    return [
+        Use(
+            name,
+            one.tensor.role,
+            {rank: one.on(rank, name) for rank in one.tensor.shards},
+            math.prod(one.tensor.shape) * width,
+        )
+        for one in counted(model)
+        for name, width in one.widths.items()
+    ]
+
+
+def under_way(schedule: Sequence[StageRecord]) -> float:
+    """Return how many micro-batches of a stage wait for their backward at once, at most; 1 where no pipeline ran.
+
+    Args:
+        schedule: What a rank's stages ran, in order; of several stages, the mean of them at the worst moment.
+    """
+    waiting = accumulate((-1 if one.backward else 1 for one in schedule), initial=0)
+    stages = len({one.stage for one in schedule})
+    return max(waiting) / stages if stages else 1.0
+
+
+def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:
+    """Return the bytes on a rank, of one role or of all."""
+    return sum(use.bytes.get(rank, 0) for use in found if role in (None, use.role))
+
+
+def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
+    """Return the bytes of an element: of what a step left, those that the parameter has that it belongs to."""
+    owner = name if name in widths else name.rpartition(".")[0]
+    return (widths.get(owner) or common) if tensor.stage == "step" else itemsize(tensor.dtype)
+
+
+def _leaves(names: Iterable[str]) -> set[str]:
+    """Return the modules without modules of their own among them: a block's output is its last layer's."""
+    known = set(names)
+    parents = {name[:at] for name in known for at in range(len(name)) if name[at] == "."}
+    return known - parents
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a scheme of data parallel takes with Adam, by the closed formula.
+
+    Attributes:
+        name: What it is called.
+        formula: For parameters of P bytes over N ranks.
+        bytes: The formula's value.
+    """
+
+    name: str
+    formula: str
+    bytes: int
+
+
+def schemes(params: int, num_ranks: int) -> list[Scheme]:
+    """Return parameters, gradients and Adam's two numbers a parameter, a rank, by scheme (Rajbhandari et al. 2020).
+
+    Args:
+        params: Bytes of all parameters.
+        num_ranks: Ranks that they are dealt out to, evenly.
+    """
+    share = params / num_ranks
+    return [
+        Scheme("DDP", "P + P + 2P", 4 * params),
+        Scheme("ZeRO 1", "P + P + 2P/N", math.ceil(2 * params + 2 * share)),
+        Scheme("ZeRO 2", "P + P/N + 2P/N", math.ceil(params + 3 * share)),
+        Scheme("ZeRO 3, FSDP", "P/N + P/N + 2P/N", math.ceil(4 * share)),
+    ]

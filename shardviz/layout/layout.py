@@ -1,0 +1,221 @@
+"""The oracle: a mesh, placements and a global shape give the region of the tensor that every coordinate holds.
+
+A dim is described by its chain of splits, outermost first: `("tp", "fsdp")` for `12/tp/fsdp`. Each split follows
+`torch.chunk`, level by level, so uneven and empty shards are ordinary. torch applies placements from the first mesh
+axis to the last; `Layout.from_placements` reads them exactly so (torch 2.13,
+`torch.distributed.tensor._utils._compute_local_shape_and_global_offset`) and then looks for the chain that reads best
+and gives every coordinate the same indices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.errors import LayoutError
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
+from shardviz.layout.region import Ranges, Region, merged
+from shardviz.layout.splits import (
+    JOIN,
+    MAX_SEGMENTS,
+    Chain,
+    Link,
+    bound,
+    check_segments,
+    chunk,
+    held,
+    placements_of,
+    readable_chain,
+)
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.layout.mesh import Coord, Mesh
+
+__all__ = ["JOIN", "Chain", "FlatView", "Layout", "Link", "check_placements", "chunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatView:
+    """A tensor that is a stretch of a flattened concatenation: how FSDP1 holds its original parameters.
+
+    Attributes:
+        shape: The tensor's own shape.
+        offset: Where its first element stands in the concatenation.
+    """
+
+    shape: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which coordinate of a mesh holds which part of a tensor.
+
+    Attributes:
+        mesh: The mesh.
+        shape: The global shape. With `flat`, one dim: the elements of the whole concatenation, padding included.
+        chains: How each dim is split, outermost first.
+        partial: Axes over which a sum (or another reduction) is pending, with the reduction.
+        flat: The tensor's place in a flattened concatenation; None for all but FSDP1.
+
+    Raises:
+        LayoutError: One axis stands in two places, a dim is cut into less than one segment or more than
+            `MAX_SEGMENTS`, or a flat view does not lie within its concatenation.
+        MeshError: A chain names an axis that the mesh does not have.
+    """
+
+    mesh: Mesh
+    shape: tuple[int, ...]
+    chains: tuple[Chain, ...]
+    partial: tuple[tuple[str, str], ...] = ()
+    flat: FlatView | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.chains) != len(self.shape):
+            raise LayoutError(f"{len(self.chains)} chains of splits for a tensor of {len(self.shape)} dims")
+        used = [link for chain in self.chains for link in chain if isinstance(link, str) and link != JOIN]
+        used += [axis for axis, _ in self.partial]
+        for axis in used:
+            self.mesh.axis_index(axis)
+            if used.count(axis) > 1:
+                raise LayoutError(
+                    f"axis {axis} stands {used.count(axis)} times in one layout",
+                    "an axis can split one dim only",
+                )
+        for chain in self.chains:
+            check_segments(chain)
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        if min(self.shape, default=0) < 0:
+            raise LayoutError(f"a dim has size {min(self.shape)}")
+        if self.flat is None:
+            return
+        numel, total = math.prod(self.flat.shape), self.shape[0] if len(self.shape) == 1 else -1
+        if not 0 <= self.flat.offset <= total - numel or min(self.flat.shape, default=0) < 0:
+            raise LayoutError(
+                f"{numel} elements at {self.flat.offset} are no stretch of a concatenation of shape {list(self.shape)}"
+            )
+
+    @classmethod
+    def replicated(cls, mesh: Mesh, shape: Sequence[int]) -> Layout:
+        """Return the layout in which every rank holds all of the tensor."""
+        return cls(mesh, tuple(shape), ((),) * len(shape))
+
+    @classmethod
+    def from_placements(
+        cls, mesh: Mesh, shape: Sequence[int], placements: Sequence[Placement], flat: FlatView | None = None
+    ) -> Layout:
+        """Read torch's placements, one for each axis of the mesh.
+
+        Raises:
+            LayoutError: Not one placement an axis, or a placement names a dim that the tensor does not have.
+        """
+        check_placements(mesh, shape, placements)
+        sharded = [
+            [
+                (axis, p)
+                for axis, p in zip(mesh.axes, placements, strict=True)
+                if isinstance(p, Shard | StridedShard) and p.dim == dim
+            ]
+            for dim in range(len(shape))
+        ]
+        partial = tuple((axis, p.op) for axis, p in zip(mesh.axes, placements, strict=True) if isinstance(p, Partial))
+        sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+        chains = tuple(readable_chain(size, tuple(steps), sizes) for size, steps in zip(shape, sharded, strict=True))
+        return cls(mesh, tuple(shape), chains, partial, flat)
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """The shape that the model sees."""
+        return self.flat.shape if self.flat else self.shape
+
+    @property
+    def index_shape(self) -> tuple[int, ...]:
+        """The shape in which regions count: the tensor's own, flattened to one dim for a flat view."""
+        return (math.prod(self.flat.shape),) if self.flat else self.shape
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes that split some dim, in mesh order."""
+        used = {link for chain in self.chains for link in chain}
+        return tuple(axis for axis in self.mesh.axes if axis in used)
+
+    @property
+    def replicate_axes(self) -> tuple[str, ...]:
+        """The axes along which every rank holds an equal copy, in mesh order."""
+        pending = {axis for axis, _ in self.partial}
+        return tuple(axis for axis in self.mesh.axes if axis not in self.split_axes and axis not in pending)
+
+    def region(self, coord: Coord) -> Region:
+        """Return what the coordinate holds, in `index_shape`."""
+        position = dict(zip(self.mesh.axes, coord, strict=True))
+        sizes = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
+        dims = tuple(
+            held(size, bound(chain, position, sizes)) for size, chain in zip(self.shape, self.chains, strict=True)
+        )
+        return Region(dims) if self.flat is None else Region((self._window(dims[0]),))
+
+    def _window(self, ranges: Ranges) -> Ranges:
+        """Cut the tensor's own stretch out of ranges of the concatenation, and count from its start."""
+        assert self.flat is not None
+        begin, numel = self.flat.offset, math.prod(self.flat.shape)
+        cut = ((max(start - begin, 0), min(stop - begin, numel)) for start, stop in ranges)
+        return merged((start, stop) for start, stop in cut if start < stop)
+
+    def regions(self) -> Iterator[tuple[int, Region]]:
+        """Yield every rank of the mesh with the region it holds, in mesh order."""
+        for coord, rank in zip(self.mesh.coords(), self.mesh.ranks, strict=True):
+            yield rank, self.region(coord)
+
+    def holders(self) -> dict[Region, tuple[int, ...]]:
+        """Return the distinct regions, each with the ranks that hold it."""
+        found: dict[Region, list[int]] = {}
+        for rank, region in self.regions():
+            found.setdefault(region, []).append(rank)
+        return {region: tuple(ranks) for region, ranks in found.items()}
+
+    def placements(self) -> tuple[Placement, ...] | None:
+        """Return torch's spelling, one placement for each axis; None where torch cannot say this layout."""
+        by_axis: dict[str, Placement] = {axis: Partial(op) for axis, op in self.partial}
+        for dim, chain in enumerate(self.chains):
+            by_axis |= placements_of(dim, chain, self.mesh)
+        spelled = tuple(by_axis.get(axis, Replicate()) for axis in self.mesh.axes)
+        try:
+            read_back = Layout.from_placements(self.mesh, self.shape, spelled, self.flat)
+        except LayoutError:
+            return None
+        return spelled if read_back.same_regions(self) else None
+
+    def same_regions(self, other: Layout) -> bool:
+        """Whether both give every coordinate the same region; chains may be spelled differently."""
+        if self.mesh != other.mesh or self.index_shape != other.index_shape:
+            return False
+        if (self.chains, self.shape, self.flat) == (other.chains, other.shape, other.flat):
+            return True
+        return all(self.region(coord) == other.region(coord) for coord in self.mesh.coords())
+
+
+def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Placement]) -> None:
+    """Make sure that placements fit their mesh and their tensor.
+
+    Raises:
+        LayoutError: Not one placement an axis, a dim that the tensor does not have, or a split factor below 1 or
+            above `MAX_SEGMENTS`.
+    """
+    if len(placements) != mesh.ndim:
+        given = counted(len(placements), "placement")
+        raise LayoutError(
+            f"{given} for a mesh of {mesh.ndim} ax{'e' if mesh.ndim != 1 else 'i'}s {mesh}",
+            f"one for each axis, outermost first: {', '.join(mesh.axes)}",
+        )
+    for placement in placements:
+        if isinstance(placement, Shard | StridedShard) and not 0 <= placement.dim < len(shape):
+            dims = f"its dims are 0 to {len(shape) - 1}" if shape else "a single number cannot be split"
+            raise LayoutError(f"{placement} on a tensor of {counted(len(shape), 'dim')}", dims)
+        if isinstance(placement, StridedShard) and not 1 <= placement.split_factor <= MAX_SEGMENTS:
+            raise LayoutError(f"{placement}: a split factor is 1 to {MAX_SEGMENTS:,}")

@@ -1,0 +1,304 @@
+"""The layout notation: `float32[12/tp/fsdp, 12] =ep +cp`, read and written here and nowhere else.
+
+    layout  = [dtype] "[" [dim {"," dim}] "]" {"=" axis | "+" axis [":" reduction]}
+    dim     = size chain | "(" dim ")" chain
+    chain   = {"/" (axis | number)}
+    size    = number | "*"
+    flat    = "flat(" sizes ")" ["at" offset "of" total] chain        the only dim of FSDP1's parameters
+
+A dim's chain names what splits it, outermost first. A number splits without distributing; parentheses glue what it cut
+before the next split. `=axis` says that copies along an axis are equal, which is implied for every axis not named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+from shardviz.errors import LayoutError, NotationError
+from shardviz.layout.dtypes import dtype_hint, is_dtype
+from shardviz.layout.layout import JOIN, Chain, FlatView, Layout
+from shardviz.layout.mesh import AXIS_NAME
+from shardviz.layout.placements import REDUCTIONS
+from shardviz.layout.region import MAX_DIMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardviz.layout.mesh import Mesh
+
+MAX_LENGTH = 4096
+MAX_DIGITS = 18
+SHOWN = 80
+"""Of a text longer than this, a message shows the beginning."""
+
+Item = TypeVar("Item")
+
+_TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.]*|[0-9]+|\S|\Z)")
+_NAME = re.compile("[A-Za-z_]")
+_NUMBER = re.compile("[0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A layout as written, before it meets a mesh and a shape.
+
+    Attributes:
+        sizes: The size of each dim; None where `*` stands for any.
+        chains: How each dim is split.
+        dtype: The element type, without `torch.`; empty for any.
+        equal: Axes written as `=axis`.
+        partial: Axes written as `+axis`, with their reduction.
+        flat: The stretch of a flattened concatenation; its total, if written, is the one size in `sizes`.
+    """
+
+    sizes: tuple[int | None, ...]
+    chains: tuple[Chain, ...]
+    dtype: str = ""
+    equal: tuple[str, ...] = ()
+    partial: tuple[tuple[str, str], ...] = ()
+    flat: FlatView | None = None
+
+    def layout(self, mesh: Mesh, shape: Sequence[int] | None = None) -> Layout:
+        """Return the layout on `mesh`.
+
+        Args:
+            mesh: The mesh whose axes the pattern names.
+            shape: Sizes for the dims written as `*`.
+
+        Raises:
+            NotationError: A size is `*` and no shape is given, or the shape is another.
+            LayoutError: The pattern names an axis twice, or one that is both split and equal; a flat tensor does not
+                lie within its concatenation.
+            MeshError: The mesh has no such axis.
+        """
+        sizes = self._sizes(mesh, shape)
+        layout = Layout(mesh, sizes, self.chains, self.partial, self.flat)
+        for axis in self.equal:
+            mesh.axis_index(axis)
+            if axis not in layout.replicate_axes:
+                raise LayoutError(f"axis {axis} is written as equal and as split or pending", f"drop ={axis}")
+        return layout
+
+    def _sizes(self, mesh: Mesh, shape: Sequence[int] | None) -> tuple[int, ...]:
+        if shape is not None and not self.fits_shape(shape):
+            raise NotationError(f"layout {self} does not fit a tensor of shape {list(shape)}")
+        if self.flat:
+            return (_padded(self.flat, self.chains[0], mesh) if self.sizes[0] is None else self.sizes[0],)
+        if shape is None and None in self.sizes:
+            raise NotationError("a layout with * needs a shape to be applied to", "write the sizes, as in [12/tp, 12]")
+        wanted = self.sizes if shape is None else tuple(shape)
+        return tuple(size for size in wanted if size is not None)
+
+    def fits_shape(self, shape: Sequence[int]) -> bool:
+        """Whether every written size is the shape's."""
+        if self.flat:
+            return self.flat.shape == tuple(shape)
+        return len(shape) == len(self.sizes) and all(
+            size in (None, actual) for size, actual in zip(self.sizes, shape, strict=True)
+        )
+
+    def matches(self, layout: Layout, dtype: str = "") -> bool:
+        """Whether `layout` puts every element where this pattern does, however either is spelled.
+
+        A flat layout is matched by a flat pattern only.
+
+        Raises:
+            LayoutError: As `layout`.
+            MeshError: The layout's mesh has no such axis.
+        """
+        if not self.fits_shape(layout.tensor_shape) or (self.dtype and dtype and self.dtype != dtype):
+            return False
+        own = self.layout(layout.mesh, layout.tensor_shape)
+        return set(own.partial) == set(layout.partial) and own.same_regions(layout)
+
+    def __str__(self) -> str:
+        if self.flat:
+            dims = [_chain_text(_flat_text(self.flat, self.sizes[0]), self.chains[0])]
+        else:
+            dims = [
+                _chain_text("*" if size is None else str(size), chain)
+                for size, chain in zip(self.sizes, self.chains, strict=True)
+            ]
+        return f"{self.dtype}[{', '.join(dims)}]" + _suffixes(self.equal, self.partial)
+
+
+def write(layout: Layout, dtype: str = "", *, equal: bool = False) -> str:
+    """Write a layout in the notation.
+
+    Args:
+        layout: What to write.
+        dtype: The element type to put before it.
+        equal: Also name the axes along which copies are equal.
+    """
+    if layout.flat:
+        plain = layout.flat.offset == 0 and layout.shape[0] == _padded(layout.flat, layout.chains[0], layout.mesh)
+        sizes: tuple[int | None, ...] = (None if plain else layout.shape[0],)
+    else:
+        sizes = layout.shape
+    named = layout.replicate_axes if equal else ()
+    return str(Pattern(sizes, layout.chains, dtype, named, layout.partial, layout.flat))
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Pattern:
+    """Read a layout in the notation.
+
+    Raises:
+        NotationError: The text is no layout; the message says at which column it stops being one.
+    """
+    return _Parser(text).pattern()
+
+
+def _padded(flat: FlatView, chain: Chain, mesh: Mesh) -> int:
+    """Return the length of a concatenation that holds one tensor and is padded until every rank has as much."""
+    parts = math.prod(mesh.axis_size(link) for link in chain if isinstance(link, str) and link != JOIN)
+    return -(-math.prod(flat.shape) // parts) * parts
+
+
+def _flat_text(flat: FlatView, total: int | None) -> str:
+    own = f"flat({', '.join(map(str, flat.shape))})"
+    return own if total is None else f"{own} at {flat.offset} of {total}"
+
+
+def _chain_text(size: str, chain: Chain) -> str:
+    text = size
+    for link in chain:
+        text = f"({text})" if link == JOIN else f"{text}/{link}"
+    return text
+
+
+def _suffixes(equal: Sequence[str], partial: Sequence[tuple[str, str]]) -> str:
+    pending = [f" +{axis}" if op == "sum" else f" +{axis}:{op}" for axis, op in partial]
+    return "".join([f" ={axis}" for axis in equal] + pending)
+
+
+class _Parser:
+    """Reads the grammar in this module's docstring, token by token."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > MAX_LENGTH:
+            raise NotationError(f"layout {self._shown()} has {len(text):,} characters, more than {MAX_LENGTH:,}")
+        self.tokens = [(match[1], match.start(1)) for match in _TOKEN.finditer(text)]
+        self.position = 0
+
+    def peek(self) -> str:
+        return self.tokens[self.position][0]
+
+    def take(self) -> str:
+        token = self.peek()
+        self.position += bool(token)
+        return token
+
+    def accept(self, wanted: str) -> bool:
+        return self.peek() == wanted and bool(self.take())
+
+    def expect(self, wanted: str) -> None:
+        if not self.accept(wanted):
+            raise self.error(repr(wanted))
+
+    def error(self, wanted: str) -> NotationError:
+        start = self.tokens[self.position][1]
+        found = repr(self.text[start : start + 12]) if self.peek() else "the end"
+        return NotationError(
+            f"layout {self._shown()}: expected {wanted} at column {start + 1}, found {found}",
+            "write it as [12/tp/fsdp, 12]: each dim's size, then the axes that split it, outermost first",
+        )
+
+    def _shown(self) -> str:
+        return repr(self.text) if len(self.text) <= SHOWN else f"{self.text[:SHOWN]!r}..."
+
+    def number(self) -> int:
+        if not _NUMBER.match(self.peek()):
+            raise self.error("a number")
+        if len(self.peek()) > MAX_DIGITS:
+            raise self.error(f"a number of at most {MAX_DIGITS} digits")
+        return int(self.take())
+
+    def axis(self, wanted: str = "an axis") -> str:
+        if not AXIS_NAME.fullmatch(self.peek()):
+            raise self.error(wanted)
+        return self.take()
+
+    def pattern(self) -> Pattern:
+        dtype = "" if self.peek() == "[" else self.dtype()
+        self.expect("[")
+        if self.peek() == "flat":
+            flat, total, chain = self.flat()
+            self.expect("]")
+            return Pattern((total,), (chain,), dtype, *self.suffixes(), flat)
+        dims = self.listed("]", self.dim)
+        if len(dims) > MAX_DIMS:
+            raise NotationError(f"layout {self._shown()} has {len(dims)} dims, more than {MAX_DIMS}")
+        return Pattern(tuple(size for size, _ in dims), tuple(chain for _, chain in dims), dtype, *self.suffixes())
+
+    def dtype(self) -> str:
+        if not _NAME.match(self.peek()):
+            raise self.error("'[' or an element type")
+        name = self.take().removeprefix("torch.")
+        if self.peek() == "[" and not is_dtype(name):
+            raise NotationError(f"layout {self._shown()}: {name} is no element type", dtype_hint(name))
+        return name
+
+    def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:
+        """Read items separated by commas up to `close`."""
+        items: list[Item] = []
+        while not self.accept(close):
+            items.append(read())
+            if not self.accept(",") and self.peek() != close:
+                raise self.error(f"',' or {close!r}")
+        return items
+
+    def flat(self) -> tuple[FlatView, int | None, Chain]:
+        self.expect("flat")
+        self.expect("(")
+        shape = tuple(self.listed(")", self.number))
+        offset, total = 0, None
+        if self.accept("at"):
+            offset = self.number()
+            self.expect("of")
+            total = self.number()
+        return FlatView(shape, offset), total, self.links()
+
+    def dim(self) -> tuple[int | None, Chain]:
+        opened = 0
+        while self.accept("("):
+            opened += 1
+        size = None if self.accept("*") else self.number()
+        chain = self.links()
+        for _ in range(opened):
+            self.expect(")")
+            rest = self.links()
+            chain = (*chain, JOIN, *rest) if rest else chain
+        return size, chain
+
+    def links(self) -> Chain:
+        chain: list[str | int] = []
+        while self.accept("/"):
+            chain.append(self.segments() if _NUMBER.match(self.peek()) else self.axis("an axis or a number"))
+        return tuple(chain)
+
+    def segments(self) -> int:
+        if not self.peek().strip("0"):
+            raise self.error("an axis, or a number from 1")
+        return self.number()
+
+    def suffixes(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        equal, partial = [], []
+        while self.peek():
+            if self.accept("="):
+                equal.append(self.axis())
+            elif self.accept("+"):
+                partial.append((self.axis(), self.reduction() if self.accept(":") else "sum"))
+            else:
+                raise self.error("'=' or '+'")
+        return tuple(equal), tuple(partial)
+
+    def reduction(self) -> str:
+        if self.peek() not in REDUCTIONS:
+            raise self.error("one of " + ", ".join(REDUCTIONS))
+        return self.take()

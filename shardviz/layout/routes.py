@@ -1,0 +1,281 @@
+"""From one layout to another: the cheapest sequence of collectives, and the one that torch's `redistribute` takes.
+
+A layout is a node, one collective over one mesh axis is an edge, and the bytes that the busiest rank takes in are its
+length; the cheapest route is a shortest path (networkx). Every layout of the tensor that splits each dim by axes, or by
+what the two ends of the route split it by, is on the map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+import networkx as nx  # type: ignore[import-untyped]
+
+from shardviz.errors import LayoutError
+from shardviz.layout.layout import JOIN, Layout
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.layout.layout import Chain
+
+Collective = Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice"]
+
+MAX_LAYOUTS = 20_000
+"""A map of more layouts than this is not searched."""
+
+EACH = 1e-3
+"""What a collective costs beside its elements, so that of routes with equal bytes the one with fewer is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One collective of a route.
+
+    Attributes:
+        collective: What torch calls it; a `slice` is local, nothing is sent.
+        axis: The mesh axis that it runs over.
+        layout: What it leads to.
+        received: The most elements that any rank takes in; reductions are counted as rings.
+    """
+
+    collective: Collective
+    axis: str
+    layout: Layout
+    received: int
+
+
+def cheapest(start: Layout, end: Layout) -> list[Leg]:
+    """Return the route on which the busiest rank receives least.
+
+    Raises:
+        LayoutError: The two are of different tensors or meshes, the end has a pending reduction that the start has
+            not, no sequence of collectives leads there, or the map is too large.
+    """
+    _check_ends(start, end)
+    graph = _map(start, end)
+    goal = next((node for node in graph if _same(node, end)), None)
+    if goal is None:
+        raise LayoutError("no sequence of all_gather, reduce_scatter, all_reduce, all_to_all and slices leads there")
+    path = nx.shortest_path(graph, _plain(start), goal, weight="cost")
+    legs: list[Leg] = [graph.edges[one, other]["leg"] for one, other in pairwise(path)]
+    return legs
+
+
+def total(legs: Sequence[Leg]) -> int:
+    """Return the elements that the busiest rank receives on a route."""
+    return sum(leg.received for leg in legs)
+
+
+def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
+    """Return the route of torch's `redistribute`; None where its rule is another, as for strided shards.
+
+    The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
+    a tensor that is split somewhere, axes are done last to first, gathering what another split further out would tear;
+    what is left is done first to last. On CPUs torch gathers and slices where this says all_to_all.
+    """
+    current, target = _shards(start), _shards(end)
+    if current is None or target is None:
+        return None
+    legs: list[Leg] = []
+    layout = start
+    sizes = start.mesh.shape
+    is_split = any(isinstance(one, Shard) and size > 1 for one, size in zip(current, sizes, strict=True))
+    for axis, wanted in _greedy(list(current), target, is_split=is_split):
+        before, current[axis] = current[axis], wanted
+        following = Layout.from_placements(start.mesh, start.shape, current)
+        legs.append(_leg(_collective(before, wanted), start.mesh.axes[axis], layout, following))
+        layout = following
+    return legs
+
+
+def _greedy(current: list[Placement], target: list[Placement], *, is_split: bool) -> Iterator[tuple[int, Placement]]:
+    """Yield torch's steps: which axis becomes what."""
+    for axis in reversed(range(len(current))) if is_split and len(current) > 1 else ():
+        wanted = target[axis]
+        if isinstance(wanted, Shard) and _splitting(current, axis, wanted) != _splitting(target, axis, wanted):
+            wanted = Replicate()
+        if wanted != current[axis]:
+            current[axis] = wanted
+            yield axis, wanted
+    for axis, wanted in enumerate(target):
+        if wanted != current[axis]:
+            current[axis] = wanted
+            yield axis, wanted
+
+
+def _splitting(placements: list[Placement], axis: int, shard: Shard) -> list[int]:
+    return [outer for outer in range(axis) if placements[outer] == shard]
+
+
+def _shards(layout: Layout) -> list[Placement] | None:
+    placements = layout.placements()
+    plain = (Shard, Replicate, Partial)
+    fits = placements is not None and layout.flat is None and all(isinstance(one, plain) for one in placements)
+    return list(placements) if fits and placements is not None else None
+
+
+def _collective(before: Placement, after: Placement) -> Collective:
+    if isinstance(before, Partial):
+        return "all_reduce" if isinstance(after, Replicate) else "reduce_scatter"
+    if isinstance(before, Shard):
+        return "all_gather" if isinstance(after, Replicate) else "all_to_all"
+    return "slice"
+
+
+def _check_ends(start: Layout, end: Layout) -> None:
+    if start.mesh != end.mesh or start.shape != end.shape or start.flat != end.flat:
+        raise LayoutError(f"a route leads between layouts of one tensor, not from {start.shape} to {end.shape}")
+    made = sorted({axis for axis, _ in end.partial} - {axis for axis, _ in start.partial})
+    if made:
+        raise LayoutError(
+            f"no collective makes a sum pending over {', '.join(made)}", "drop the + from the second layout"
+        )
+
+
+def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
+    """Return every layout that collectives lead to from `start`, as far as they can lie on a way to `end`."""
+    first = _plain(start)
+    graph: nx.DiGraph[Layout] = nx.DiGraph()
+    graph.add_node(first)
+    waiting = [first]
+    while waiting:
+        layout = waiting.pop()
+        for leg in _legs(layout, end):
+            if leg.layout not in graph:
+                waiting.append(leg.layout)
+            graph.add_edge(layout, leg.layout, leg=leg, cost=leg.received + EACH)
+        if len(graph) > MAX_LAYOUTS:
+            raise LayoutError(f"more than {MAX_LAYOUTS:,} layouts of this tensor can be reached", "take fewer axes")
+    return graph
+
+
+def _plain(layout: Layout) -> Layout:
+    """Drop what does not tell layouts apart."""
+    return replace(layout, partial=tuple(sorted(layout.partial)))
+
+
+def _same(one: Layout, other: Layout) -> bool:
+    return set(one.partial) == set(other.partial) and one.same_regions(other)
+
+
+def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
+    """Yield every collective that can follow."""
+    for axis, _ in layout.partial:
+        summed = replace(layout, partial=tuple(pair for pair in layout.partial if pair[0] != axis))
+        yield _leg("all_reduce", axis, layout, summed)
+        for split in _split_by(summed, axis, end):
+            yield _leg("reduce_scatter", axis, layout, split)
+    for axis in layout.replicate_axes:
+        for split in _split_by(layout, axis, end):
+            yield _leg("slice", axis, layout, split)
+    for dim, chain in enumerate(layout.chains):
+        if chain and isinstance(chain[-1], str) and chain[-1] != JOIN:
+            axis = chain[-1]
+            gathered = _with_chain(layout, dim, without_axis(chain, axis))
+            yield _leg("all_gather", axis, layout, gathered)
+            for split in _split_by(gathered, axis, end):
+                if split.chains[dim] != chain:
+                    yield _leg("all_to_all", axis, layout, split)
+
+
+def _split_by(layout: Layout, axis: str, end: Layout) -> Iterator[Layout]:
+    """Yield the layouts in which the axis splits some dim further, with the segments that the end wants before it."""
+    for dim, chain in enumerate(layout.chains):
+        yield _with_chain(layout, dim, (*chain, axis))
+        wanted = end.chains[dim]
+        if axis in wanted:
+            upto = wanted[: wanted.index(axis) + 1]
+            if upto[: len(chain)] == chain and all(isinstance(link, int) for link in upto[len(chain) : -1]):
+                yield _with_chain(layout, dim, upto)
+
+
+def _with_chain(layout: Layout, dim: int, chain: Chain) -> Layout:
+    return replace(layout, chains=(*layout.chains[:dim], chain, *layout.chains[dim + 1 :]))
+
+
+def _leg(collective: Collective, axis: str, before: Layout, after: Layout) -> Leg:
+    return Leg(collective, axis, after, _received(collective, axis, before, after))
+
+
+def _received(collective: Collective, axis: str, before: Layout, after: Layout) -> int:
+    count = before.mesh.axis_size(axis)
+    if collective == "slice":
+        return 0
+    largest = max(before.region(coord).size for coord in before.mesh.coords())
+    if collective == "all_reduce":
+        return -(-2 * (count - 1) * largest // count)
+    if collective == "reduce_scatter":
+        return -(-(count - 1) * largest // count)
+    if collective == "all_gather":
+        return max(after.region(coord).size - before.region(coord).size for coord in before.mesh.coords())
+    return max(after.region(coord).size - _kept(before, after, coord) for coord in before.mesh.coords())
+
+
+def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
+    """Return how many elements a rank has before and after."""
+    kept = 1
+    for one, other in zip(before.region(coord).dims, after.region(coord).dims, strict=True):
+        kept *= sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class GatherStep:
+    """One collective over one axis.
+
+    Attributes:
+        collective: What torch calls it.
+        axis: The mesh axis.
+        op: The reduction of an all_reduce.
+        received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
+            that torch sends with them; an all_reduce is counted as a ring, 2 (n - 1) / n of what a rank holds.
+    """
+
+    collective: Literal["all_gather", "all_reduce"]
+    axis: str
+    received: int
+    op: str = ""
+
+
+def gather_steps(layout: Layout) -> Iterator[GatherStep]:
+    """Yield the collectives that bring all of the tensor to every rank.
+
+    Pending sums are taken first, where what is summed is smallest; then the splits are undone, innermost first.
+    """
+    for axis, op in layout.partial:
+        count = layout.mesh.axis_size(axis)
+        largest = max(layout.region(coord).size for coord in layout.mesh.coords())
+        yield GatherStep("all_reduce", axis, -(-2 * (count - 1) * largest // count), op)
+    layout = replace(layout, partial=())
+    while layout.split_axes:
+        axis = _innermost(layout)
+        whole = replace(layout, chains=tuple(without_axis(chain, axis) for chain in layout.chains))
+        received = max(whole.region(coord).size - layout.region(coord).size for coord in layout.mesh.coords())
+        yield GatherStep("all_gather", axis, received)
+        layout = whole
+
+
+def _innermost(layout: Layout) -> str:
+    """Return the axis to undo: the last split of a dim, and of several the last on the mesh."""
+    last = {
+        next(link for link in reversed(chain) if _is_axis(link)) for chain in layout.chains if any(map(_is_axis, chain))
+    }
+    return next(axis for axis in reversed(layout.mesh.axes) if axis in last)
+
+
+def _is_axis(link: object) -> bool:
+    return isinstance(link, str) and link != JOIN
+
+
+def without_axis(chain: Chain, axis: str) -> Chain:
+    """Undo a dim's last split; segments that nothing distributes any more are whole again."""
+    if axis not in chain:
+        return chain
+    left = chain[: chain.index(axis)]
+    while left and not _is_axis(left[-1]):
+        left = left[:-1]
+    return left

@@ -1,0 +1,194 @@
+"""How one dim is split: a chain of splits, outermost first, `("tp", "fsdp")` for `12/tp/fsdp`.
+
+Each split follows `torch.chunk`, level by level. Here a chain is followed to the indices that a coordinate holds, and
+translated from and to torch's placements, which are applied from the first mesh axis to the last.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from shardviz.errors import LayoutError
+from shardviz.layout.placements import Placement, Shard, StridedShard
+from shardviz.layout.region import Range, Ranges, length, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardviz.layout.mesh import Mesh
+
+JOIN: Literal["|"] = "|"
+"""A link that glues the segments of a number before the next split: `(9/2/fsdp)/tp`."""
+
+Link = str | int
+"""One split of a chain: an axis's name, a number of segments that are not distributed, or `JOIN`."""
+
+Chain = tuple[Link, ...]
+
+MAX_SEGMENTS = 1 << 16
+"""A dim is cut into at most this many segments that are not distributed, until they are joined again."""
+
+COMPARED_SEGMENTS = 1 << 16
+"""Two chains are compared where they have at most this many segments over all coordinates."""
+
+
+def check_segments(chain: Chain) -> None:
+    """Make sure that a chain's numbers can be followed.
+
+    Raises:
+        LayoutError: They cut the dim into less than one segment, or more than `MAX_SEGMENTS`.
+    """
+    segments = 1
+    for link in chain:
+        if isinstance(link, int):
+            segments *= link
+        elif link == JOIN:
+            segments = 1
+        if not 0 < segments <= MAX_SEGMENTS:
+            raise LayoutError(f"a dim is cut into {segments:,} segments, expected 1 to {MAX_SEGMENTS:,}")
+
+
+def bound(chain: Chain, position: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+    """Give each link its numbers: (parts, chosen part), with -1 for all parts and (0, 0) for a join."""
+    links = []
+    for link in chain:
+        if link == JOIN:
+            links.append((0, 0))
+        elif isinstance(link, int):
+            links.append((link, -1))
+        else:
+            links.append((sizes[link], position[link]))
+    return tuple(links)
+
+
+@lru_cache(maxsize=1 << 16)
+def held(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
+    """Follow a bound chain from the whole dim to the indices that are left."""
+    segments: list[Ranges] = [((0, size),)]
+    for parts, chosen in links:
+        if parts == 0:
+            segments = [merged(range_ for segment in segments for range_ in segment)]
+        elif chosen < 0:
+            segments = [part for segment in segments for part in chunks(segment, parts)]
+        else:
+            segments = [chunk(segment, parts, chosen) for segment in segments]
+    return merged(range_ for segment in segments for range_ in segment)
+
+
+def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
+    """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty."""
+    step = -(-length(ranges) // parts)
+    first, last = part * step, (part + 1) * step
+    kept, before = [], 0
+    for start, stop in ranges:
+        low, high = max(first - before, 0), min(last - before, stop - start)
+        if low < high:
+            kept.append((start + low, start + high))
+        before += stop - start
+    return tuple(kept)
+
+
+def chunks(ranges: Ranges, parts: int) -> list[Ranges]:
+    """Return all that `torch.chunk` would give, without the empty parts at the end, in one pass."""
+    step = -(-length(ranges) // parts)
+    pieces: list[list[Range]] = []
+    room = 0
+    for start, stop in ranges:
+        while start < stop:
+            if not room:
+                pieces.append([])
+                room = step
+            end = min(stop, start + room)
+            pieces[-1].append((start, end))
+            room -= end - start
+            start = end
+    return [tuple(piece) for piece in pieces]
+
+
+def _literal_chain(steps: Sequence[tuple[str, Shard | StridedShard]]) -> Chain:
+    """Spell placements exactly as torch applies them: left to right, gluing the segments before each axis."""
+    chain: list[Link] = []
+    for axis, placement in steps:
+        if any(isinstance(link, int) for link in chain):
+            chain.append(JOIN)
+        if isinstance(placement, StridedShard) and placement.split_factor > 1:
+            chain.append(placement.split_factor)
+        chain.append(axis)
+    return tuple(chain)
+
+
+def _nested_chain(steps: Sequence[tuple[str, Shard | StridedShard]], sizes: Mapping[str, int]) -> Chain | None:
+    """Undo the split factors: each says how many parts, made by later axes and numbers, its axis splits again."""
+    chain: list[Link] = []
+    for axis, placement in reversed(steps):
+        factor = placement.split_factor if isinstance(placement, StridedShard) else 1
+        before = [math.prod(_parts(link, sizes) for link in chain[:count]) for count in range(len(chain) + 1)]
+        if factor in before:
+            chain.insert(before.index(factor), axis)
+        elif factor % before[-1] == 0:
+            chain += [factor // before[-1], axis]
+        else:
+            return None
+    return tuple(chain)
+
+
+def _parts(link: Link, sizes: Mapping[str, int]) -> int:
+    return link if isinstance(link, int) else sizes[link]
+
+
+def readable_chain(size: int, steps: tuple[tuple[str, Shard | StridedShard], ...], sizes: Mapping[str, int]) -> Chain:
+    """Choose the nested chain where it gives every coordinate what torch's own reading gives, else the literal one.
+
+    With even splits they are the same by algebra; the others are compared, unless that takes too long.
+    """
+    literal = _literal_chain(steps)
+    if not any(isinstance(link, int) for link in literal):
+        return literal
+    nested = _nested_chain(steps, sizes)
+    return nested if nested is not None and _same_chain(size, literal, nested, tuple(sizes.items())) else literal
+
+
+@lru_cache(maxsize=4096)
+def _same_chain(size: int, literal: Chain, nested: Chain, sizes: tuple[tuple[str, int], ...]) -> bool:
+    by_name = dict(sizes)
+    if size % math.prod(_parts(link, by_name) for link in nested) == 0:
+        return True
+    if math.prod(_parts(link, by_name) for link in literal if link != JOIN) > COMPARED_SEGMENTS:
+        return False
+    axes = [axis for axis in by_name if axis in literal]
+    for position in product(*(range(by_name[axis]) for axis in axes)):
+        at = dict(zip(axes, position, strict=True))
+        if held(size, bound(literal, at, by_name)) != held(size, bound(nested, at, by_name)):
+            return False
+    return True
+
+
+def placements_of(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placement]:
+    """Spell one dim's chain as placements, by axis; whether torch reads them as the chain is for the caller to see.
+
+    An axis's split factor is the product of what stands before it, since the last join, and is not applied yet when
+    torch comes to it: numbers, and axes that come later on the mesh.
+    """
+    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+    steps: dict[str, Placement] = {}
+    for group in _glued(chain):
+        for index, link in enumerate(group):
+            if isinstance(link, str):
+                earlier = mesh.axes[: mesh.axis_index(link)]
+                factor = math.prod(_parts(other, sizes) for other in group[:index] if other not in earlier)
+                steps[link] = StridedShard(dim, factor) if factor > 1 else Shard(dim)
+    return steps
+
+
+def _glued(chain: Chain) -> list[list[Link]]:
+    """Cut a chain at its joins; where no number came before it, a join glues nothing."""
+    groups: list[list[Link]] = [[]]
+    for link in chain:
+        if link != JOIN:
+            groups[-1].append(link)
+        elif any(isinstance(other, int) for other in groups[-1]):
+            groups.append([])
+    return groups

@@ -1,0 +1,1 @@
+"""Fill weights with ids, and write down what this rank holds of a model."""

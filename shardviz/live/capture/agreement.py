@@ -1,0 +1,75 @@
+"""What ranks tell each other while they capture: every rank's word, in rank order, and whose step raised."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import TypeVar
+
+from torch import distributed
+
+from shardviz.errors import ShardvizError
+from shardviz.live.world.stacks import Frame, user_frames
+
+Sent = TypeVar("Sent")
+
+PATIENCE = 5.0
+"""Seconds that a rank whose step raised gives the others to come to the same end."""
+
+
+def refuse_without_group(hint: str) -> None:
+    """Refuse to go on where there are no ranks to ask.
+
+    Raises:
+        ShardvizError: No process group is initialised; the hint says what to do.
+    """
+    if not distributed.is_initialized():
+        raise ShardvizError("no process group is initialised: there are no ranks to compare", hint)
+
+
+def of_all_ranks(mine: Sent) -> list[Sent]:
+    """Return what every rank passes, in rank order. Every rank calls this."""
+    of_all: list[Sent] = [mine] * distributed.get_world_size()
+    distributed.all_gather_object(of_all, mine)
+    return of_all
+
+
+def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str]:
+    """Return what every rank raised in a phase, in words; empty for ranks that raised nothing. Every rank calls this.
+
+    A rank that raised while others wait for it in a collective cannot ask them. So each leaves a mark in the dump's
+    folder first, and a rank that raised goes on only once all are there.
+
+    Args:
+        error: What this rank raised.
+        folder: A folder that all ranks reach.
+        phase: A name for the marks, another for each call.
+
+    Raises:
+        Exception: This rank's own error, where some rank does not come: it waits for what this one will not do.
+    """
+    mark = folder / f".{phase}_{distributed.get_rank():05d}.tmp"
+    mark.touch()
+    if error is not None and not _all_come(folder, phase):
+        raise error
+    errors = of_all_ranks(_told(error) if error else "")
+    mark.unlink()
+    return errors
+
+
+def _told(error: Exception) -> str:
+    """Say in a line what was raised, and where in the user's own code."""
+    frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
+    place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""
+    return f"{type(error).__name__}{place}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _all_come(folder: Path, phase: str) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if len(list(folder.glob(f".{phase}_*.tmp"))) == distributed.get_world_size():
+            return True
+        time.sleep(0.05)
+    return False

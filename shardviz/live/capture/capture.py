@@ -1,0 +1,234 @@
+"""Capture: write down what this rank holds of a model, in the dump's records.
+
+A `Capture` gathers what one rank says at several stages and becomes its `RankRecord`.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from shardviz.dump.records import (
+    SCHEMA,
+    Body,
+    GatherRecord,
+    LayoutRecord,
+    MeshRecord,
+    Position,
+    RankRecord,
+    RunRecord,
+    Stage,
+    TensorRecord,
+)
+from shardviz.live.capture import describe
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.stamp import named_tensors, storage_key
+from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.job import VALUES_LIMIT
+from shardviz.text import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.dump.records import CallRecord, CollectiveRecord, StageRecord, Stamp
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.capture.stamp import Stamped
+
+
+@dataclass
+class Capture:
+    """What one rank has to say, gathered stage by stage.
+
+    Attributes:
+        rank: The global rank.
+        num_ranks: The world's size.
+        stamps: The stamped tensors by name.
+        values_limit: Local tensors of at most this many elements are written out.
+        dense: The arrays that go into a file beside the record, by `stage/role/name`, each of the local shape.
+        not_checked: What could not be looked at, and why: `(name, reason)`.
+        not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
+        collectives: What the step sent between ranks, in the order in which it began.
+        schedule: What this rank's stages of a pipeline ran, in order.
+        calls: Collectives that are to be compared with their definition.
+        narrowed_to: Element types to which the step rounded numbers of a wider one.
+    """
+
+    rank: int
+    num_ranks: int
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    values_limit: int = VALUES_LIMIT
+    dense: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    not_checked: list[tuple[str, str]] = field(default_factory=list)
+    not_applied: list[tuple[str, str]] = field(default_factory=list)
+    collectives: list[CollectiveRecord] = field(default_factory=list)
+    schedule: list[StageRecord] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
+    narrowed_to: set[torch.dtype] = field(default_factory=set)
+    _meshes: dict[MeshRecord, int] = field(default_factory=dict)
+    _positions: dict[int, Position] = field(default_factory=dict)
+    _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
+    _bodies: dict[Any, int] = field(default_factory=dict)
+    _tensors: list[tuple[str, int, str]] = field(default_factory=list)
+    _tied: set[tuple[str, ...]] = field(default_factory=set)
+    _gathered: list[GatherRecord] = field(default_factory=list)
+    _body_list: list[Body] = field(default_factory=list)
+
+    def add_mesh(self, device_mesh: DeviceMesh) -> None:
+        """Note where this rank stands on a mesh: its coordinate, and its rank in the group along every axis."""
+        coord = device_mesh.get_coordinate()
+        index = self._mesh(plain_mesh(device_mesh))
+        if coord is not None:
+            groups = [device_mesh.get_group(axis) for axis in range(device_mesh.ndim)]
+            self._positions[index] = Position(index, tuple(coord), tuple(distributed.get_rank(g) for g in groups))
+
+    def add_meshes(self, model: nn.Module) -> None:
+        """Note where this rank stands on every mesh that the model's parameters are on."""
+        for mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
+            self.add_mesh(mesh)
+
+    def add_values(self, local: Local, stage: Stage) -> None:
+        """Write down a tensor's own values: a digest, and the values themselves where they are few or compared."""
+        if local.values.is_meta:
+            self._add(local.name, self._body(local, stage), "")
+            return
+        small = local.values.numel() <= self.values_limit
+        dense = not small and stage in ("step", "reference")
+        constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
+        values = describe.nested(local.values) if small else None
+        body = self._body(local, stage, values=values, constant=constant, dense=dense)
+        if dense:
+            self.dense[f"{stage}/{local.role}/{local.name}"] = describe.as_numpy(local.values)
+        self._add(local.name, body, describe.digest(local.values))
+
+    def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:
+        """Write down a stamped tensor's ids."""
+        stamp = self.stamps.get(local.name)
+        if stamp is None:
+            self.not_checked.append((local.name, "it was not stamped: the unsharded model has no tensor of this name"))
+            return
+        held = describe.as_ranges(ids, stamp, (math.prod(stamp.shape),) if local.flat else stamp.shape)
+        runs = None if held is not None else describe.as_runs(ids)
+        whole = local if local.claim else replace(local, shape=stamp.shape)
+        body = self._body(whole, "stamped", held=held, runs=runs, dense=held is None and runs is None)
+        if body.dense:
+            self.dense[f"stamped/{local.role}/{local.name}"] = ids
+        self._add(local.name, body, "")
+
+    def add_gathered(self, name: str, collective: str, ids: NDArray[np.int64]) -> None:
+        """Write down the ids that a torch collective gave back for a stamped tensor."""
+        stamp = self.stamps[name]
+        held = describe.as_ranges(ids, stamp, stamp.shape)
+        runs = describe.as_runs(ids) if held is None else None
+        if held is None and runs is None:
+            self.not_checked.append((name, f"{collective} gave ids in more than {describe.MAX_RUNS:,} runs"))
+        else:
+            self._gathered.append(GatherRecord(name, collective, held, runs))
+
+    def add_gather_error(self, name: str, collective: str, error: Exception) -> None:
+        """Write down that a torch collective raised."""
+        line = str(error).strip().partition("\n")[0]
+        self._gathered.append(GatherRecord(name, collective, error=f"{type(error).__name__}: {line}"))
+
+    def add_ties(self, model: nn.Module, prefix: str = "") -> None:
+        """Note which names share storage on this rank, each with a prefix before it."""
+        groups: dict[Any, list[str]] = {}
+        for _, name, tensor in named_tensors(model):
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if local.numel():
+                groups.setdefault(storage_key(local), []).append(prefix + clean_name(name))
+        self._tied |= {tuple(names) for names in groups.values() if len(names) > 1}
+
+    def record(self) -> RankRecord:
+        """Return all of it as this rank's record."""
+        digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
+        folded = fold((name, body) for name, body, _ in self._tensors)
+        return RankRecord(
+            schema=SCHEMA,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            hostname=socket.gethostname(),
+            meshes=tuple(self._meshes),
+            positions=tuple(self._positions.values()),
+            layouts=tuple(self._layouts),
+            bodies=tuple(self._body_list),
+            tensors=tuple(
+                TensorRecord(f.prefix, body, f.numbers, f.suffix, "".join(digests[name, body] for name in f.names()))
+                for f, body in folded
+            ),
+            tied=tuple(sorted(self._tied)),
+            gathered=tuple(self._gathered),
+            not_checked=tuple(dict.fromkeys(self.not_checked)),
+            collectives=tuple(self.collectives),
+            schedule=tuple(self.schedule),
+            calls=tuple(self.calls),
+            narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
+            not_applied=tuple(dict.fromkeys(self.not_applied)),
+        )
+
+    def _add(self, name: str, body: Body, digest: str) -> None:
+        key = repr(body)
+        if key not in self._bodies:
+            self._bodies[key] = len(self._body_list)
+            self._body_list.append(body)
+        self._tensors.append((name, self._bodies[key], digest))
+
+    def _body(self, local: Local, stage: Stage, **content: Any) -> Body:
+        return Body(
+            role=local.role,
+            stage=stage,
+            shape=local.shape,
+            local_shape=tuple(local.values.shape),
+            dtype=str(local.values.dtype).removeprefix("torch."),
+            device=str(local.values.device),
+            layout=self._layout(local),
+            grad=None if local.role != "param" else "none" if local.grad is None else "here",
+            **content,
+        )
+
+    def _layout(self, local: Local) -> int | None:
+        if local.claim is None:
+            return None
+        mesh, placements = local.claim
+        flat = local.flat[0] if local.flat else None
+        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), local.claimed_shape, flat)
+        return self._layouts.setdefault(record, len(self._layouts))
+
+    def _mesh(self, mesh: Mesh) -> int:
+        record = MeshRecord(mesh.axes, mesh.shape, mesh.ranks)
+        return self._meshes.setdefault(record, len(self._meshes))
+
+
+def run_record(
+    mesh: Mesh,
+    stamped: Stamped | None,
+    intended: Mapping[str, str] | None,
+    *,
+    command: tuple[str, ...] = (),
+    probe: str = "",
+    sequence: Mapping[str, int] | None = None,
+) -> RunRecord:
+    """Return what is true of the whole run, for `run.json`."""
+    return RunRecord(
+        schema=SCHEMA,
+        shardviz=version("shardviz"),
+        torch=version("torch"),
+        num_ranks=distributed.get_world_size(),
+        command=command,
+        probe=probe,
+        mesh=MeshRecord(mesh.axes, mesh.shape, mesh.ranks),
+        stamps=stamped.stamps if stamped else (),
+        intended=dict(intended or {}),
+        sequence=dict(sequence or {}),
+    )

@@ -1,0 +1,101 @@
+"""Ids and values of one local tensor, written as small as they can be: ranges, runs, nested lists or a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shardviz.dump.dump import ID_NONE
+from shardviz.dump.read import DIGEST_LENGTH
+from shardviz.layout.ids import region_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.records import Stamp
+    from shardviz.layout.region import Ranges
+
+Run = tuple[int, int, int]
+
+MAX_RANGES = 4096
+MAX_RUNS = 4096
+
+
+def ids_of(values: torch.Tensor, last: int) -> NDArray[np.int64]:
+    """Return a tensor's values as ids: 0 for zero, `ID_NONE` for what is no whole number from 0 to `last`."""
+    if not values.is_floating_point():
+        wide = values.to(torch.int64).cpu().numpy()
+        return np.where((wide >= 0) & (wide <= last), wide, ID_NONE)
+    numbers = values.to(torch.float64).cpu().numpy()
+    whole = np.isfinite(numbers) & (numbers >= 0) & (numbers <= last) & (np.floor(numbers) == numbers)
+    return np.where(whole, numbers, ID_NONE).astype(np.int64)
+
+
+def as_ranges(ids: NDArray[np.int64], stamp: Stamp, shape: Sequence[int]) -> tuple[Ranges, ...] | None:
+    """Write ids as index ranges in each dim.
+
+    Args:
+        ids: Ids as they lie in memory.
+        stamp: The tensor's own ids.
+        shape: The shape in which indices count: the tensor's own, or its number of elements where it is held flat.
+
+    Returns:
+        The ranges; None where the ids are not the product of one list of indices a dim, or of too many ranges.
+    """
+    region = region_of(ids, shape, stamp.first)
+    return region.dims if region is not None and max(map(len, region.dims), default=0) <= MAX_RANGES else None
+
+
+def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:
+    """Write ids, in memory order, as runs `(first, step, count)`; None where that takes more than `MAX_RUNS`."""
+    flat = ids.ravel()
+    steps = np.diff(flat)
+    bends = np.flatnonzero(np.diff(steps)) + 2
+    if len(bends) > 2 * MAX_RUNS:
+        return None
+    runs: list[Run] = []
+    start = 0
+    for end in [*bends.tolist(), len(flat)]:
+        # A bend belongs to the run before it; what is left of a lone element joins the next run.
+        if end - start == 1 and end < len(flat):
+            continue
+        if end > start:
+            runs.append((int(flat[start]), int(flat[start + 1] - flat[start]) if end - start > 1 else 0, end - start))
+            start = end
+    return tuple(runs) if len(runs) <= MAX_RUNS else None
+
+
+def nested(values: torch.Tensor) -> Any:
+    """Return values as nested lists that JSON can say; what is not finite becomes a string."""
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return _spelled(values.detach().cpu().tolist())
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_spelled(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
+    """Return values as numpy has them; bfloat16, which it does not, as float32, which holds it exactly."""
+    wide = values.float() if values.dtype == torch.bfloat16 else values
+    found: NDArray[np.generic] = wide.detach().cpu().numpy()
+    return found
+
+
+def digest(values: torch.Tensor) -> str:
+    """Return 16 hex digits of the BLAKE2b hash of a tensor's dtype, shape and bytes."""
+    local = values.detach().cpu().contiguous()
+    hashed = hashlib.blake2b(f"{local.dtype}{list(local.shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
+    hashed.update(local.view(-1).view(torch.uint8).numpy().data if local.numel() else b"")
+    return hashed.hexdigest()

@@ -1,0 +1,109 @@
+"""torch's device meshes as shardviz's. Sub-meshes are shown on their root, so that all ranks speak of one mesh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.layout.mesh import Mesh
+from shardviz.layout.placements import Placement, Replicate, Shard
+from shardviz.live.compat import FlatParam, root_mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+Claim = tuple[Mesh, tuple[Placement, ...]]
+"""Placements, one for each axis of a mesh."""
+
+
+def plain_mesh(mesh: DeviceMesh) -> Mesh:
+    """Return a device mesh as axes, shape and ranks; axes without names become `dim0`, `dim1`, ..."""
+    grid = mesh.mesh
+    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(grid.ndim))
+    return Mesh(tuple(names), tuple(grid.shape), tuple(grid.flatten().tolist()))
+
+
+def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
+    """Spell placements on a sub-mesh as placements on its root: copies along the axes that the sub-mesh lacks.
+
+    A flattened axis keeps its name; the root's ranks are regrouped so that it is one of the axes.
+    """
+    own, root = plain_mesh(mesh), plain_mesh(root_mesh(mesh))
+    if own == root:
+        return own, tuple(placements)
+    made_of = [_root_axes(own, axis, root) for axis in own.axes]
+    if any(axes is None for axes in made_of):
+        return own, tuple(placements)
+    parts = [axes for axes in made_of if axes is not None]
+    used = {axis for axes in parts for axis in axes}
+    rest = [axis for axis in root.axes if axis not in used]
+    if all(len(axes) == 1 for axes in parts):
+        by_axis = {axes[0]: placement for axes, placement in zip(parts, placements, strict=True)}
+        if [axis for axis in root.axes if axis in used] == [axes[0] for axes in parts]:
+            return root, tuple(by_axis.get(axis, Replicate()) for axis in root.axes)
+    return _regrouped(root, rest, parts, own), (*(Replicate() for _ in rest), *placements)
+
+
+def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
+    """Return a claim on the part of its mesh that has the rank's own coordinates on some axes, which it drops.
+
+    Args:
+        claim: Along the axes that are dropped it must say Replicate; it is returned as it is otherwise.
+        axes: Names of axes; those that the claim's mesh does not have are passed over.
+        rank: A rank of the mesh.
+    """
+    mesh, placements = claim
+    dropped = [index for index, axis in enumerate(mesh.axes) if axis in axes]
+    if not dropped or any(placements[index] != Replicate() for index in dropped):
+        return claim
+    coord = mesh.coord_of(rank)
+    places = zip(mesh.coords(), mesh.ranks, strict=True)
+    ranks = tuple(at for place, at in places if all(place[index] == coord[index] for index in dropped))
+    kept = [index for index in range(mesh.ndim) if index not in dropped]
+    own = Mesh(tuple(mesh.axes[index] for index in kept), tuple(mesh.shape[index] for index in kept), ranks)
+    return own, tuple(placements[index] for index in kept)
+
+
+def _root_axes(own: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:
+    """Return the root's axes that one axis of a sub-mesh runs along, outermost first."""
+    if axis in root.axes:
+        return (axis,)
+    group = own.groups(axis)[0]
+    for width in range(1, root.ndim + 1):
+        for first in range(root.ndim - width + 1):
+            axes = root.axes[first : first + width]
+            if group in root.groups(*axes):
+                return axes
+    return None
+
+
+def _regrouped(root: Mesh, rest: list[str], parts: list[tuple[str, ...]], own: Mesh) -> Mesh:
+    order = [root.axis_index(axis) for axis in [*rest, *(axis for axes in parts for axis in axes)]]
+    grid = np.array(root.ranks).reshape(root.shape).transpose(order)
+    shape = (*(root.axis_size(axis) for axis in rest), *own.shape)
+    return Mesh((*rest, *own.axes), shape, tuple(grid.ravel().tolist()))
+
+
+def of_flat_param(param: FlatParam, mesh: Mesh | None) -> Claim:
+    """Return what FSDP1 claims of a flat parameter's concatenation: split over its shard group, else equal.
+
+    Args:
+        param: One of its parameters.
+        mesh: The run's mesh, whose axes give the groups their names where they fit.
+    """
+    split, copied = param.shard_ranks, param.replicate_ranks
+    if mesh is not None:
+        for axis in mesh.axes:
+            others_agree = len(copied) == 1 or any(copied in mesh.groups(other) for other in mesh.axes if other != axis)
+            if split in mesh.groups(axis) and others_agree:
+                return mesh, tuple(Shard(0) if axis == name else Replicate() for name in mesh.axes)
+        if len(split) == 1 and len(copied) == mesh.size:
+            return mesh, (Replicate(),) * mesh.ndim
+        if split == mesh.ranks and mesh.ndim > 1:
+            return Mesh(("_".join(mesh.axes),), (mesh.size,), mesh.ranks), (Shard(0),)
+    if len(split) == 1:
+        return Mesh(("replicate",), (len(copied),), copied), (Replicate(),)
+    return Mesh(("fsdp",), (len(split),), split), (Shard(0),)

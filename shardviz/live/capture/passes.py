@@ -1,0 +1,168 @@
+"""Where every element of a model went: build, stamp, shard and capture, in as many passes as the dtypes ask for.
+
+Whole ids take one pass; where a dtype cannot hold them, they are written a digit a pass and put together again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.dump import ID_NONE
+from shardviz.live.capture import describe, full_tensor
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
+from shardviz.live.compat import DTensor, clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.stages import Stage
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model comes to be sharded, as often as it takes.
+
+    Attributes:
+        build: Makes the unsharded model, with the same tensors every time.
+        parallelize: Returns it sharded.
+        mesh: The mesh of the run.
+    """
+
+    build: Callable[[], nn.Module]
+    parallelize: Callable[[nn.Module], nn.Module]
+    mesh: Mesh
+
+    def stamped(self, digits: Digits | None = None) -> tuple[nn.Module, Stamped]:
+        """Build, stamp and shard; where the model's own dtypes are too narrow for whole ids, in float64."""
+        model = self.build()
+        if digits is None and not _holds_ids(model):
+            model = model.double()
+        stamped = stamp(model, digits)
+        return self.parallelize(model), stamped
+
+
+def capture_passes(seen: Capture, sharding: Sharding, stage: Stage) -> Stamped:
+    """Capture where every element went, by its id, and what torch gathers from the shards. Every rank calls this.
+
+    Args:
+        seen: What this rank has to say.
+        sharding: How the model comes to be sharded.
+        stage: What this rank's part of the model is to the dump; without stamps, the whole model is built on all ranks.
+
+    Returns:
+        What stamping did.
+    """
+    model, stamped = sharding.stamped()
+    seen.stamps = {one.name: one for one in stage.stamps or stamped.stamps}
+    locals_ = stage.own(local_tensors(unwrapped(model), sharding.mesh))
+    own = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
+    of_all = of_all_ranks((own, stamped.last))  # every rank shards in every pass, whatever its stage needs
+    bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
+    if last < 2**bits:
+        add_ids(seen, locals_, stamped, stage)
+        _gather(seen, model, last, stage)
+    else:
+        del model, locals_
+        _capture_digits(seen, sharding, 2**bits - 1, last, stage)
+    return stamped
+
+
+def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, stage: Stage) -> int:
+    """Write down the whole ids of a stamped and sharded model, and why there are none where a dtype cannot hold them.
+
+    Args:
+        seen: What this rank has to say.
+        locals_: What this rank holds, as the dump names it.
+        stamped: What stamping did.
+        stage: What this rank's part of the model is to the dump.
+
+    Returns:
+        How many tensors could not hold their ids.
+    """
+    rounded = dict(stage.renamed(stamped.not_exact))
+    for local in locals_:
+        bits = exact_bits(local.values.dtype)
+        if bits and stamped.last >= 2**bits:
+            rounded[local.name] = inexact(stamped.last, local.values.dtype)
+        elif bits and local.name not in rounded:
+            seen.add_ids(local, stage.shifted(describe.ids_of(local.values, stamped.last)))
+    seen.not_applied += stage.renamed(stamped.not_applied)
+    seen.not_checked += [*_without_place(locals_, stamped, stage), *rounded.items()]
+    return len(rounded)
+
+
+def _without_place(locals_: Sequence[Local], stamped: Stamped, stage: Stage) -> list[tuple[str, str]]:
+    """Return the tensors without ids, and why, but for those that are there whole: such have one place only."""
+    whole = {
+        local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, stage)
+    }
+    return [(name, why) for name, why in stage.renamed(stamped.not_stamped) if name not in whole]
+
+
+def _unsharded(local: Local, stamped: Stamped, stage: Stage) -> tuple[int, ...] | None:
+    return stamped.shapes.get(local.name.removeprefix(stage.prefix))
+
+
+def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, stage: Stage) -> None:
+    """Stamp again, a digit a pass, where some dtype is too narrow for whole ids."""
+    places = math.ceil(math.log(last + 1, base))
+    ids: dict[str, NDArray[np.int64]] = {}
+    known: dict[str, Local] = {}
+    for place in range(places):
+        model, stamped = sharding.stamped(Digits(base, place))
+        locals_ = stage.own(local_tensors(unwrapped(model), sharding.mesh))
+        for local in locals_:
+            if exact_bits(local.values.dtype):
+                digits = describe.ids_of(local.values, base)
+                ids[local.name] = _with_digits(ids.get(local.name, np.zeros_like(digits)), digits, base**place)
+                known[local.name] = local
+    for name, local in known.items():
+        seen.add_ids(local, stage.shifted(ids[name]))
+    seen.not_applied += stage.renamed(stamped.not_applied)
+    seen.not_checked += _without_place(locals_, stamped, stage)
+    seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, a digit a pass"))
+
+
+def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: int) -> NDArray[np.int64]:
+    """Add a pass's digits, each plus 1, to the ids so far; an element that was no digit in some pass is no id."""
+    whole = np.where((digits > 0) & (before >= 0), before + (digits - 1) * weight, ID_NONE)
+    return np.where((digits == 0) & (before == 0), 0, whole)
+
+
+def _gather(seen: Capture, model: nn.Module, last: int, stage: Stage) -> None:
+    """Let torch reassemble every DTensor, to be laid beside shardviz's own reassembly."""
+    sharded = {
+        stage.prefix + clean_name(name): tensor
+        for _, name, tensor in named_tensors(unwrapped(model))
+        if isinstance(tensor, DTensor) and exact_bits(tensor.dtype)
+    }
+    sharded = {name: tensor for name, tensor in sharded.items() if name in seen.stamps}
+    refused = full_tensor.refused(sharded)
+    for name, tensor in sharded.items():
+        if name in refused:
+            seen.not_checked.append((name, f"full_tensor was not run: {refused[name]}"))
+            continue
+        try:
+            full = full_tensor.full_tensor(tensor)
+        except Exception as error:
+            seen.add_gather_error(name, "full_tensor", error)
+        else:
+            seen.add_gathered(name, "full_tensor", stage.shifted(describe.ids_of(full, last)))
+
+
+def _holds_ids(model: nn.Module) -> bool:
+    tensors = [tensor for _, _, tensor in named_tensors(model) if tensor.is_floating_point()]
+    bits = min((exact_bits(tensor.dtype) for tensor in tensors), default=64)
+    numel: int = sum(tensor.numel() for _, _, tensor in named_tensors(model))
+    return bool(numel < 2**bits)

@@ -1,0 +1,160 @@
+"""A pipeline's stages in one dump: ranks of different stages have different tensors, not copies of each other's.
+
+Where every stage was built and stamped by itself, ids begin anew on each, and perhaps names. In the dump ids go on from
+stage to stage, and where two stages use one name, all have their stage's coordinate in front: `pp=1.0.weight`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from torch import distributed
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.meshes import without_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.records import Stamp
+    from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.live.capture.locals import Local
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What this rank's part of the model is to the dump.
+
+    Attributes:
+        axes: The mesh axes along which ranks have different layers.
+        stamps: The stamped tensors of all stages, as the dump names and numbers them.
+        prefix: What stands before the names of this rank's tensors.
+        shift: What is added to its ids.
+    """
+
+    axes: tuple[str, ...] = ()
+    stamps: tuple[Stamp, ...] = ()
+    prefix: str = ""
+    shift: int = 0
+
+    def own(self, locals_: Iterable[Local]) -> list[Local]:
+        """Return this rank's tensors as the dump has them: named, and claiming nothing along the stages' axes."""
+        rank = distributed.get_rank() if self.axes else 0
+        return [
+            replace(one, name=self.prefix + one.name, claim=one.claim and without_axes(one.claim, self.axes, rank))
+            for one in locals_
+        ]
+
+    def renamed(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return what is said of tensors, `(name, text)`, with the dump's names."""
+        return [(self.prefix + name, text) for name, text in pairs]
+
+    def shifted(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return this rank's ids as the dump's; 0 and no id stay what they are."""
+        return np.where(ids > 0, ids + self.shift, ids) if self.shift else ids
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a rank tells the others; the first rank of each stage tells all of it.
+
+    Attributes:
+        digest: Of what it stamped.
+        stamps: What it stamped.
+        names: The tensors that it has now.
+    """
+
+    digest: str
+    stamps: tuple[Stamp, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Collection[str]) -> Stage:
+    """Return what this rank's part of the model is to the dump. Every rank of the job calls this.
+
+    Args:
+        mesh: The job's mesh.
+        axes: Its axes along which ranks have different layers.
+        stamps: What this rank stamped, all of the model or its own stage of it; empty where nothing was.
+        names: The tensors that this rank has now.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+        ShardvizError: Ranks of one stage stamped different tensors.
+    """
+    columns = [mesh.axis_index(axis) for axis in axes]
+    rank = distributed.get_rank()
+    digest = hashlib.blake2b(msgspec.json.encode(tuple(stamps)), digest_size=16).hexdigest()
+    speaks = rank in _first_ranks(mesh, columns).values()
+    of_all = of_all_ranks(_Said(digest, tuple(stamps), tuple(names)) if speaks else _Said(digest))
+    said = {stage: of_all[first] for stage, first in _first_ranks(mesh, columns).items()}
+    _refuse_other_stamps(mesh, columns, axes, of_all)
+    if rank not in mesh or not _each_for_itself(list(said.values())):
+        return Stage(tuple(axes), tuple(stamps))
+    return _one_of_many(axes, said, _stage_of(mesh, columns, rank))
+
+
+def _stage_of(mesh: Mesh, columns: list[int], rank: int) -> Coord:
+    return tuple(mesh.coord_of(rank)[column] for column in columns)
+
+
+def _first_ranks(mesh: Mesh, columns: list[int]) -> dict[Coord, int]:
+    """Return the first rank of every stage, by the stage's coordinates."""
+    first: dict[Coord, int] = {}
+    for rank in mesh.ranks:
+        first.setdefault(_stage_of(mesh, columns, rank), rank)
+    return dict(sorted(first.items()))
+
+
+def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_Said]) -> None:
+    """Make sure that ranks of one stage stamped the same, or no id would say where its element belongs."""
+    firsts = _first_ranks(mesh, columns)
+    for rank in mesh.ranks:
+        first = firsts[_stage_of(mesh, columns, rank)]
+        if of_all[rank].digest != of_all[first].digest:
+            where = f", both at {_label(axes, _stage_of(mesh, columns, rank))}," if axes else ""
+            others = [axis for axis in mesh.axes if axis not in axes]
+            raise ShardvizError(
+                f"ranks {first} and {rank}{where} stamped tensors of other names or shapes",
+                "where ranks have different layers, as a pipeline's stages do, name the axes along which they do, of "
+                f"{', '.join(others)}: stage_axes=({others[0]!r},)",
+            )
+
+
+def _label(axes: Sequence[str], stage: Coord) -> str:
+    return ", ".join(f"{axis}={at}" for axis, at in zip(axes, stage, strict=True))
+
+
+def _each_for_itself(said: list[_Said]) -> bool:
+    """Whether every stage stamped itself: stamps differ, or each stage still has all that it stamped.
+
+    Of a model that was stamped as a whole a stage has only its part left.
+    """
+    return len(said) > 1 and (
+        len({one.digest for one in said}) > 1 or all({s.name for s in one.stamps} <= set(one.names) for one in said)
+    )
+
+
+def _one_of_many(axes: Sequence[str], said: dict[Coord, _Said], mine: Coord) -> Stage:
+    uses = Counter(name for one in said.values() for name in {*one.names, *(stamp.name for stamp in one.stamps)})
+    clash = any(count > 1 for count in uses.values())
+    found, total = {}, 0
+    for at, one in said.items():
+        prefix = "".join(f"{axis}={position}." for axis, position in zip(axes, at, strict=True)) if clash else ""
+        found[at] = Stage(tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in one.stamps), prefix, total)
+        total = max((stamp.last for stamp in found[at].stamps), default=total)
+    return replace(found[mine], stamps=tuple(chain.from_iterable(stage.stamps for stage in found.values())))
+
+
+def _moved(stamp: Stamp, prefix: str, shift: int) -> Stamp:
+    tied_to = prefix + stamp.tied_to if stamp.tied_to else ""
+    return msgspec.structs.replace(stamp, name=prefix + stamp.name, first=stamp.first + shift, tied_to=tied_to)

@@ -1,0 +1,111 @@
+"""The collectives of a training step by module, axis and bytes, as torch's own `CommDebugMode` meets them.
+
+`CommDebugMode` counts collectives by module; this one also writes down over which ranks each ran and how large it was.
+It sees whatever goes through torch's dispatcher: DTensor's, FSDP's, DistributedDataParallel's and those called by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from shardviz.dump.records import CollectiveRecord
+from shardviz.live.compat import CommDebugMode, follow_modules_by, ranks_of_operator
+from shardviz.live.step.running import Running, tensors_in
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from shardviz.layout.mesh import Mesh
+
+_LIBRARIES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+_SPELLINGS = {
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "recv_any_source": "recv",
+}
+_NO_COLLECTIVES = ("wait_tensor", "monitored_barrier", "_wrap_tensor_autograd")
+
+Key = tuple[str, tuple[int, ...], str, bool, bool]
+"""Operation, ranks, module, whether in backward, whether outside of all modules."""
+
+
+class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
+    """A `CommDebugMode` that also knows ranks and bytes, and where numbers lost precision.
+
+    Args:
+        model: Whose modules are named; without one, none is.
+
+    Attributes:
+        narrowed_to: Element types to which numbers of a wider one were rounded.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._running = Running(model)
+        follow_modules_by(self, self._running)
+        self._found: dict[Key, tuple[int, int]] = {}
+        self.narrowed_to: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a collective, then let torch count and run it."""
+        library, _, name = str(func).partition("::" if "::" in str(func) else ".")
+        if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES):
+            self._note(_plain(name), func, (*args, *(kwargs or {}).values()))
+        returned = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        self._note_narrowing(func, args, returned)
+        return returned
+
+    def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
+        """Note what an operator rounds, and tensors of a narrower type that it takes beside wider ones."""
+        taken = [tensor for tensor in tensors_in(args) if _is_real(tensor)]
+        widest = max((tensor.dtype.itemsize for tensor in taken), default=0)
+        in_place = args[:1] if "copy_" in str(func) else ()
+        given = [tensor for tensor in tensors_in((*in_place, returned)) if _is_real(tensor)]
+        beside = [tensor for tensor in taken if tensor.ndim]
+        self.narrowed_to |= {tensor.dtype for tensor in (*given, *beside) if tensor.dtype.itemsize < widest}
+
+    def _note(self, op: str, func: Any, args: tuple[Any, ...]) -> None:
+        ranks = ranks_of_operator(func, args)
+        key = (op, ranks, self._running.name, self._running.is_bw, self._running.is_outside)
+        count, size = self._found.get(key, (0, 0))
+        self._found[key] = count + 1, size + _payload(func, args, len(ranks))
+
+    def records(self, mesh: Mesh, rank: int) -> tuple[CollectiveRecord, ...]:
+        """Return what was seen, with the axes of the run's mesh that each group runs along."""
+        return tuple(
+            CollectiveRecord(op, _axes(mesh, rank, ranks), len(ranks), module, backward, count, size, outside)
+            for (op, ranks, module, backward, outside), (count, size) in self._found.items()
+        )
+
+
+def _plain(name: str) -> str:
+    """Return `all_gather` for `_allgather_base_.default`, `all_gather_into_tensor.default` and their kin."""
+    name = name.partition(".")[0].strip("_")
+    name = re.sub("(_base|_into_tensor|_tensor|_coalesced|_single|_out)+$", "", name)
+    return _SPELLINGS.get(name, name)
+
+
+def _payload(func: Any, args: tuple[Any, ...], num_ranks: int) -> int:
+    """Return the bytes of the whole tensor that a collective is about, from the larger of its in- and outputs."""
+    sizes = [sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(arg)) for arg in args]
+    largest = max(sizes, default=0)
+    gathers_to_result = "functional" in str(func) and "all_gather" in str(func)
+    return largest * num_ranks if gathers_to_result else largest
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
+
+
+def _axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the fewest axes along which a group of this rank runs."""
+    wanted = tuple(sorted(ranks))
+    for count in range(1, mesh.ndim + 1):
+        for axes in combinations(mesh.axes, count):
+            if any(rank in group and tuple(sorted(group)) == wanted for group in mesh.groups(*axes)):
+                return axes
+    return ()

@@ -1,0 +1,134 @@
+"""Where a plain activation is: the placements that fit its values on every rank, beside the unsharded model's.
+
+A module between tensor-parallel ones puts out plain tensors, of which nothing says how they are split; a DTensor on a
+sub-mesh says nothing of the batch's axes. The unsharded model's step has the whole of each; a rank's part is compared
+with every part that chunking could give it. What no part fits may be a term of a sum: of the first few such, all
+ranks' values go round, and those that make up a part once they are added along an axis are pending there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+from shardviz.live.capture.agreement import of_all_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.capture.locals import Local
+
+MAX_CANDIDATES = 1 << 10
+"""Of a mesh and a tensor with more ways to be split than this, none is looked for."""
+
+MAX_SUMMED = 4
+"""Of so many activations that no part fits, the first ones, it is tried whether they are terms of a sum."""
+
+MAX_ELEMENTS = 1 << 16
+"""Larger activations are not sent round."""
+
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
+"""How far rounding in a dtype may take an activation from the reference, relative and absolute; else 1e-9."""
+
+
+def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[Local]:
+    """Give activations that do not say where they are the claim that fits on every rank that has them.
+
+    Every rank calls this; the stages of a pipeline have activations of their own.
+
+    Args:
+        locals_: This rank's activations by module.
+        wholes: The unsharded model's.
+        mesh: The run's mesh.
+        rank: This rank.
+
+    Returns:
+        The activations; those that no placement fits everywhere claim nothing but the whole's shape.
+    """
+    fitting = {
+        name: list(_fitting(local.values, wholes[name].values, mesh, rank))
+        for name, local in locals_.items()
+        if name in wholes and (local.claim is None or local.shape != wholes[name].shape)
+    }
+    of_all = of_all_ranks(fitting)
+    found = {name: _claimed(local, fitting.get(name, []), of_all, wholes, mesh) for name, local in locals_.items()}
+    odd = [local for name, local in found.items() if name in fitting and local.claim is None]
+    small = {local.name: local.values.cpu() for local in odd if local.values.numel() <= MAX_ELEMENTS}
+    found |= _pending(found, dict(list(small.items())[:MAX_SUMMED]), wholes, mesh)
+    return list(found.values())
+
+
+Placements = tuple[Placement, ...]
+
+
+def _pending(
+    found: Mapping[str, Local], mine: Mapping[str, torch.Tensor], wholes: Mapping[str, Local], mesh: Mesh
+) -> dict[str, Local]:
+    """Return those activations that are terms of a sum along one axis, with that claim. Every rank calls this."""
+    of_all = dict(enumerate(of_all_ranks(dict(mine))))
+    pending = {}
+    for name in mine:
+        terms = {rank: values[name] for rank, values in of_all.items() if name in values and rank in mesh}
+        for axis in mesh.axes:
+            placements = _of_sum(terms, axis, wholes[name].values.cpu(), mesh)
+            if placements is not None:
+                pending[name] = replace(found[name], shape=wholes[name].shape, claim=(mesh, placements))
+                break
+    return pending
+
+
+def _of_sum(terms: Mapping[int, torch.Tensor], axis: str, whole: torch.Tensor, mesh: Mesh) -> Placements | None:
+    """Return the placements of terms that make up a part on every rank once they are added along an axis."""
+    groups = {rank: mesh.group_of(rank, axis) for rank in terms}
+    at = mesh.axis_index(axis)
+    fitting: list[set[Placements]] = []
+    for rank, group in groups.items():
+        if len(group) < 2 or not all(other in terms and terms[other].shape == terms[rank].shape for other in group):
+            return None
+        total = torch.stack([terms[other] for other in group]).sum(0)
+        fitting.append({one for one in _fitting(total, whole, mesh, rank) if isinstance(one[at], Replicate)})
+    for placements in sorted(set.intersection(*fitting), key=_num_splits) if fitting else ():
+        return (*placements[:at], Partial("sum"), *placements[at + 1 :])
+    return None
+
+
+def _num_splits(placements: Placements) -> int:
+    return sum(isinstance(one, Shard) for one in placements)
+
+
+def _claimed(
+    local: Local,
+    fitting: list[Placements],
+    of_all: list[dict[str, list[Placements]]],
+    wholes: Mapping[str, Local],
+    mesh: Mesh,
+) -> Local:
+    for placements in fitting:
+        if all(placements in of_rank[local.name] for of_rank in of_all if local.name in of_rank):
+            return replace(local, shape=wholes[local.name].shape, claim=(mesh, placements))
+    whole = wholes.get(local.name)
+    return replace(local, shape=whole.shape) if whole is not None and local.claim is None else local
+
+
+def _fitting(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int) -> Iterator[Placements]:
+    """Yield the placements under which this rank would hold what it does, those with the fewest splits first."""
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(whole.ndim))]
+    if values.ndim != whole.ndim or len(kinds) ** mesh.ndim > MAX_CANDIDATES:
+        return
+    for placements in sorted(product(kinds, repeat=mesh.ndim), key=_num_splits):
+        region = Layout.from_placements(mesh, tuple(whole.shape), placements).region(mesh.coord_of(rank))
+        if region.shape == tuple(values.shape):
+            ids = torch.from_numpy(region.flat_ids(tuple(whole.shape)))
+            if _near(values, whole.flatten()[ids.to(whole.device)]):
+                yield placements
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    close = TOLERANCE.get(one.dtype, 1e-9)
+    return bool(torch.allclose(one.double(), other.double(), rtol=close, atol=close))

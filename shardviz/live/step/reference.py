@@ -1,0 +1,170 @@
+"""The unsharded model's step, beside which the sharded one is laid, and what of a model makes the two comparable.
+
+Random numbers: a sharded model draws others. A model that draws any while it trains, as dropout does, is stepped in
+`eval()`, both times. Rows that are not independent: BatchNorm in training, and a loss that is no mean over rows, see
+the whole batch in the unsharded model and a part of it on a rank. Data parallel training is the mean over such parts,
+so that is what the unsharded model is made to compute as well. Both are said. Where ranks make up for it, as a loss
+divided by the number of all ranks' tokens does, the mean of their losses is the whole batch's, which is then compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.locals import local_tensors
+from shardviz.live.compat import DTensor, quiet_redistribution
+from shardviz.live.step.observe import observed
+from shardviz.live.step.step import Step, logged_by, loss_of, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.step.step import Batch
+
+EQUAL = 1e-12
+"""How near the mean of the parts' losses is to the whole's, relative to it, where rows are independent."""
+
+ROUNDING = 100
+"""Of a step in a narrower dtype, that is this often the dtype's own precision."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The unsharded model after its step.
+
+    Attributes:
+        model: It, with its gradients.
+        before: Its tensors before the step.
+        step: What the step left behind.
+        training: Whether it was stepped as it trains; in `eval()` otherwise.
+        draws: Whether it drew random numbers in the end: then no other step can be compared with it.
+        notes: What is to be said of how it was stepped.
+        whole: The same over the whole batch, where this one is the mean over parts.
+    """
+
+    model: nn.Module
+    before: tuple[Local, ...]
+    step: Step
+    training: bool = True
+    draws: bool = False
+    notes: tuple[str, ...] = ()
+    whole: Reference | None = None
+
+    def beside(self, step: Step) -> Reference:
+        """Return the reference whose loss the sharded step has over all ranks. Every rank calls this."""
+        if self.whole is None:
+            return self
+        losses = of_all_ranks(_number(step.loss))
+        near = max(_precision(step), _precision(self.whole.step))
+        return self.whole if _equal(sum(losses) / len(losses), float(self.whole.step.loss), near) else self
+
+    def mode(self, model: nn.Module) -> nn.Module:
+        """Put another model into the mode in which this one was stepped."""
+        return model if self.training else model.eval()
+
+
+def reference_of(probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int) -> Reference:
+    """Step the unsharded model.
+
+    Args:
+        probe: The probe, for its loss.
+        build: Makes the model, with the same values every time.
+        batch: The whole batch.
+        parts: How many equal parts of it the ranks have.
+    """
+    found = _stepped(probe, build(), batch)
+    if found.draws:
+        why = "the step as it trains: it draws random numbers, as dropout does, and a sharded model draws others"
+        found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{why}; compared in eval()",))
+    if found.draws:
+        return replace(found, notes=("the step: it draws random numbers, in eval() too; a sharded model draws others",))
+    return found if parts == 1 or hasattr(probe, "step") else _in_parts(probe, build, batch, parts, found)
+
+
+def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) -> Reference:
+    """Step a model on each part of a batch, from the same buffers: the step's loss is the mean of theirs."""
+    before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
+    torch.manual_seed(2)
+    states = _generators()
+    losses = []
+    restore = _buffers_of(model)
+    with observed(model) as seen:
+        for number in range(parts):
+            restore()
+            loss = loss_of(probe, model, part_of(batch, number, parts)) / parts
+            torch.autograd.backward(loss)
+            losses.append(loss.detach())
+    draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
+    outputs = [output for output in seen.outputs if output.ndim]
+    output = None if not outputs else torch.cat(outputs) if parts > 1 else outputs[-1]
+    loss = torch.stack(losses).sum()
+    step = Step(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
+    return Reference(model, before, step, draws=draws)
+
+
+def _buffers_of(model: nn.Module) -> Callable[[], None]:
+    """Return what gives a model the buffers that it has now: a forward may advance them, on every rank its own."""
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if buffer.layout is torch.strided and not buffer.is_meta
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, name, buffer, values in kept:
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
+
+    return restore
+
+
+def _generators() -> list[torch.Tensor]:
+    on_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_gpus else ())]
+
+
+def _in_parts(
+    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: Reference
+) -> Reference:
+    """Return the reference over the parts that ranks see, where that is another than over the whole batch."""
+    model = whole.mode(build())
+    restore, losses = _buffers_of(model), []
+    for number in range(parts):
+        restore()
+        losses.append(float(loss_of(probe, model, part_of(batch, number, parts))))
+    mean, loss = sum(losses) / parts, float(whole.step.loss)
+    if _equal(mean, loss, _precision(whole.step)):
+        return whole
+    found = _stepped(probe, whole.mode(build()), batch, parts)
+    found.step.seen.activations.clear()  # of one part only
+    note = (
+        f"the step on the whole batch: its loss is {loss:.6g}, the mean over the {parts} parts that ranks see "
+        f"{mean:.6g} (BatchNorm in training, or a loss that is no mean over rows); compared over the parts"
+    )
+    return replace(found, training=whole.training, notes=(*whole.notes, note), whole=whole)
+
+
+def _equal(loss: float, whole: float, precision: float) -> bool:
+    return abs(loss - whole) <= max(EQUAL, ROUNDING * precision) * max(abs(whole), 1e-30)
+
+
+def _number(loss: torch.Tensor) -> float:
+    """Return a rank's loss, any sum that is pending in it made."""
+    with quiet_redistribution():
+        return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
+
+
+def _precision(step: Step) -> float:
+    return max((torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to), default=0.0)

@@ -1,0 +1,252 @@
+"""One training step of a probe, sharded on every rank and unsharded beside it, so that numbers can be compared.
+
+A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that what is left of a
+difference is no rounding. What a probe may define:
+
+    batch()                    the whole batch: a tensor, or a tuple or dict of what the model takes
+    BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
+    loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
+    step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
+    optimizer(model, mesh)     what updates the weights after the step, looked at too; default: Adam, its state alone
+    stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
+    STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
+    whole_output(part, mesh)   the output of all ranks in the batch's order, where no placements say which part this is
+    collective_calls(model, mesh)
+                               modules that call one collective each, to be compared with its definition: by name, the
+                               collective and the ranks of its group; their part `before` puts out what goes in
+    log(model, batch, loss)    what the training loop would print after the step, by name; or one number
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.dump.records import CallRecord
+from shardviz.errors import ProbeError
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+from shardviz.live.capture.locals import Local, of_tensor, unwrapped
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.compat import DTensor, dividing_float64_once
+from shardviz.live.step.observe import Observed, observed
+from shardviz.live.step.running import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.layout.mesh import Mesh
+
+Batch = tuple[Any, ...]
+DATA_AXES = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard")
+"""How the names of mesh axes begin over which training splits its batch."""
+
+
+@dataclass
+class Step:
+    """What one step left behind.
+
+    Attributes:
+        loss: The loss, as the step returned it.
+        output: The model's output in its last forward; None where it is no tensor.
+        logged: What `log` returned.
+        seen: What was watched while it ran.
+        runs: How often the model ran to put that out; micro-batches that make up the batch are one run.
+    """
+
+    loss: torch.Tensor
+    output: torch.Tensor | None
+    logged: Mapping[str, Any]
+    seen: Observed
+    runs: int = 1
+
+
+def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes over which the batch is split.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+    """
+    axes = tuple(getattr(probe, "BATCH_AXES", ()))
+    for axis in axes:
+        mesh.axis_index(axis)
+    return axes
+
+
+def whole_batch(probe: ModuleType, parts: int) -> Batch:
+    """Return the probe's batch in float64, the same on every rank.
+
+    Rows beyond a multiple of `parts` are left out: a mean over unequal parts is not the mean of the whole.
+
+    Raises:
+        ProbeError: There are fewer rows than parts.
+    """
+    torch.manual_seed(1)
+    batch = probe.batch()
+    return tuple(_each(part, lambda tensor: _whole(tensor, parts)) for part in _as_tuple(batch))
+
+
+def _as_tuple(batch: Any) -> Batch:
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a part of a batch with every tensor in it changed, a dict's too."""
+    if isinstance(part, Mapping):
+        return {key: _each(value, change) for key, value in part.items()}
+    return change(part) if torch.is_tensor(part) else part
+
+
+def _whole(tensor: torch.Tensor, parts: int) -> torch.Tensor:
+    if tensor.ndim:
+        if len(tensor) < parts:
+            raise ProbeError(f"a batch of {len(tensor)} rows for {parts} ranks", f"let batch() return {parts} or more")
+        tensor = tensor[: len(tensor) // parts * parts]
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
+    """Return axes that go by a name of data parallelism, where the probe does not say how its batch is split.
+
+    Ranks that see the same batch have the same gradients, reduced or not.
+    """
+    if hasattr(probe, "BATCH_AXES"):
+        return ()
+    return tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
+
+
+def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
+    """Return this rank's part of the batch: the rows of its coordinate on `axes`, outermost first."""
+    parts, mine = 1, 0
+    for axis in axes:
+        size = mesh[axis].size()
+        parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
+    return part_of(batch, mine, parts)
+
+
+def part_of(batch: Batch, number: int, parts: int) -> Batch:
+    """Return the rows of a batch that one of several equal parts has."""
+    return tuple(_each(part, lambda tensor: tensor.chunk(parts)[number] if tensor.ndim else tensor) for part in batch)
+
+
+def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> Step:
+    """Step the sharded model on this rank's part of the batch."""
+    torch.manual_seed(2)
+    stages = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
+    with dividing_float64_once(), observed(model, stages) as seen:
+        if hasattr(probe, "step"):
+            loss = probe.step(model, _passed(batch), mesh)
+        else:
+            loss = loss_of(probe, model, batch)
+            torch.autograd.backward(loss)
+    logged = logged_by(probe, model, batch, loss)
+    output, runs = _output(probe, seen, batch, mesh)
+    if output is not None and hasattr(probe, "whole_output"):
+        output = probe.whole_output(output, mesh)
+    return Step(loss.detach(), output, logged, seen, runs)
+
+
+def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
+    """Return the collectives that are to be compared with their definition."""
+    named = probe.collective_calls(unwrapped(model), mesh) if hasattr(probe, "collective_calls") else {}
+    return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
+
+
+def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -> tuple[torch.Tensor | None, int]:
+    """Return what the model put out last, or over micro-batches where it ran on one after the other, and its runs."""
+    axes = getattr(probe, "STAGE_AXES", ())
+    outputs = [output for output in seen.outputs if output.ndim]
+    if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
+        return None, len(outputs)
+    rows = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
+    in_parts = len(outputs) > 1 and len(outputs[-1]) != rows == sum(map(len, outputs))
+    return (torch.cat(outputs), 1) if axes or in_parts else (outputs[-1], len(outputs))
+
+
+def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
+    """Return what the training loop would print after the step, by name; one number alone is called log."""
+    logged = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
+    return logged if isinstance(logged, Mapping) else {"log": logged}
+
+
+def _passed(batch: Batch) -> Any:
+    """A batch of one is passed as itself, as the probe wrote it."""
+    return batch[0] if len(batch) == 1 else batch
+
+
+def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the loss of a batch.
+
+    Raises:
+        ProbeError: The probe defines none, and the model puts out no tensor.
+    """
+    if hasattr(probe, "loss"):
+        loss: torch.Tensor = probe.loss(model, _passed(batch))
+        return loss
+    output = model(**batch[0]) if len(batch) == 1 and isinstance(batch[0], Mapping) else model(*batch)
+    if not torch.is_tensor(output):
+        raise ProbeError(
+            f"the model puts out a {type(output).__name__}, of which there is no mean square",
+            "define loss(model, batch)",
+        )
+    square: torch.Tensor = output.square().mean()
+    return square
+
+
+def results(step: Step, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | None = None) -> list[Local]:
+    """Return a step's loss, output and logged values, each with where it is claimed to be.
+
+    A loss is the mean of this rank's part, so an average over the batch's axes is pending. Logged values are what
+    every rank would print: equal everywhere, and of the whole batch.
+
+    Args:
+        step: What the step left.
+        mesh: The run's mesh.
+        axes: The axes over which the batch is split.
+        whole: The unsharded model's output, which tells the dim that has the batch's rows.
+    """
+    found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
+    if step.output is not None:
+        rows = Shard(_dim_of_rows(step.output, whole))
+        found.append(_claimed("output", "output", step.output, mesh, dict.fromkeys(axes, rows)))
+    for name, value in step.logged.items():
+        tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
+        found.append(_claimed(name, "scalar", tensor.detach(), mesh, {}))
+    return found
+
+
+def _dim_of_rows(output: torch.Tensor, whole: torch.Tensor | None) -> int:
+    """Return the first dim that is smaller than the unsharded model's: not all models put out rows first."""
+    shapes = zip(output.shape, whole.shape if whole is not None else (), strict=False)
+    return next((dim for dim, (own, all_of_it) in enumerate(shapes) if own != all_of_it), 0)
+
+
+def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
+    """Claim a tensor's layout on the run's mesh; a DTensor claims for itself, along the axes of its own mesh."""
+    local = of_tensor(name, role, tensor)
+    own = dict(zip(local.claim[0].axes, local.claim[1], strict=True)) if local.claim else {}
+    if local.claim and local.claim[0] != mesh:
+        return local
+    if isinstance(tensor, DTensor):
+        by_axis = {axis: by_axis[axis] for axis in by_axis if axis not in plain_mesh(tensor.device_mesh).axes}
+    shape = list(tensor.shape)
+    for axis, placement in by_axis.items():
+        if isinstance(placement, Shard):
+            shape[placement.dim] *= mesh.axis_size(axis)
+    claim = mesh, tuple(by_axis.get(axis, own.get(axis, Replicate())) for axis in mesh.axes)
+    return replace(local, shape=tuple(shape), claim=claim, grad=None)
+
+
+def gradients(locals_: Sequence[Local]) -> list[Local]:
+    """Return the gradients of captured parameters, claimed where their parameters are."""
+    return [
+        Local(local.name, "grad", local.shape, local.grad.detach(), local.grad_claim or local.claim, local.flat)
+        for local in locals_
+        if local.grad is not None
+    ]

@@ -1,0 +1,1 @@
+"""A whole run as one HTML page that opens from disk."""

@@ -1,0 +1,202 @@
+"""A whole run as one HTML file: findings first, the module tree with a map of each tensor, mesh, memory and comms.
+
+It opens from disk, fetches nothing, runs no script, prints, and is read by keyboard and screen reader. Identical
+layers share one map.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.verdicts import WORDS
+from shardviz.errors import ShardvizError
+from shardviz.picture.html.parts import section
+from shardviz.picture.html.run import comms_section, memory_section, schedule_section
+from shardviz.picture.html.style import PAGE_STYLE, light_rules
+from shardviz.picture.html.tree import Entry, rank_table, sign, tree
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.holders import mask_of, ranks_text
+from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.svg.page import PATTERN, STYLE, figure, mesh_figure
+from shardviz.picture.text.findings import advice_of, folded_findings, layouts_of
+from shardviz.picture.text.report import listed_rows, step_results, step_text, summary_line
+from shardviz.picture.text.terminal import UNICODE, Terminal
+from shardviz.text import cut_at_comma, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.finding import Finding, Report
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.text import Fold
+
+MOST_BYTES = 4_000_000
+"""Characters of all maps together, those of findings first: with them the file stays under 5 MB."""
+
+MOST_FINDINGS = 200
+
+FULL = "the page has no more room; shardviz show draws it"
+
+
+def html(model: Model, report: Report) -> str:
+    """Write the page of a run.
+
+    Args:
+        model: The dump's tensors.
+        report: What the check found.
+    """
+    entries = _entries(model, report)
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    head = element(
+        "head",
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        element("title", words(f"shardviz: {model.dump.path.name}")),
+        f"<style>{PAGE_STYLE}{STYLE}{light_rules(model.dump.mesh.ranks)}</style>",
+    )
+    findings, shown = _findings(report, entries)
+    parts = {
+        "findings": findings,
+        "tensors": _tensors(entries, report, shown),
+        "mesh": _mesh(model),
+        "memory": memory_section(model),
+        "comms": comms_section(model),
+        "schedule": schedule_section(model),
+    }
+    body = element(
+        "body",
+        element("a", "Skip to the findings", href="#findings", class_="skip"),
+        f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
+        _header(model, report),
+        _nav([anchor for anchor, part in parts.items() if part]),
+        element("main", *parts.values()),
+    )
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def _entries(model: Model, report: Report) -> list[Entry]:
+    """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
+    by_name: dict[str, Tensor] = {}
+    for tensor in model.tensors:
+        for name in tensor.names:
+            by_name.setdefault(name, tensor)
+    where = {id(tensor): at for at, tensor in enumerate(model.tensors)}
+    folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(model, report))
+    order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
+    entries: dict[int, Entry] = {}
+    left = MOST_BYTES
+    for at in order:
+        names, (row, index) = folded[at]
+        picture, ranks, why = _drawn(model, model.tensors[index], names) if left > 0 else ("", "", FULL)
+        entries[at] = Entry(at, names, row, picture, ranks, why)
+        left -= len(picture) + len(ranks)
+    return [entries[at] for at in range(len(folded))]
+
+
+def _drawn(model: Model, tensor: Tensor, names: Fold) -> tuple[str, str, str]:
+    """Return a map and its table of ranks, or why they cannot be."""
+    try:
+        subject = of_tensor(model, tensor, names.names()[0])
+    except ShardvizError as error:
+        return "", "", error.message
+    return element("figure", figure(subject, style=False), tabindex=0), rank_table(subject), ""
+
+
+def _header(model: Model, report: Report) -> str:
+    run = model.dump.run
+    verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
+    facts = [
+        ("mesh", words(model.dump.mesh)),
+        ("ranks", f"{run.num_ranks:,}"),
+        ("tensors", f"{report.num_tensors:,}"),
+        ("torch", words(run.torch)),
+        ("shardviz", words(run.shardviz)),
+        ("step", words(step_text(model))),
+        ("command", element("code", words(" ".join(run.command)))),
+    ]
+    known = (element("div", element("dt", title), element("dd", text)) for title, text in facts if text not in _EMPTY)
+    return element(
+        "header",
+        element("p", "shardviz", class_="soft"),
+        element("h1", words(model.dump.path.name)),
+        element("p", words(summary_line(report, Terminal(), step_results(model)).plain), class_=f"verdict {verdict}"),
+        element("dl", *known, class_="facts"),
+    )
+
+
+_EMPTY = ("", element("code"))
+
+TITLES = {
+    "findings": "Findings",
+    "tensors": "Tensors",
+    "mesh": "Mesh",
+    "memory": "Memory",
+    "comms": "Communication",
+    "schedule": "Schedule",
+}
+
+
+def _nav(anchors: Sequence[str]) -> str:
+    links = (element("a", TITLES[anchor], href=f"#{anchor}") for anchor in anchors)
+    return element("nav", *links, aria_label="Parts of this page")
+
+
+def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
+    """Write every finding, and return by entry the finding that its map stands in: the first one of it."""
+    of_name = {name: entry for entry in entries for name in entry.folded.names()}
+    folded = folded_findings(report.findings)
+    parts, seen = [], dict[int, int]()
+    for at, (names, finding) in enumerate(folded[:MOST_FINDINGS]):
+        entry = of_name.get(names.names()[0])
+        is_first = entry is not None and entry.picture != "" and entry.at not in seen
+        parts.append(_finding(at, names, finding, entry, drawn=is_first))
+        if entry is not None and is_first:
+            seen[entry.at] = at
+    if len(folded) > MOST_FINDINGS:
+        parts.append(element("p", f"{len(folded) - MOST_FINDINGS:,} more: shardviz check prints them"))
+    unchecked = fold((entry.tensor, entry.why) for entry in report.not_checked)
+    if unchecked:
+        items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in unchecked)
+        parts.append(element("h3", "Not checked") + element("ul", *items))
+    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
+
+
+def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
+    """Write one finding as an article: what is wrong, the three layouts, cause and fix, the picture."""
+    is_error = finding.severity == "error"
+    ranks = ranks_text(mask_of(finding.ranks))
+    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
+    facts = [*((title, element("code", words(text))) for title, text in layouts_of(finding))]
+    facts += [(title, words(text)) for title, text in advice_of(finding)]
+    facts += [("ranks", words(cut_at_comma(ranks, 80)))] if ranks else []
+    picture = ""
+    if entry is not None and entry.picture:
+        link = element("a", "who holds what, rank by rank", href=f"#tensor-{entry.at}")
+        picture = (entry.picture if drawn else "") + element("p", link)
+    kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
+    return element(
+        "article",
+        element("h3", kind, " ", element("code", words(names)), count),
+        element("p", words(finding.summary)),
+        element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
+        picture,
+        id=f"finding-{at}",
+        class_="error" if is_error else "warning",
+    )
+
+
+def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) -> str:
+    """Write the module tree, and what its signs mean."""
+    said = (
+        "Each line opens: who holds what of the tensor, drawn to scale. Point at a part to light up all its ranks have."
+    )
+    final = (verdict for verdict in reversed(WORDS) if verdict != "pending")
+    signs = (element("span", sign(verdict), " ", WORDS[verdict]) for verdict in final)
+    many = f"{report.num_tensors:,} tensors in {len(entries):,} lines: identical layers share one."
+    about = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
+    return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
+
+
+def _mesh(model: Model) -> str:
+    picture = element("figure", mesh_figure(model.dump.mesh, style=False), tabindex=0)
+    return section("mesh", TITLES["mesh"], element("p", words(model.dump.mesh)), picture)

@@ -1,0 +1,64 @@
+"""What the sections of a run's page are made of: a section, a table that scrolls, bars, bytes in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.dump.memory import bytes_text
+from shardviz.picture.markup import element, words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def section(anchor: str, title: str, *parts: str) -> str:
+    """Write a part of the page with its heading."""
+    return element(
+        "section", element("h2", title, id=f"{anchor}-title"), *parts, id=anchor, aria_labelledby=f"{anchor}-title"
+    )
+
+
+def scrolled(table: str, label: str) -> str:
+    """Let a wide table scroll by itself, by keyboard too."""
+    return element("div", table, class_="wide", tabindex=0, role="region", aria_label=label)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left: int = 1) -> str:
+    """Write a table.
+
+    Args:
+        heads: Markup of the columns' titles.
+        rows: Markup of the cells.
+        label: What the table is, for a screen reader.
+        left: So many columns are set flush left, the others flush right.
+    """
+
+    def aligned(column: int) -> str | None:
+        return "number" if column >= left else None
+
+    titles = (element("th", text, scope="col", class_=aligned(at)) for at, text in enumerate(heads))
+    body = []
+    for first, *others in rows:
+        cells = (element("td", cell, class_=aligned(at)) for at, cell in enumerate(others, 1))
+        body.append(element("tr", element("th", first, scope="row"), *cells))
+    return scrolled(element("table", element("thead", element("tr", *titles)), element("tbody", *body)), label)
+
+
+def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
+    """Draw stretches next to each other, each to scale; the numbers stand beside it in words.
+
+    Args:
+        parts: The class that colours each, its size, and what a pointer over it shows.
+        most: The size that is as wide as there is room.
+    """
+    drawn = (
+        element("span", class_=colour, style=f"width:{100 * size / max(most, 1):.2f}%", title=told)
+        for colour, size, told in parts
+        if size
+    )
+    return element("div", *drawn, class_="bar", aria_hidden="true")
+
+
+def bytes_cell(count: int) -> str:
+    """Write a number of bytes, with the exact one under a pointer."""
+    return element("span", words(bytes_text(count)), title=f"{count:,} bytes")

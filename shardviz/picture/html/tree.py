@@ -1,0 +1,139 @@
+"""The module tree of a run's page: modules that open, and tensors in them that open on their map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.check.verdicts import WORDS, worst
+from shardviz.picture.html.parts import scrolled
+from shardviz.picture.markup import element, words
+from shardviz.picture.text.page import is_same, rank_rows
+from shardviz.picture.text.terminal import UNICODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.check.verdicts import Verdict
+    from shardviz.picture.model.subject import Subject
+    from shardviz.picture.text.report import Row
+    from shardviz.text import Fold
+
+MOST_OPEN = 40
+"""Lines of a tree that opens as a whole; of a longer one, what is wrong is open."""
+
+MOST_LEVELS = 12
+"""Modules within modules; names that go deeper stand in the last one."""
+
+MOST_ROWS = 40
+"""Lines of ranks under a map."""
+
+Named = tuple[tuple[str, ...], "Entry"]
+"""What is left of a name, in its parts, and what it names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the tree, with its map.
+
+    Attributes:
+        at: Its number, which makes its anchor.
+        folded: The names that share it.
+        row: What the line says of them.
+        picture: Its map; empty where it is not drawn.
+        ranks: Who holds what, as a table.
+        why: Why it is not drawn; empty where it is.
+    """
+
+    at: int
+    folded: Fold
+    row: Row
+    picture: str
+    ranks: str
+    why: str
+
+
+def tree(entries: Sequence[Entry], shown: Mapping[int, int]) -> str:
+    """Write the tree.
+
+    Args:
+        entries: Its lines, in the model's order.
+        shown: For entries whose map stands under a finding already, the finding's number.
+    """
+    named = [(tuple(str(entry.folded).split(".")), entry) for entry in entries]
+    return element("ul", *_items(named, shown, len(entries) <= MOST_OPEN, MOST_LEVELS), class_="tree")
+
+
+def _items(named: Sequence[Named], shown: Mapping[int, int], is_open: bool, levels: int) -> Iterator[str]:
+    """Write what is in one module: names that share their first part are a module of their own."""
+    groups: dict[str, list[Named]] = {}
+    for at, (parts, entry) in enumerate(named):
+        key = parts[0] if levels and len(parts) > 1 else f"{at} alone"
+        groups.setdefault(key, []).append((parts, entry))
+    for group in groups.values():
+        if len(group) == 1:
+            ((parts, entry),) = group
+            yield element("li", _leaf(".".join(parts), entry, shown.get(entry.at)))
+        else:
+            yield element("li", _branch(group, shown, is_open, levels))
+
+
+def _branch(group: Sequence[Named], shown: Mapping[int, int], is_open: bool, levels: int) -> str:
+    shared = _shared(group)
+    name = ".".join(group[0][0][:shared])
+    inner = [(parts[shared:], entry) for parts, entry in group]
+    verdict = worst(entry.row.verdict for _, entry in group)
+    count = sum(len(entry.folded) for _, entry in group)
+    summary = element(
+        "summary",
+        sign(verdict),
+        element("span", words(name), class_="name"),
+        element("span", f"{count:,} tensors", class_="soft"),
+    )
+    opened = {"open": "open"} if is_open or verdict != "good" else {}
+    return element("details", summary, element("ul", *_items(inner, shown, is_open, levels - 1)), **opened)
+
+
+def _shared(group: Sequence[Named]) -> int:
+    """Return how many parts all names begin with, leaving each a name of its own."""
+    most = min(len(parts) for parts, _ in group) - 1
+    first = group[0][0]
+    return next((at for at in range(most) if any(parts[at] != first[at] for parts, _ in group)), most)
+
+
+def _leaf(name: str, entry: Entry, finding: int | None) -> str:
+    """Write a tensor's line, and under it its map and who holds what."""
+    count = element("span", f" {len(entry.folded):,} tensors", class_="soft") if len(entry.folded) > 1 else ""
+    summary = element(
+        "summary",
+        sign(entry.row.verdict),
+        element("span", words(name), count, class_="name"),
+        element("code", words(entry.row.layout)),
+        element("code", words(entry.row.local), class_="soft"),
+    )
+    link = element("p", "Drawn under ", element("a", "its finding", href=f"#finding-{finding}"), ".")
+    picture = entry.picture if finding is None else link
+    inner = element("p", f"Not drawn: {words(entry.why)}") if entry.why else picture + entry.ranks
+    opened = {"open": "open"} if entry.row.verdict in ("error", "warning") else {}
+    return element("details", summary, inner, id=f"tensor-{entry.at}", class_="leaf", **opened)
+
+
+def sign(verdict: Verdict) -> str:
+    """Write a verdict as its glyph, and as a word for those who do not see it."""
+    said = element("span", WORDS[verdict], class_="unseen")
+    return element("span", element("span", UNICODE.of(verdict), aria_hidden="true"), said, class_=f"sign {verdict}")
+
+
+def rank_table(subject: Subject) -> str:
+    """Write who should hold what and who holds what, as a table."""
+    rows, left = rank_rows(subject, MOST_ROWS)
+    heads = ("Ranks", "Claimed", *(("Held", "") if subject.holds else ()))
+    body = []
+    for row in rows:
+        mark = () if not subject.holds else ("",) if is_same(row) else ("≠ not as claimed",)
+        cells = (*row[: 3 if subject.holds else 2], *mark)
+        marked = "error" if mark and mark[0] else None
+        body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))
+    head = element("thead", element("tr", *(element("th", text, scope="col") for text in heads)))
+    more = element("p", f"{left:,} more lines: shardviz show with --all prints them") if left else ""
+    return scrolled(element("table", head, element("tbody", *body)), "What each rank holds") + more

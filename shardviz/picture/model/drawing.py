@@ -1,0 +1,254 @@
+"""The drawing model: a tensor cut into blocks to scale, with the ranks that hold each, claimed and held.
+
+Made once from `Sides` for a budget of rows and columns, and rendered by one module a format. Two dims are drawn; of
+the others, those that are split are stepped through, a panel each, and those that are whole are named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice, pairwise, product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.picture.model.holders import Mask, Plane
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.picture.model.sides import Cell, Sides
+
+    Indices = NDArray[np.int64]
+
+MAX_BLOCKS = 1 << 15
+"""Blocks that are compared one by one; what lies behind them only together."""
+
+MAX_SLICES = 256
+"""Slices of the dims that are not drawn that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a picture may take.
+
+    Attributes:
+        rows: Blocks downwards.
+        cols: Blocks to the right.
+        panels: Slices of the dims that are not drawn.
+    """
+
+    rows: int = 24
+    cols: int = 12
+    panels: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a drawn dim.
+
+    Attributes:
+        start: Its first index.
+        stop: One past its last.
+        parts: 1 for a stretch with the same holders throughout, more where parts are not drawn one by one.
+    """
+
+    start: int
+    stop: int
+    parts: int = 1
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The ranks of one block on one side.
+
+    Attributes:
+        ranks: Those that hold any of it.
+        is_mixed: Whether parts of it have different holders: it is scattered, or stands for many parts.
+    """
+
+    ranks: Mask
+    is_mixed: bool = False
+
+
+Grid = tuple[tuple[Block, ...], ...]
+"""Blocks, rows by columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One slice of a tensor.
+
+    Attributes:
+        at: The dims that are not drawn but split, each with the stretch of it that this panel is.
+        rows: The blocks downwards.
+        cols: The blocks to the right.
+        claimed: What the placements say of each block; None for a plain tensor.
+        held: What the ids say; None where nothing was stamped.
+        differs: Where the two are not the same, rows by columns.
+    """
+
+    at: tuple[tuple[int, Span], ...]
+    rows: tuple[Span, ...]
+    cols: tuple[Span, ...]
+    claimed: Grid | None
+    held: Grid | None
+    differs: tuple[tuple[bool, ...], ...]
+
+    @property
+    def is_different(self) -> bool:
+        """Whether any block is held by other ranks than claimed."""
+        return any(map(any, self.differs))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A tensor's blocks.
+
+    Attributes:
+        shape: The tensor's shape.
+        drawn: The dims drawn, downwards and to the right; one for a line, none for a single number.
+        whole: The dims that are neither drawn nor split.
+        panels: The slices that are drawn.
+        num_panels: All slices there are.
+    """
+
+    shape: tuple[int, ...]
+    drawn: tuple[int, ...]
+    whole: tuple[int, ...]
+    panels: tuple[Panel, ...]
+    num_panels: int
+
+    @property
+    def is_different(self) -> bool:
+        """Whether claimed and held differ in a panel that is drawn."""
+        return any(panel.is_different for panel in self.panels)
+
+
+def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawing:
+    """Cut a tensor into the blocks to draw.
+
+    Args:
+        sides: Who holds what, claimed and held.
+        shape: The tensor's own shape.
+        budget: How many blocks to draw at most.
+    """
+    if not math.prod(shape) or not (sides.has_claimed or sides.has_held):
+        return Drawing(tuple(shape), (), (), (), 0)
+    padded = sides.holders.shape
+    edges = [_edges(sides, dim, budget) for dim in range(len(padded))]
+    drawn = _drawn_dims([len(cuts) - 1 for cuts in edges])
+    stepped = [dim for dim, cuts in enumerate(edges) if dim not in drawn and len(cuts) > 2]
+    slices = islice(product(*(_spans(edges[dim]) for dim in stepped)), MAX_SLICES)
+    panels = [_panel(sides, drawn, dict(zip(stepped, at, strict=True)), edges, budget) for at in slices]
+    missing = len(padded) - len(shape)
+    return Drawing(
+        shape=tuple(shape),
+        drawn=tuple(dim - missing for dim in drawn if dim >= missing),
+        whole=tuple(dim - missing for dim in range(missing, len(padded)) if dim not in (*drawn, *stepped)),
+        panels=_shown(panels, budget.panels),
+        num_panels=math.prod(len(edges[dim]) - 1 for dim in stepped),
+    )
+
+
+def _shown(panels: Sequence[Panel], most: int) -> tuple[Panel, ...]:
+    """Choose the first panels, those with differences before the others, in their own order."""
+    by_interest = sorted(range(len(panels)), key=lambda at: not panels[at].is_different)
+    return tuple(panels[at] for at in sorted(by_interest[:most]))
+
+
+def _edges(sides: Sides, dim: int, budget: Budget) -> Indices:
+    """Return where blocks may begin; scattered ids may begin one anywhere."""
+    size = sides.holders.shape[dim]
+    if sides.holders.runs and size <= budget.rows:
+        return np.arange(size + 1, dtype=np.int64)
+    return sides.holders.edges(dim)
+
+
+def _drawn_dims(parts: Sequence[int]) -> tuple[int, int]:
+    """Choose two dims: the first that are split, and of whole ones the last."""
+    order = sorted(range(len(parts)), key=lambda dim: (1, -dim) if parts[dim] > 1 else (0, dim))
+    first, second = sorted(order[-2:])
+    return first, second
+
+
+def _spans(edges: Indices) -> list[Span]:
+    return [Span(start, stop) for start, stop in pairwise(edges.tolist())]
+
+
+def _panel(
+    sides: Sides, drawn: tuple[int, int], at: dict[int, Span], edges: Sequence[Indices], budget: Budget
+) -> Panel:
+    plane = Plane(*drawn, tuple(at[dim].start if dim in at else 0 for dim in range(len(edges))))
+    square = int(MAX_BLOCKS**0.5)
+    most = (max(square, MAX_BLOCKS // len(edges[other])) for other in reversed(drawn))
+    down, right = (_compared(_spans(edges[dim]), room) for dim, room in zip(drawn, most, strict=True))
+    cells, codes = _window(sides, plane, down, right)
+    down, right, codes = _coalesced(down, right, codes)
+    differs = np.take(np.array([cell.different for cell in cells], np.bool_), codes)
+    rows = _chosen(down, budget.rows, np.flatnonzero(differs.any(axis=1)))
+    cols = _chosen(right, budget.cols, np.flatnonzero(differs.any(axis=0)))
+    cells, codes = _window(sides, plane, rows, cols)
+    return Panel(
+        at=tuple(at.items()),
+        rows=tuple(rows),
+        cols=tuple(cols),
+        claimed=_grid([Block(cell.claimed, cell.claimed_mixed) for cell in cells], codes, sides.has_claimed),
+        held=_grid([Block(cell.held, cell.held_mixed) for cell in cells], codes, sides.has_held),
+        differs=tuple(tuple(cells[code].different for code in row) for row in codes.tolist()),
+    )
+
+
+def _compared(spans: list[Span], most: int) -> list[Span]:
+    """Put all that comes after `most` parts into one span."""
+    return spans if len(spans) <= most else [*spans[: most - 1], _together(spans[most - 1 :])]
+
+
+def _together(spans: Sequence[Span]) -> Span:
+    return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans))
+
+
+def _window(sides: Sides, plane: Plane, rows: Sequence[Span], cols: Sequence[Span]) -> tuple[list[Cell], Indices]:
+    down, right = (np.array([(span.start, span.stop) for span in spans], np.int64) for spans in (rows, cols))
+    window = sides.holders.window(plane, down, right)
+    return [sides.cell(masks) for masks in window.masks], window.codes
+
+
+def _coalesced(rows: list[Span], cols: list[Span], codes: Indices) -> tuple[list[Span], list[Span], Indices]:
+    """Join neighbours with the same holders throughout."""
+    downs = [0, *(np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1).tolist()]
+    rights = [0, *(np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(axis=0)) + 1).tolist()]
+    return _joined(rows, downs), _joined(cols, rights), codes[np.ix_(downs, rights)]
+
+
+def _joined(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
+    ends = [*starts[1:], len(spans)]
+    found = (spans[start:end] for start, end in zip(starts, ends, strict=True))
+    return [Span(part[0].start, part[-1].stop, max(span.parts for span in part)) for part in found]
+
+
+def _grid(blocks: Sequence[Block], codes: Indices, is_known: bool) -> Grid | None:
+    return tuple(tuple(blocks[code] for code in row) for row in codes.tolist()) if is_known else None
+
+
+def _chosen(spans: Sequence[Span], budget: int, differing: Indices) -> list[Span]:
+    """Keep the first parts, the last, and those where the first difference is; join the others."""
+    count = len(spans)
+    if count <= budget:
+        return list(spans)
+    tail = 2 if budget >= 8 else 1
+    room = budget - tail - 1
+    first = int(differing[0]) if differing.size else 0
+    kept = set(range(room)) if first < room else {*range(room // 2), *range(first, first + room - room // 2 - 1)}
+    kept |= set(range(count - tail, count))
+    starts = [at for at in range(count) if at == 0 or at in kept or at - 1 in kept]
+    return [_together(spans[at:end]) for at, end in zip(starts, [*starts[1:], count], strict=True)]

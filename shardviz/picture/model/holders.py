@@ -1,0 +1,251 @@
+"""Which ranks hold which part of a tensor, asked for one window at a time: the drawing model behind every map.
+
+Nothing is laid out per element. A rank's region is a product of index ranges, so along one dim every index has a set
+of ranks, and an element is held by those that are in the sets of all its indices. Ids that are no such product (the
+stretches of FSDP1, permuted elements) are kept as runs of row-major indices. Sets of ranks are integers, a bit a rank.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.text import cut_at_comma
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.region import Ranges, Region
+
+    Indices = NDArray[np.int64]
+    Spans = NDArray[np.int64]
+    """Index ranges `(start, stop)`, in the last dim of the array."""
+
+Mask = int
+"""A set of ranks: bit r is rank r."""
+
+Masks = frozenset[Mask]
+
+
+@lru_cache(maxsize=1 << 14)
+def ranks_of(mask: Mask) -> tuple[int, ...]:
+    """Return the ranks of a set, rising."""
+    digits = bin(mask)[:1:-1]
+    found, start = [], digits.find("1")
+    while start >= 0:
+        found.append(start)
+        start = digits.find("1", start + 1)
+    return tuple(found)
+
+
+def mask_of(ranks: Iterable[int]) -> Mask:
+    """Return ranks as a set."""
+    known = tuple(ranks)
+    bits = bytearray(max(known, default=0) // 8 + 1)
+    for rank in known:
+        bits[rank // 8] |= 1 << rank % 8
+    return int.from_bytes(bits, "little")
+
+
+@lru_cache(maxsize=1 << 14)
+def ranks_text(mask: Mask) -> str:
+    """Write a set of ranks briefly: `0-3,8`."""
+    spans: list[list[int]] = []
+    for rank in ranks_of(mask):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:
+    """Say which ranks, in about so many characters at most: `rank 3`, `ranks 0-3,8,...`."""
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(ranks_text(mask_of(ranks)), most)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Stripes:
+    """A line of indices cut into stripes of equal holders.
+
+    Attributes:
+        edges: Where the stripes begin, rising, and where the last one ends.
+        kinds: For each stripe an index into `masks`; neighbours differ.
+        masks: The distinct sets of ranks.
+    """
+
+    edges: Indices
+    kinds: Indices
+    masks: tuple[Mask, ...]
+
+    @classmethod
+    def of(cls, size: int, held: Iterable[tuple[Ranges, Mask]]) -> Stripes:
+        """Lay ranges over one another on a line of `size` indices."""
+        covers = [(start, stop, mask) for ranges, mask in held for start, stop in ranges if start < stop]
+        cuts = np.unique(np.array([0, size, *(edge for start, stop, _ in covers for edge in (start, stop))], np.int64))
+        masks = [0] * max(len(cuts) - 1, 0)
+        lows = np.searchsorted(cuts, [start for start, _, _ in covers])
+        highs = np.searchsorted(cuts, [stop for _, stop, _ in covers])
+        for (_, _, mask), low, high in zip(covers, lows.tolist(), highs.tolist(), strict=True):
+            for stripe in range(low, high):
+                masks[stripe] |= mask
+        kind_of: dict[Mask, int] = {}
+        kinds = np.array([kind_of.setdefault(mask, len(kind_of)) for mask in masks], np.int64)
+        first = np.flatnonzero(np.diff(kinds, prepend=-1))
+        return cls(np.append(cuts[:-1][first], cuts[-1:]), kinds[first], tuple(kind_of))
+
+    def over(self, spans: Spans) -> tuple[Indices, list[Masks]]:
+        """Sum up spans of the line.
+
+        Args:
+            spans: `(start, stop)` in the last dim; none is empty.
+
+        Returns:
+            For each span an index into the list, and the sets of ranks that its indices have.
+        """
+        low = np.searchsorted(self.edges, spans[..., 0], side="right") - 1
+        high = np.searchsorted(self.edges, spans[..., 1] - 1, side="right") - 1
+        pairs, index = np.unique(low * len(self.edges) + high, return_inverse=True)
+        return index.reshape(low.shape), [self._masks(*divmod(pair, len(self.edges))) for pair in pairs.tolist()]
+
+    def _masks(self, first: int, last: int) -> Masks:
+        return frozenset(self.masks[kind] for kind in np.unique(self.kinds[first : last + 1]).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """The two dims that are drawn, and where the others stand.
+
+    Attributes:
+        rows: The dim that runs downwards.
+        cols: The dim that runs to the right.
+        at: An index for every dim; those of `rows` and `cols` are not looked at.
+    """
+
+    rows: int
+    cols: int
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The holders of a grid of cells, each of which covers one element or many.
+
+    Attributes:
+        codes: For each cell an index into `masks`; shape (rows, cols).
+        masks: The sets of ranks that the elements of a cell have: one where all have the same.
+    """
+
+    codes: Indices
+    masks: tuple[Masks, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Holders:
+    """Who holds a tensor.
+
+    Attributes:
+        shape: The tensor's shape with 1s put before it up to two dims, so that all maps are grids.
+        regions: The ranks that hold each product of ranges.
+        runs: The ranks that hold each stretch of row-major indices, where it is no product.
+    """
+
+    shape: tuple[int, ...]
+    regions: Mapping[Region, Mask]
+    runs: Mapping[Ranges, Mask]
+
+    @cached_property
+    def dims(self) -> tuple[Stripes, ...]:
+        """The stripes of each dim, from the products alone."""
+        missing = len(self.shape) - min((len(region.dims) for region in self.regions), default=len(self.shape))
+        found = []
+        for dim, size in enumerate(self.shape):
+            of_ranges: dict[Ranges, Mask] = {}
+            for region, mask in self.regions.items():
+                ranges = region.dims[dim - missing] if dim >= missing else ((0, 1),)
+                of_ranges[ranges] = of_ranges.get(ranges, 0) | mask
+            found.append(Stripes.of(size, of_ranges.items()))
+        return tuple(found)
+
+    @cached_property
+    def line(self) -> Stripes:
+        """The stripes of the row-major line, from the runs alone."""
+        return Stripes.of(math.prod(self.shape), self.runs.items())
+
+    def edges(self, dim: int) -> Indices:
+        """Return where the holders may change along a dim, its two ends included."""
+        edges = [self.dims[dim].edges]
+        if self.runs:
+            stride, size = math.prod(self.shape[dim + 1 :]), self.shape[dim]
+            inner = self.line.edges[1:-1]
+            if len(inner) <= size:
+                at = inner // stride % size
+                exact = inner % stride == 0
+                edges += [at, np.minimum(at[~exact] + 1, size)]
+        return np.unique(np.concatenate(edges))
+
+    def window(self, plane: Plane, rows: Spans, cols: Spans) -> Window:
+        """Return the holders of a grid of cells.
+
+        Runs count by the stretch from a cell's first element to its last, so a cell of several rows may name ranks that
+        hold only what lies between them.
+
+        Args:
+            plane: The dims drawn.
+            rows: `(start, stop)` of each row of cells; none is empty.
+            cols: `(start, stop)` of each column of cells.
+        """
+        window = self._of_regions(plane, rows, cols)
+        return _both(window, self._of_runs(plane, rows, cols)) if self.runs else window
+
+    def at(self, index: Sequence[int]) -> Mask:
+        """Return the ranks that hold one element, given by its index in `shape`."""
+        plane = Plane(len(self.shape) - 2, len(self.shape) - 1, tuple(index))
+        rows, cols = (np.array([[at, at + 1]]) for at in index[-2:])
+        window = self.window(plane, rows, cols)
+        (mask,) = window.masks[int(window.codes[0, 0])]
+        return mask
+
+    def _of_regions(self, plane: Plane, rows: Spans, cols: Spans) -> Window:
+        down, of_rows = self.dims[plane.rows].over(rows)
+        right, of_cols = self.dims[plane.cols].over(cols)
+        others = self._others(plane)
+        masks = tuple(
+            frozenset(one & other & others for one, other in product(row, col))
+            for row, col in product(of_rows, of_cols)
+        )
+        return Window(np.add.outer(down * len(of_cols), right), masks)
+
+    def _others(self, plane: Plane) -> Mask:
+        mask = -1
+        for dim, (stripes, at) in enumerate(zip(self.dims, plane.at, strict=True)):
+            if dim not in (plane.rows, plane.cols):
+                _, ((only,),) = stripes.over(np.array([[at, at + 1]]))
+                mask &= only
+        return mask
+
+    def _of_runs(self, plane: Plane, rows: Spans, cols: Spans) -> Window:
+        strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        others = set(range(len(self.shape))) - {plane.rows, plane.cols}
+        base = sum(plane.at[dim] * strides[dim] for dim in others)
+        down, right = strides[plane.rows], strides[plane.cols]
+        first = base + np.add.outer(rows[:, 0] * down, cols[:, 0] * right)
+        last = base + np.add.outer((rows[:, 1] - 1) * down, (cols[:, 1] - 1) * right)
+        codes, masks = self.line.over(np.stack([first, last + 1], axis=-1))
+        return Window(codes, tuple(masks))
+
+
+def _both(one: Window, other: Window) -> Window:
+    """Lay two windows over each other."""
+    pairs, codes = np.unique(one.codes * len(other.masks) + other.codes, return_inverse=True)
+    at = [divmod(pair, len(other.masks)) for pair in pairs.tolist()]
+    masks = tuple(frozenset(a | b for a, b in product(one.masks[first], other.masks[second])) for first, second in at)
+    return Window(codes.reshape(one.codes.shape), masks)

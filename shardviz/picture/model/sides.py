@@ -1,0 +1,142 @@
+"""A tensor's two sides as holders: where its placements say each element is, and where the ids are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.errors import DumpError
+from shardviz.picture.model.holders import Holders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Ranges, Region
+    from shardviz.picture.model.holders import Mask, Masks
+
+MAX_SCATTERED = 1 << 24
+"""Ids of one rank that are laid out one by one; more of them are no picture."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of the elements that one cell covers.
+
+    Attributes:
+        claimed: The ranks that hold any of it by the placements.
+        held: The ranks that hold any of it by the ids.
+        claimed_mixed: Whether its elements are claimed by different ranks.
+        held_mixed: Whether its elements are held by different ranks.
+        different: Whether any of its elements is held by others than the placements say.
+    """
+
+    claimed: Mask
+    held: Mask
+    claimed_mixed: bool
+    held_mixed: bool
+    different: bool
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a tensor.
+
+    Attributes:
+        holders: Who holds what, on both sides at once: bit r is rank r by the placements, bit `shift + r` by the ids.
+        shift: More than the highest rank.
+        has_claimed: Whether any rank's tensor has placements.
+        has_held: Whether the dump has ids.
+        mesh: What it is on, for the colours of ranks.
+    """
+
+    holders: Holders
+    shift: int
+    has_claimed: bool
+    has_held: bool
+    mesh: Mesh | None = None
+
+    def cell(self, masks: Masks) -> Cell:
+        """Sum up the holders that a window gives for a cell."""
+        low = (1 << self.shift) - 1
+        claimed, held = {mask & low for mask in masks}, {mask >> self.shift for mask in masks}
+        both = self.has_claimed and self.has_held
+        different = both and any(mask & low != mask >> self.shift for mask in masks)
+        return Cell(reduce(or_, claimed), reduce(or_, held), len(claimed) > 1, len(held) > 1, different)
+
+    def at(self, index: Sequence[int]) -> Cell:
+        """Return what is known of one element, given by its index in the holders' shape."""
+        return self.cell(frozenset((self.holders.at(index),)))
+
+
+def sides_of(model: Model, tensor: Tensor, name: str = "") -> Sides:
+    """Lay both sides of a tensor over each other.
+
+    A rank whose file is missing is claimed where the others' mesh says it is, and holds nothing.
+
+    Args:
+        model: The model that the tensor is in.
+        tensor: The tensor.
+        name: Which of the fold's names, where its ids differ from those of the others; the first by default.
+
+    Raises:
+        DumpError: The ids lie scattered and are too many to draw.
+    """
+    shift = model.dump.run.num_ranks
+    regions: dict[Region, Mask] = {}
+    runs: dict[Ranges, Mask] = {}
+    for rank, region, flat in _claims(model, tensor):
+        _add(regions, runs, region, flat, 1 << rank)
+    has_claimed = bool(regions or runs)
+    has_held = False
+    for rank, shard in tensor.shards.items() if tensor.stage == "stamped" else ():
+        has_held = True
+        if shard.held is not None:
+            flat = shard.layout is not None and shard.layout.flat is not None
+            _add(regions, runs, shard.held, flat, 1 << shift + rank)
+        elif shard.body.runs is not None or shard.body.dense:
+            stretches = _stretches(_scattered_ids(model, tensor, rank, name or tensor.names[0]))
+            runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
+    shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
+    mesh = tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh
+    return Sides(Holders(shape, regions, runs), shift, has_claimed, has_held, mesh)
+
+
+def _claims(model: Model, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
+    missing = set(model.dump.missing_ranks)
+    for layout, shards in tensor.by_claim.items():
+        if layout is not None:
+            own = {shard.rank for shard in shards} | missing
+            yield from ((rank, region, layout.flat is not None) for rank, region in layout.regions() if rank in own)
+
+
+def _add(regions: dict[Region, Mask], runs: dict[Ranges, Mask], region: Region, flat: bool, mask: Mask) -> None:
+    if flat:
+        runs[region.dims[0]] = runs.get(region.dims[0], 0) | mask
+    elif region.size:
+        regions[region] = regions.get(region, 0) | mask
+
+
+def _scattered_ids(model: Model, tensor: Tensor, rank: int, name: str) -> NDArray[np.int64]:
+    size = math.prod(tensor.shards[rank].body.local_shape)
+    if size > MAX_SCATTERED:
+        raise DumpError(f"{name}: rank {rank} holds {size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn")
+    return model.local_ids(tensor.shards[rank], name)
+
+
+def _stretches(ids: NDArray[np.int64]) -> Ranges:
+    """Return ids, counted from 1, as rising ranges of row-major indices; what is no id of the tensor is left out."""
+    own = np.unique(ids[ids > 0]) - 1
+    if not own.size:
+        return ()
+    breaks = np.flatnonzero(np.diff(own) > 1)
+    starts, stops = np.append(own[0], own[breaks + 1]), np.append(own[breaks] + 1, own[-1] + 1)
+    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))

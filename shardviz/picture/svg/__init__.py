@@ -1,0 +1,1 @@
+"""Pictures as SVG that stand alone in an issue or a paper."""

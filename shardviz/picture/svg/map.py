@@ -1,0 +1,274 @@
+"""One panel of a drawing as SVG: boxes to scale, the ranks in them, bands from where parts are claimed to held.
+
+Pixels are whole numbers, so that the bytes are stable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
+from shardviz.picture.model.labels import ranks_label
+from shardviz.picture.model.palette import rank_colour
+from shardviz.text import cut_at_comma
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.drawing import Block, Grid, Panel, Span
+
+CHAR = 7.3
+"""Pixels of a character at the size that boxes are labelled in."""
+
+BOX_HEIGHT = 18
+BOX_WIDTH = 44
+TITLE_HEIGHT = 20
+MAP_HEIGHT = 336
+NARROW = 150
+WIDE = 400
+BAND = 96
+"""Pixels between the sides where bands run."""
+
+GAP = 28
+MOST_BANDS = 32
+MOST_CLASSES = 8
+"""Ranks of a box that its element names, so that a page can light up all that a rank has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where the boxes of a panel are; both sides share it.
+
+    Attributes:
+        tops: Pixels of the edges of the rows, one more than there are rows.
+        lefts: Pixels of the edges of the columns.
+    """
+
+    tops: tuple[int, ...]
+    lefts: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Pixels of one side without its titles."""
+        return self.lefts[-1]
+
+    @property
+    def height(self) -> int:
+        """Pixels of one side without its titles."""
+        return self.tops[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Neighbouring blocks of the same ranks that agree, or differ, alike.
+
+    Attributes:
+        rows: The first row and one past the last.
+        cols: The first column and one past the last.
+        block: Their ranks.
+        differs: Whether they are held by others than claimed.
+    """
+
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    block: Block
+    differs: bool
+
+
+def scale_for(panel: Panel) -> Scale:
+    """Choose sizes in proportion to the blocks, none too small for its label."""
+    many = len(panel.cols) > 1
+    height = MAP_HEIGHT if len(panel.rows) > 1 else 2 * BOX_HEIGHT
+    return Scale(
+        _edges(panel.rows, height, BOX_HEIGHT),
+        _edges(panel.cols, max(WIDE, BOX_WIDTH * len(panel.cols)) if many else NARROW, BOX_WIDTH),
+    )
+
+
+def _edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
+    exact = sum(len(span) for span in spans if span.parts == 1)
+    sizes = [max(least, round(len(span) * room / exact)) if span.parts == 1 else least * 3 // 2 for span in spans]
+    return tuple(accumulate(sizes, initial=0))
+
+
+def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on_right: bool) -> str:
+    """Draw one side with its top left corner at 0, 0; titles stand above it and left or right of it.
+
+    Args:
+        panel: The blocks.
+        grid: The side's ranks.
+        scale: The sizes.
+        mesh: What names sets of ranks.
+        marked: Whether boxes that differ from the other side are marked.
+        on_right: Whether the indices of rows stand on the right.
+    """
+    boxes = "".join(_box(panel, box, scale, mesh) for box in _boxes(panel, grid, marked=marked))
+    return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
+
+
+def title_width(panel: Panel) -> int:
+    """Return the pixels that the indices of rows take."""
+    if len(panel.rows) == 1 and len(panel.rows[0]) == 1:
+        return 0
+    grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
+    titles = [title for grid in grids for _, _, title in _stretches(panel.rows, grid)]
+    return round(max(map(len, titles)) * CHAR) + 10
+
+
+def bands(panel: Panel, scale: Scale, mesh: Mesh, width: int) -> str:
+    """Draw a band from every part as it is claimed to the same ranks' part as it is held, `width` pixels wide."""
+    if not has_bands(panel) or panel.claimed is None or panel.held is None:
+        return ""
+    held = _parts(panel.held)
+    drawn = []
+    for mask, rows in _parts(panel.claimed).items():
+        if mask in held:
+            moved = rows != held[mask]
+            colour = f"sv-band sv-f{rank_colour(ranks_of(mask)[0], mesh)}"
+            path = _band(scale, rows, held[mask], width)
+            drawn.append((moved, element("path", d=path, class_=colour if moved else f"{colour} sv-still")))
+    return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
+
+
+def _band(scale: Scale, rows: tuple[int, int], to_rows: tuple[int, int], width: int) -> str:
+    top, bottom = scale.tops[rows[0]] + 1, scale.tops[rows[1]] - 1
+    to_top, to_bottom = scale.tops[to_rows[0]] + 1, scale.tops[to_rows[1]] - 1
+    bend = width // 2
+    there = f"M0 {top}C{bend} {top} {bend} {to_top} {width} {to_top}"
+    return f"{there}V{to_bottom}C{bend} {to_bottom} {bend} {bottom} 0 {bottom}Z"
+
+
+def has_bands(panel: Panel) -> bool:
+    """Whether bands say where parts went: parts are stretches of one dim, and few."""
+    plain = len(panel.cols) == 1 and all(span.parts == 1 for span in panel.rows)
+    return panel.is_different and plain and 1 < len(panel.rows) <= MOST_BANDS
+
+
+def _parts(grid: Grid) -> dict[Mask, tuple[int, int]]:
+    """Return the rows that each set of ranks has, if they are one stretch."""
+    rows: dict[Mask, list[int]] = {}
+    for row, (block,) in enumerate(grid):
+        if block.ranks and not block.is_mixed:
+            rows.setdefault(block.ranks, []).append(row)
+    return {mask: (at[0], at[-1] + 1) for mask, at in rows.items() if at[-1] - at[0] == len(at) - 1}
+
+
+def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
+    """Join blocks to the right, and then downwards, where nothing tells them apart."""
+    open_boxes: dict[tuple[int, int], Box] = {}
+    for row, span in enumerate(panel.rows):
+        found: dict[tuple[int, int], Box] = {}
+        for start, stop, block, differs in _runs(panel, grid, row, marked=marked):
+            above = open_boxes.pop((start, stop), None)
+            joins = above is not None and (above.block, above.differs) == (block, differs)
+            goes_on = joins and span.parts == 1 and panel.rows[row - 1].parts == 1
+            if above is not None and not goes_on:
+                yield above
+            top = above.rows[0] if above is not None and goes_on else row
+            found[start, stop] = Box((top, row + 1), (start, stop), block, differs)
+        yield from open_boxes.values()
+        open_boxes = found
+    yield from open_boxes.values()
+
+
+def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple[int, int, Block, bool]]:
+    keys = [
+        (block, marked and differs, span.parts > 1 and at)
+        for at, (block, differs, span) in enumerate(zip(grid[row], panel.differs[row], panel.cols, strict=True))
+    ]
+    start = 0
+    for col in range(1, len(keys) + 1):
+        if col == len(keys) or keys[col] != keys[start]:
+            yield start, col, *keys[start][:2]
+            start = col
+
+
+def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
+    left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
+    width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
+    place = {"x": left + 1, "y": top + 1, "width": width - 2, "height": height - 2}
+    colour = colour_of(box.block, mesh)
+    mark = "≠ " if box.differs else ""
+    label = _label(box.block, mesh, max(int((width - 8) / CHAR) - len(mark), 3))
+    hatch = element("rect", **place, rx=2, class_="sv-hatch") if box.differs else ""
+    return element(
+        "g",
+        element("title", words(_told(panel, box))),
+        element("rect", **place, rx=2, class_=f"sv-b sv-f{colour}"),
+        hatch,
+        element(
+            "text",
+            words(mark + label),
+            x=left + width // 2,
+            y=top + height // 2 + 4,
+            class_=f"sv-l sv-t{colour}" + (" sv-d" if box.differs else ""),
+        ),
+        class_=classes_of(ranks_of(box.block.ranks)),
+    )
+
+
+def colour_of(block: Block, mesh: Mesh) -> str:
+    """Return the name of a block's colour: the lowest rank's, or that of what is no one's."""
+    if block.is_mixed:
+        return "mixed"
+    return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
+
+
+def classes_of(ranks: Sequence[int]) -> str | None:
+    """Return the classes that name a box's ranks; None where they are too many."""
+    return " ".join(f"sv-r{rank}" for rank in ranks) or None if len(ranks) <= MOST_CLASSES else None
+
+
+def _label(block: Block, mesh: Mesh, room: int) -> str:
+    return f"~{ranks_label(block.ranks, mesh, room - 1)}" if block.is_mixed else ranks_label(block.ranks, mesh, room)
+
+
+def _told(panel: Panel, box: Box) -> str:
+    """Say a box in words, as a pointer over it shows them."""
+    rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
+    where = f"[{rows[0].start}:{rows[-1].stop}, {cols[0].start}:{cols[-1].stop}]"
+    numbers = ranks_text(box.block.ranks)
+    ranks = f"rank{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else "nobody"
+    return f"{where}: {ranks}{' (not as claimed)' if box.differs else ''}"
+
+
+def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:
+    """Return rows with the same ranks, as (first row, one past the last, title)."""
+    found: list[tuple[int, int, str]] = []
+    start = 0
+    for row in range(1, len(rows) + 1):
+        joins = row < len(rows) and grid[row] == grid[start] and rows[row].parts == rows[start].parts == 1
+        if not joins:
+            parts = rows[start].parts
+            found.append(
+                (start, row, f"⋮ {parts:,} parts" if parts > 1 else f"{rows[start].start}:{rows[row - 1].stop}")
+            )
+            start = row
+    return found
+
+
+def _row_titles(rows: Sequence[Span], grid: Grid, scale: Scale, *, on_right: bool) -> str:
+    if len(rows) == 1 and len(rows[0]) == 1:
+        return ""
+    x, anchor = (scale.width + 8, "sv-start") if on_right else (-8, "sv-end")
+    return "".join(
+        element("text", words(title), x=x, y=(scale.tops[start] + scale.tops[stop]) // 2 + 4, class_=f"sv-i {anchor}")
+        for start, stop, title in _stretches(rows, grid)
+    )
+
+
+def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
+    if len(cols) == 1 and len(cols[0]) == 1:
+        return ""
+    titles = [str(span) if span.parts == 1 else f"⋮ {span.parts:,}" for span in cols]
+    widths = [right - left for left, right in zip(scale.lefts, scale.lefts[1:], strict=False)]
+    if any(len(title) * CHAR > width for title, width in zip(titles, widths, strict=True)):
+        titles = [str(span.start) if span.parts == 1 else "⋮" for span in cols]
+    return "".join(
+        element("text", words(title), x=left + width // 2, y=-7, class_="sv-i")
+        for title, left, width in zip(titles, scale.lefts, widths, strict=False)
+    )

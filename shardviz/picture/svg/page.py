@@ -1,0 +1,260 @@
+"""The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
+
+The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
+Colours are Okabe and Ito's, and never alone: a rank is also its number, a difference also `≠` and a hatch.
+"""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from shardviz.layout import notation
+from shardviz.layout.placements import spell
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.drawing import Budget, draw
+from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.svg.map import BAND, CHAR, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.mesh import Drawn, mesh_drawing
+from shardviz.picture.text.page import as_claimed, notes, slice_title
+from shardviz.picture.text.terminal import Glyphs
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.subject import Subject
+
+BUDGET = Budget(rows=20, cols=12, panels=4)
+MARGIN = 20
+LINE = 20
+MAX_WIDTH = 900
+SAID_AT = 72
+MOST_LINES = 4
+"""Lines that a name or a layout is broken into; the rest of it is left out."""
+
+NAME_CHAR = 9.7
+"""Pixels of a character of the name."""
+
+INK_ON = ("#fff", *("#111",) * 6)
+"""Readable on each of `RANK_COLOURS`: at least 4.5 to 1."""
+
+FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+
+
+def _coloured(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) -> str:
+    """Return the rules that have colours, in plain ones: viewers and converters outside browsers know no variables."""
+    return (
+        f".sv text{{fill:{ink}}}.sv .sv-paper{{fill:{paper}}}.sv .sv-soft,.sv .sv-i{{fill:{soft}}}"
+        f".sv .sv-bad{{fill:{bad}}}.sv .sv-good{{fill:{good}}}.sv .sv-fmixed{{fill:{mixed}}}"
+        f".sv .sv-fnobody{{stroke:{soft}}}.sv .sv-hatch{{stroke:{ink}}}"
+    )
+
+
+STYLE = (
+    f".sv{{font:12px {FONT}}}.sv text{{white-space:pre}}"
+    ".sv .sv-name{font-size:16px}.sv .sv-name,.sv .sv-h,.sv .sv-bad,.sv .sv-good,.sv .sv-d{font-weight:700}"
+    ".sv .sv-i,.sv .sv-l{text-anchor:middle}.sv .sv-l{font-size:13px}"
+    ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}"
+    ".sv .sv-fnobody{fill:none;stroke-dasharray:3 3}"
+    ".sv .sv-hatch{fill:url(#sv-differs);stroke-width:2;pointer-events:none}"
+    ".sv .sv-band{opacity:.5}.sv .sv-still{opacity:.18}"
+    + _coloured("#1b1f24", "#57606a", "#fff", "#d0d7de", "#a83f00", "#00694d")
+    + "@media screen and (prefers-color-scheme:dark){"
+    + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
+    + "}"
+    + "".join(
+        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink}}}"
+        for at, (colour, ink) in enumerate(zip(RANK_COLOURS, INK_ON, strict=True))
+    )
+)
+
+PATTERN = (
+    '<defs><pattern id="sv-differs" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M0 0V7" stroke="#000" stroke-opacity=".16" stroke-width="3"/></pattern></defs>'
+)
+
+
+def svg(subject: Subject) -> str:
+    """Draw a tensor, claimed beside held where they differ, and its mesh, as a whole SVG file."""
+    return figure(subject, style=True) + "\n"
+
+
+def figure(subject: Subject, *, style: bool) -> str:
+    """Draw a tensor as an `svg` element.
+
+    Args:
+        subject: The tensor.
+        style: Whether it brings `STYLE` and `PATTERN`; a page that has them once needs none.
+    """
+    drawing = draw(subject.sides, subject.shape, BUDGET)
+    head = _heading(subject)
+    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.misplaced))
+    foot = _notes(drawing, subject)
+    width = max(head.width, body.width, foot.width) + 2 * MARGIN
+    markup, top = "", MARGIN
+    for part in (head, body, foot):
+        markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
+        top += part.height + (16 if part.height else 0)
+    name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
+    about = describe(drawing, subject)
+    height = top - 16 + MARGIN
+    return element(
+        "svg",
+        element("title", words(name)),
+        element("desc", words(about)),
+        f"<style>{STYLE}</style>{PATTERN}" if style else "",
+        element("rect", width=width, height=height, rx=6, class_="sv-paper"),
+        markup,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sv",
+        role="img",
+        aria_label=f"{name}: {about}",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
+
+
+def mesh_figure(mesh: Mesh, *, style: bool) -> str:
+    """Draw a mesh alone as an `svg` element.
+
+    Args:
+        mesh: The mesh.
+        style: As in `figure`.
+    """
+    drawn = mesh_drawing(mesh)
+    return element(
+        "svg",
+        element("title", words(f"mesh {mesh}")),
+        f"<style>{STYLE}</style>" + element("rect", width=drawn.width, height=drawn.height, class_="sv-paper")
+        if style
+        else "",
+        drawn.markup,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sv",
+        role="img",
+        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid",
+        width=drawn.width,
+        height=drawn.height,
+        viewBox=f"0 0 {drawn.width} {drawn.height}",
+    )
+
+
+def describe(drawing: Drawing, subject: Subject) -> str:
+    """Say a picture in a few sentences, for those who do not see it."""
+    said = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _said(subject))]
+    wrong = subject.misplaced.difference(subject.silent)
+    if wrong:
+        said.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold what they claim")
+    return ". ".join([*said, *notes(drawing, subject, Glyphs())]) + "."
+
+
+def _heading(subject: Subject) -> Drawn:
+    """Name the tensor, and say what is claimed and held; what is long goes on below."""
+    name = _paragraph(subject.name, "sv-name", NAME_CHAR)
+    parts = [(0, name), (0, _paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
+    markup, width, top = "", 0, 0
+    for title, text, style in _said(subject):
+        parts.append((SAID_AT, _paragraph(text, style, title=title)))
+    for at, (left, part) in enumerate(parts):
+        top += 6 if at == 2 else 0
+        markup += element("g", part.markup, transform=f"translate({left} {top})")
+        width, top = max(width, left + part.width), top + part.height
+    return Drawn(markup, width, top + 4)
+
+
+def _paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
+    """Write text in lines that are not wider than a picture, its title to the left of the first."""
+    shown = printable(text)
+    lines = wrap(shown, int((MAX_WIDTH - SAID_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder="…")
+    markup = element("text", words(title), x=-SAID_AT, y=14, class_="sv-soft") if title else ""
+    for at, line in enumerate(lines):
+        markup += element("text", words(line), x=0, y=14 + at * LINE, class_=style)
+    return Drawn(markup, round(max(map(cell_len, lines), default=0) * char), LINE * len(lines))
+
+
+def _sizes(subject: Subject) -> str:
+    return f"{subject.dtype} {' × '.join(map(str, subject.shape)) or 'one number'}"
+
+
+def _said(subject: Subject) -> list[tuple[str, str, str]]:
+    """Return what is claimed and held: title, text and style."""
+    claimed, held = subject.claimed, subject.held
+    said = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
+    if not subject.holds:
+        return said
+    if held is not None and held == claimed:
+        text = as_claimed(subject)
+        return [*said, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
+    text = _spelled(held, subject) if held is not None else "no layout fits"
+    is_bad = claimed is not None or held is None
+    return [*said, ("held", f"≠ {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
+
+
+def _spelled(layout: Layout, subject: Subject) -> str:
+    placements = layout.placements()
+    return notation.write(layout, subject.dtype) + (f"  {spell(placements)}" if placements else "")
+
+
+def _panels(drawing: Drawing, subject: Subject) -> Drawn:
+    markup, width, top = "", 0, 0
+    for panel in drawing.panels:
+        if panel.at:
+            markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
+            top += LINE
+        drawn = _panel(panel, subject)
+        markup += element("g", drawn.markup, transform=f"translate(0 {top})")
+        width, top = max(width, drawn.width), top + drawn.height + GAP
+    return Drawn(markup, width, max(top - GAP, 0))
+
+
+def _panel(panel: Panel, subject: Subject) -> Drawn:
+    """Draw both sides where they differ, next to each other, or below each other if they are wide."""
+    scale, titles = scale_for(panel), title_width(panel)
+    sides = [(name, grid) for name, grid in (("claimed", panel.claimed), ("held", panel.held)) if grid is not None]
+    if len(sides) == 2 and not panel.is_different:
+        sides = [("claimed and held", sides[0][1])]
+    upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
+    across = scale.width + (BAND if has_bands(panel) else GAP + titles)
+    down = scale.height + 2 * TITLE_HEIGHT + GAP
+    markup = ""
+    for at, (name, grid) in enumerate(sides):
+        x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
+        marked, on_right = name == "held", bool(at) and not upright
+        drawn = side(panel, grid, scale, subject.mesh, marked=marked, on_right=on_right)
+        heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
+        markup += element("g", heading, drawn, transform=f"translate({x} {y})")
+    if not upright and len(sides) == 2:
+        run = bands(panel, scale, subject.mesh, BAND)
+        markup = (
+            element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
+        ) + markup
+    more = len(sides) - 1
+    wide = titles + scale.width + (0 if upright else more * (across + titles))
+    return Drawn(markup, wide, 2 * TITLE_HEIGHT + scale.height + (more * down if upright else 0))
+
+
+def _beside(picture: Drawn, mesh: Drawn) -> Drawn:
+    """Put the mesh beside the picture, or below it where there is no room."""
+    if not picture.width:
+        return mesh
+    if picture.width + 2 * GAP + mesh.width <= MAX_WIDTH:
+        at, width = (picture.width + 2 * GAP, TITLE_HEIGHT), picture.width + 2 * GAP + mesh.width
+        height = max(picture.height, mesh.height + TITLE_HEIGHT)
+    else:
+        at, width = (0, picture.height + GAP), max(picture.width, mesh.width)
+        height = picture.height + GAP + mesh.height
+    return Drawn(picture.markup + element("g", mesh.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
+
+
+def _notes(drawing: Drawing, subject: Subject) -> Drawn:
+    markup, width, top = "", 0, 0
+    for text in notes(drawing, subject, Glyphs()):
+        part = _paragraph(text, "sv-soft")
+        markup += element("g", part.markup, transform=f"translate(0 {top})")
+        width, top = max(width, part.width), top + part.height
+    return Drawn(markup, width, top)

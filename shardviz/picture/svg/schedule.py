@@ -1,0 +1,84 @@
+"""A pipeline's schedule as SVG: a line a rank, to scale in time; what is empty is the bubble."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.dump.timeline import duration, timeline
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.svg.map import CHAR, classes_of
+from shardviz.picture.text.schedule import bubble_text, label, legend, one_pipeline, stages_of
+
+if TYPE_CHECKING:
+    from shardviz.dump.dump import Model
+    from shardviz.dump.timeline import Timeline
+    from shardviz.layout.mesh import Mesh
+
+ROW = 26
+GUTTER = 72
+MOST_PASSES = 4096
+"""Passes that are drawn; a longer schedule is for the text picture, which can be searched."""
+
+
+def schedule_drawing(model: Model) -> tuple[str, str] | None:
+    """Draw the pipeline that the lowest rank is in.
+
+    Returns:
+        The `svg` element, empty where the schedule is too long, and the bubble in words; None without a pipeline.
+
+    Raises:
+        ShardvizError: Some pass waits for one that no rank ran before.
+    """
+    schedules = one_pipeline(model)
+    if not schedules:
+        return None
+    times = timeline(schedules)
+    if sum(map(len, times.begins.values())) > MOST_PASSES:
+        return "", f"{bubble_text(times)}; too long to draw here: shardviz show --schedule prints it"
+    return _svg(times, model.dump.mesh), f"{legend(times)}; {bubble_text(times)}"
+
+
+def _svg(times: Timeline, mesh: Mesh) -> str:
+    unit = round((2 + len(str(times.num_microbatches - 1))) * CHAR)
+    width, height = GUTTER + unit * times.length + 1, ROW * len(times.begins) + 1
+    rows = (
+        element("g", _row(rank, times, unit, mesh), transform=f"translate(0 {at * ROW})")
+        for at, rank in enumerate(times.begins)
+    )
+    return element(
+        "svg",
+        element("title", "schedule"),
+        *rows,
+        class_="sv",
+        role="img",
+        aria_label=f"schedule of ranks {', '.join(map(str, times.begins))}: {bubble_text(times)}",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
+
+
+def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:
+    idle = {"x": GUTTER, "y": 1, "width": unit * times.length, "height": ROW - 2, "rx": 2}
+    parts = [
+        element("text", words(f"rank {rank}"), x=GUTTER - 10, y=17, class_="sv-i sv-end"),
+        element("rect", **idle, class_="sv-idle"),
+    ]
+    stages, colour = stages_of(times, rank), rank_colour(rank, mesh)
+    for record, begin in times.begins[rank]:
+        x, wide = GUTTER + begin * unit, duration(record) * unit
+        box = {"x": x + 1, "y": 1, "width": wide - 1, "height": ROW - 2, "rx": 2}
+        way = "backward" if record.backward else "forward"
+        told = f"rank {rank}, stage {record.stage}: {way} of micro-batch {record.microbatch}, from {begin}"
+        parts.append(
+            element(
+                "g",
+                element("title", words(told)),
+                element("rect", **box, class_=f"sv-b sv-f{colour}"),
+                element("rect", **box, class_="sv-back") if record.backward else "",
+                element("text", words(label(record, stages)), x=x + wide // 2, y=17, class_=f"sv-l sv-t{colour}"),
+                class_=classes_of((rank,)),
+            )
+        )
+    return "".join(parts)

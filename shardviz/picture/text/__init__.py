@@ -1,0 +1,1 @@
+"""Pictures, tables and reports as text, for a terminal, a pipe or a file."""

@@ -1,0 +1,43 @@
+"""What changed between two dumps, as text: before and after under each other, identical layers folded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, line, wrapped
+from shardviz.text import counted, fold, printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from shardviz.check.diff import Difference
+    from shardviz.picture.text.terminal import Terminal
+
+
+def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
+    """Return every change, then the findings lost and gained, then the verdict."""
+    lines: list[Text] = []
+    for folded, change in fold((change.tensor, replace(change, tensor="")) for change in difference.changes):
+        lines.append(line((f"{terminal.glyphs.differs} {change.aspect}", BAD), (f"  {printable(str(folded))}", "bold")))
+        lines += wrapped(printable(change.before), terminal.width, line(("  before  ", DIM)), 10)
+        lines += [*wrapped(printable(change.after), terminal.width, line(("  after   ", DIM)), 10), line("")]
+    for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
+        if findings:
+            lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
+    for one in difference.not_compared:
+        text = f"not compared: {one.tensor}: {one.why}"
+        lines += wrapped(printable(text), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
+    return [*lines, _verdict(difference, terminal)]
+
+
+def _verdict(difference: Difference, terminal: Terminal) -> Text:
+    if not difference:
+        return line((f"{terminal.glyphs.good} nothing changed", GOOD))
+    counts = (
+        counted(len(difference.changes), "change"),
+        f"{counted(len(difference.gained), 'finding')} gained",
+        f"{counted(len(difference.lost), 'finding')} lost",
+    )
+    return line((f"{terminal.glyphs.differs} {', '.join(counts)}", BAD))

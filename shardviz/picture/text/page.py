@@ -1,0 +1,257 @@
+"""The page of one tensor as text: what it is, its picture beside the mesh, and who holds what."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shardviz.layout import notation
+from shardviz.layout.placements import spell
+from shardviz.picture.model.drawing import Budget, draw
+from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
+from shardviz.picture.model.subject import NOTHING
+from shardviz.picture.text.meshes import mesh_lines
+from shardviz.picture.text.panels import frame_for, side_lines
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from shardviz.layout.layout import Layout
+    from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.subject import Subject
+    from shardviz.picture.text.terminal import Glyphs, Terminal
+
+GAP = 4
+MIN_PICTURE = 30
+MAX_MESH = 64
+MOST_RANK_LINES = 32
+MOST_RANKS = 48
+"""Characters of a list of ranks within a sentence."""
+
+
+def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
+    """Describe a tensor of a dump and draw it, within the terminal's width where that can be."""
+    return [*heading_lines(subject, terminal), line(""), *picture_lines(subject, terminal)]
+
+
+def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
+    """Name the tensor, and what is claimed and held."""
+    sizes = f" {terminal.glyphs.times} ".join(map(str, subject.shape)) or "one number"
+    what = f"{subject.dtype} {sizes} on mesh {subject.mesh}"
+    return [
+        *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  " if subject.name else ""), 2),
+        *_side_lines("claimed", subject.claimed, subject, terminal),
+        *(_side_lines("held", subject.held, subject, terminal) if subject.holds else []),
+    ]
+
+
+def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: Terminal) -> list[Text]:
+    """Say one side in the notation and in torch's spelling, or why not."""
+    head = line(f"{title:<9}")
+    if layout is None:
+        is_plain = title == "claimed"
+        said = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
+        return [line(head, said)]
+    if title == "held" and layout == subject.claimed:
+        return [line(head, (as_claimed(subject), WARNING if subject.silent else GOOD))]
+    written = line(head, (notation.write(layout, subject.dtype), "bold"))
+    placements = layout.placements()
+    spelled = f"  {spell(placements)}" if placements else ""
+    if written.cell_len + len(spelled) <= terminal.width:
+        return [line(written, (spelled, DIM))]
+    return [written, line(" " * 7, (spelled, DIM))]
+
+
+def as_claimed(subject: Subject) -> str:
+    """Say that what is known to be held is what is claimed."""
+    return (
+        f"as claimed, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else "as claimed"
+    )
+
+
+def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
+    """Draw the tensor, the mesh beside it or below, and say in words what a picture cannot."""
+    drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
+    mesh = mesh_lines(subject.mesh, min(terminal.width, MAX_MESH), terminal.glyphs, subject.misplaced)
+    lines: list[Text] = []
+    for at, panel in enumerate(drawing.panels):
+        lines += [line("")] if at else []
+        lines += [line((slice_title(panel), "bold"))] if panel.at else []
+        lines += _arranged(panel, subject, [] if at else mesh, terminal)
+    if not drawing.panels:
+        lines += mesh
+    words = _in_words(drawing, subject, terminal)
+    return [*lines, line(""), *words] if words else lines
+
+
+def slice_title(panel: Panel) -> str:
+    """Say which slice of a tensor a panel is."""
+    return ", ".join(f"dim {dim} at {span}" for dim, span in panel.at)
+
+
+def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Terminal) -> list[Text]:
+    """Put the sides of a panel, and the mesh, next to each other as far as they fit."""
+    width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
+    if not panel.is_different:
+        left = width - mesh_width - GAP
+        sides = _sides(panel, subject, left if left >= MIN_PICTURE else width, terminal)
+    else:
+        sides = _sides(panel, subject, (width - GAP) // 2, terminal) if len(panel.rows) > 1 else []
+        if not sides or _width(sides) > width:
+            upright = _sides(panel, subject, width, terminal)
+            sides = [[row for side in upright for row in side]]
+    if _width(sides) + GAP + mesh_width <= width:
+        return beside([*sides, mesh], GAP)
+    return [*beside(sides, GAP), line(""), *mesh]
+
+
+def _width(blocks: list[list[Text]]) -> int:
+    return sum(max(row.cell_len for row in block) for block in blocks) + GAP * (len(blocks) - 1)
+
+
+def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
+    """Draw what is claimed and what is held; one picture where they are the same."""
+    frame = frame_for(panel, subject.mesh, width, terminal.glyphs)
+    known = [("claimed", panel.claimed), ("held", panel.held)]
+    grids = [(title, grid) for title, grid in known if grid is not None]
+    if len(grids) == 2 and not panel.is_different:
+        grids = [("claimed and held", grids[0][1])]
+    elif not subject.name:
+        grids = [("ranks", grids[0][1])]
+    return [
+        [
+            line(" " * (frame.gutter + 1), (title, "bold")),
+            *side_lines(panel, grid, frame, subject.mesh, terminal.glyphs, marked=title == "held"),
+        ]
+        for title, grid in grids
+    ]
+
+
+def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
+    said = notes(drawing, subject, terminal.glyphs)
+    return [row for text in said for row in wrapped(text, terminal.width, line("  "), 4)]
+
+
+def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
+    """Say what the picture leaves out, what its signs mean, and what is not a matter of place, a sentence each."""
+    said = [*_about_drawing(drawing), *_about_layout(subject)]
+    if drawing.is_different:
+        said.insert(0, f"{glyphs.differs} held by other ranks than claimed")
+    elif subject.misplaced:
+        said.insert(0, f"{glyphs.differs} holds what it claims, or less, in another order: see the list")
+    if any(map(_has_mixed, drawing.panels)):
+        said.append("~ parts of the block are on different ranks")
+    return said
+
+
+def _has_mixed(panel: Panel) -> bool:
+    grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
+    return any(block.is_mixed for grid in grids for row in grid for block in row)
+
+
+def _about_drawing(drawing: Drawing) -> list[str]:
+    said = []
+    if len(drawing.drawn) == 2 and len(drawing.shape) > 2:
+        said.append(f"drawn: dim {drawing.drawn[0]} downwards, dim {drawing.drawn[1]} to the right")
+    if drawing.whole:
+        sizes = ", ".join(f"dim {dim} ({drawing.shape[dim]})" for dim in drawing.whole)
+        said.append(f"not drawn, for it is whole on every rank: {sizes}")
+    if drawing.num_panels > len(drawing.panels):
+        said.append(f"{len(drawing.panels)} of {drawing.num_panels:,} slices are shown")
+    for panel in islice(drawing.panels, 1):
+        for word, spans in (("downwards", panel.rows), ("to the right", panel.cols)):
+            left_out = sum(span.parts for span in spans if span.parts > 1)
+            if left_out:
+                total = sum(span.parts for span in spans)
+                said.append(f"not to scale: {left_out:,} of {total:,} parts {word} are not shown one by one")
+    return said
+
+
+def _about_layout(subject: Subject) -> list[str]:
+    said, layout = [], subject.claimed
+    if not math.prod(subject.shape):
+        said.append("the tensor has no elements")
+    elif subject.idle:
+        said.append(f"no part is for {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
+    if layout is None:
+        return said
+    copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
+    if copied:
+        count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
+        said.append(f"equal copies along {' and '.join(copied)}: {count:,} ranks hold each part")
+    for axis, op in layout.partial:
+        said.append(f"pending over {axis}: each rank of a block holds one term, their {op} is still to be taken")
+    return said
+
+
+def _why_idle(layout: Layout | None) -> str:
+    if layout is not None and layout.flat is not None:
+        return "their parts of the flat parameter are other tensors or padding"
+    return "the dim has fewer chunks than ranks"
+
+
+def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
+    """List what each rank should hold and what it holds; ranks with the same share a line.
+
+    Args:
+        subject: The tensor.
+        terminal: What the list is for.
+        all_ranks: Print every line, however many there are.
+    """
+    rows, left = rank_rows(subject, None if all_ranks else MOST_RANK_LINES)
+    lines = _rank_table(rows, terminal, subject) if rows else []
+    if left:
+        lines.append(line((f"{terminal.glyphs.more} {left:,} more lines: --all prints them", DIM)))
+    return lines
+
+
+def rank_rows(subject: Subject, most: int | None) -> tuple[list[tuple[str, str, str]], int]:
+    """Return the ranks, what they should hold and what they hold, row by row, and how many rows are left out.
+
+    Args:
+        subject: The tensor.
+        most: Rows to return at most, those that differ before the others; None for all.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted({*subject.claims, *subject.holds}):
+        groups.setdefault((subject.claims.get(rank, ""), subject.holds.get(rank, "")), []).append(rank)
+    rows = [(ranks_text(mask_of(ranks)), claims, holds) for (claims, holds), ranks in groups.items()]
+    order = {row: at for at, row in enumerate(rows)}
+    shown = rows if most is None else sorted(sorted(rows, key=is_same)[:most], key=order.__getitem__)
+    return shown, len(rows) - len(shown)
+
+
+def is_same(row: tuple[str, str, str]) -> bool:
+    """Whether a row's ranks hold what they should, or one of the two is not known."""
+    _, claims, holds = row
+    return not (claims and holds) or claims == holds
+
+
+def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: Subject) -> list[Text]:
+    heads = ("ranks", "claimed" if subject.name else "part", "held")
+    kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
+    if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
+        heads, kept = ("ranks", "claimed and held", ""), [0, 1]
+    widths = {column: max(len(heads[column]), *(len(row[column]) for row in rows)) for column in kept}
+    lines = [line(("   " + "  ".join(heads[column].ljust(widths[column]) for column in kept), DIM))]
+    owners = _owners(subject)
+    for row in rows:
+        text = "  ".join(row[column].ljust(widths[column]) for column in kept)
+        if is_same(row):
+            lines.append(line(f"   {text}"))
+            continue
+        owner = f"  the part of {ranks_in_words(owners[row[2]], 20)}" if row[2] in owners else ""
+        lines.append(line((f"{terminal.glyphs.differs:<3}{text}", BAD), owner))
+    return lines
+
+
+def _owners(subject: Subject) -> dict[str, list[int]]:
+    """Return the ranks that should hold each part; nothing is nobody's."""
+    owners: dict[str, list[int]] = {}
+    for rank, text in subject.claims.items():
+        if text != NOTHING:
+            owners.setdefault(text, []).append(rank)
+    return owners

@@ -1,0 +1,217 @@
+"""What a check found, as text: a line for each tensor, then the findings, then the verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.agreement import agreement
+from shardviz.check.verdicts import without_finding
+from shardviz.layout import notation
+from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
+from shardviz.text import counted, fold, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from rich.text import Text
+
+    from shardviz.check.finding import Report
+    from shardviz.check.verdicts import Verdict
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.picture.text.terminal import Terminal
+
+MOST_SHAPES = 3
+"""Local shapes of one tensor that are written out."""
+
+MAX_NAME = 60
+"""Columns that names take at most; a longer name has a line of its own."""
+
+STYLES: dict[Verdict, str] = {"error": BAD, "warning": WARNING, "unknown": WARNING, "good": GOOD, "pending": DIM}
+"""The style of each verdict's glyph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        verdict: The worst that is known of the tensor.
+        layout: What it claims, in the notation.
+        local: The shapes that ranks hold.
+    """
+
+    verdict: Verdict
+    layout: str
+    local: str
+
+
+def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]:
+    """Return the whole report."""
+    found = findings_lines(report.findings, terminal)
+    unchecked, told = not_checked_lines(report, terminal), step_text(model)
+    return [
+        *table_lines(model, report, terminal),
+        line(""),
+        *([*found, line("")] if found else []),
+        *([*unchecked, line("")] if unchecked else []),
+        *([line((f"  step: {told}", DIM))] if told else []),
+        summary_line(report, terminal, step_results(model)),
+    ]
+
+
+def step_results(model: Model) -> frozenset[str]:
+    """Return the names of what a step put out or logged: no tensors of the model."""
+    steps = (tensor for tensor in model.stage("step") if tensor.role in ("output", "scalar", "activation"))
+    return frozenset(name for tensor in steps for name in tensor.names)
+
+
+def step_text(model: Model) -> str:
+    """Return the numbers of the step beside the unsharded model's; empty where none were compared."""
+    found = agreement(model)
+    if found is None:
+        return ""
+    gradients = f"{counted(found.num_gradients, 'gradient')} within {found.farthest:.2g}" if found.num_gradients else ""
+    losses = "" if math.isnan(found.loss) else f"loss {found.loss:.9g}, unsharded {found.loss_wanted:.9g}"
+    return "; ".join(filter(None, [losses, gradients]))
+
+
+def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list[Text]:
+    """Return a line for each tensor: its verdict, name, layout, and what a rank holds.
+
+    Names whose lines are the same are folded.
+
+    Args:
+        model: The dump's tensors.
+        report: What the check found; None where nothing was checked.
+        terminal: What the table is for.
+    """
+    rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(model, report))]
+    width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
+    layouts = max((len(row.layout) for _, row in rows), default=0)
+    lines = [line(("  " + "tensor".ljust(width) + "  " + "layout".ljust(layouts) + "  on a rank", DIM))] if rows else []
+    for name, row in rows:
+        lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
+    return lines
+
+
+def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
+    """Return every name that is listed, with its line."""
+    verdicts = _verdicts(report) if report else {}
+    rows = []
+    for name, tensor in _listed(model, verdicts):
+        verdict = verdicts.get(name) or (without_finding(model, tensor) if report else "unknown")
+        rows.append((name, _row(model, tensor, name, verdict)))
+    return rows
+
+
+def own_dtype(model: Model, tensor: Tensor, name: str) -> str:
+    """Return the model's own element type: it may have been stamped in a wider one."""
+    own = model.find("initial", tensor.role, name)
+    return own.dtype if own else tensor.dtype
+
+
+def _listed(model: Model, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
+    """Return each name once: all that a model is made of, and of a step's those of which there is something to tell.
+
+    What was stamped is listed as it was then; where neither ids nor values were captured, every name as it was first.
+    """
+    seen: set[str] = set()
+    weights = [*model.stage("stamped"), *model.stage("initial")]
+    for tensor in [*weights, *model.tensors]:
+        for name in tensor.names:
+            if name not in seen and (tensor.stage in ("stamped", "initial") or not weights or name in told):
+                seen.add(name)
+                yield name, tensor
+
+
+def _verdicts(report: Report) -> dict[str, Verdict]:
+    found: dict[str, Verdict] = {unchecked.tensor: "unknown" for unchecked in report.not_checked}
+    for finding in report.findings:
+        if found.get(finding.tensor) != "error":
+            found[finding.tensor] = finding.severity
+    return found
+
+
+def _row(model: Model, tensor: Tensor, name: str, verdict: Verdict) -> Row:
+    some = "" if len(tensor.shards) == len(model.dump.ranks) else f"  on {ranks_in_words(tuple(tensor.shards))}"
+    role = "" if tensor.role == "param" else f" {tensor.role}"
+    return Row(verdict, layout_text(tensor, own_dtype(model, tensor, name)) + role, _local_text(tensor) + some)
+
+
+def layout_text(tensor: Tensor, dtype: str = "") -> str:
+    """Write what a tensor's placements claim; the shape alone where it has none.
+
+    Args:
+        tensor: What is captured of it.
+        dtype: The model's own element type, where that is another than the one captured.
+    """
+    dtype = dtype or tensor.dtype
+    claims = list({id(shard.layout): shard.layout for shard in tensor.shards.values()}.values())
+    texts = {notation.write(claim) if claim else "" for claim in claims}
+    if len(texts) > 1:
+        return f"{len(texts)} different claims"
+    if claims[0] is None:
+        return f"{dtype}[{', '.join(map(str, tensor.shape))}] plain"
+    return notation.write(claims[0], dtype)
+
+
+def _local_text(tensor: Tensor) -> str:
+    shapes = list(dict.fromkeys(shard.body.local_shape for shard in tensor.shards.values()))
+    shown = " or ".join(str(list(shape)) for shape in shapes[:MOST_SHAPES])
+    return shown if len(shapes) <= MOST_SHAPES else f"{shown} or {len(shapes) - MOST_SHAPES} more"
+
+
+def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal, *, marked: bool) -> list[Text]:
+    glyph, style = (terminal.glyphs.of(row.verdict), STYLES[row.verdict]) if marked else (" ", "")
+    rest = f"  {row.layout.ljust(layouts)}  {row.local}"
+    if len(name) <= width:
+        return [line((glyph, style), f" {name.ljust(width)}{rest}")]
+    return [line((glyph, style), f" {name}"), line(f"  {' ' * width}{rest}")]
+
+
+def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
+    """Say what could not be looked at, and why; tensors with the same reason are folded."""
+    lines: list[Text] = []
+    for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in report.not_checked):
+        name = f"{printable(str(folded))}: " if str(folded) else ""
+        start = line((terminal.glyphs.unknown, WARNING), " not checked: ")
+        lines += wrapped(f"{name}{printable(why)}", terminal.width, start, 4)
+    return lines
+
+
+def summary_line(report: Report, terminal: Terminal, results: Container[str] = ()) -> Text:
+    """Sum up in one line: all in order, or how many findings in how many tensors.
+
+    Args:
+        report: What the check found.
+        terminal: What the line is for.
+        results: Names that are no tensors of the model: what a step put out or logged.
+    """
+    ranks = counted(report.num_ranks, "rank")
+    names = {entry.tensor for entry in report.not_checked if entry.tensor}
+    unchecked = len(names - {finding.tensor for finding in report.findings})
+    general = sum(1 for entry in report.not_checked if not entry.tensor)
+    but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
+    but += f"; {counted(general, 'check')} not made" if general else ""
+    if report.findings:
+        text = f"{counted(len(report.findings), 'finding')}{_where(report, results)} on {ranks}{but}"
+        return line((f"{terminal.glyphs.error} {text}", BAD))
+    if unchecked:
+        text = f"no findings in {counted(report.num_tensors, 'tensor')} on {ranks}{but}"
+        return line((f"{terminal.glyphs.unknown} {text}", WARNING))
+    if report.num_tensors == 0:
+        return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors", WARNING))
+    many = f"all {counted(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
+    return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD))
+
+
+def _where(report: Report, results: Container[str]) -> str:
+    names = {finding.tensor for finding in report.findings if finding.tensor}
+    tensors = sum(name not in results for name in names)
+    parts = [f"{tensors:,} of {counted(report.num_tensors, 'tensor')}"] if tensors else []
+    parts += [counted(len(names) - tensors, "result") + " of the step"] if len(names) > tensors else []
+    return f" in {' and '.join(parts)}" if parts else ""

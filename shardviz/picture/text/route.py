@@ -1,0 +1,58 @@
+"""A route from one layout to another as lines: each collective with what it leads to and what a rank receives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.dump.memory import elements_text
+from shardviz.layout.notation import write
+from shardviz.layout.routes import cheapest, torch_route, total
+from shardviz.picture.text.memory import table
+from shardviz.picture.text.terminal import line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.routes import Leg
+    from shardviz.picture.text.terminal import Terminal
+
+
+def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> list[Text]:
+    """Return the cheapest route, and torch's where it is another.
+
+    Args:
+        start: The layout that there is.
+        end: The layout that is wanted.
+        dtype: The element type, for bytes.
+        terminal: Where the lines go.
+
+    Raises:
+        LayoutError: There is no route.
+    """
+    best, taken = cheapest(start, end), torch_route(start, end)
+    heading = line((f"{write(start, dtype)} to {write(end, dtype)}", "bold"), f"  on mesh {start.mesh}")
+    if not best:
+        return [heading, line(""), line("nothing to do: every rank has what it needs")]
+    lines = [heading, line(""), line(f"cheapest: {_cost(best, dtype)}"), *_legs(best, dtype), line("")]
+    if taken is None:
+        return [*lines, line("torch: strided shards are routed by a search of its own, which this does not follow")]
+    if [(leg.collective, leg.axis, leg.layout) for leg in taken] == [(x.collective, x.axis, x.layout) for x in best]:
+        return [*lines, line(f"{terminal.glyphs.good} torch's redistribute takes the same")]
+    verdict = (
+        "which costs as much" if total(taken) == total(best) else f"{total(taken) / max(total(best), 1):.3g} times"
+    )
+    said = f"{terminal.glyphs.warning} torch's redistribute takes another: {_cost(taken, dtype)}, {verdict}"
+    return [*lines, line(said), *_legs(taken, dtype)]
+
+
+def _cost(legs: Sequence[Leg], dtype: str) -> str:
+    return f"a rank receives up to {elements_text(total(legs), dtype)}"
+
+
+def _legs(legs: Sequence[Leg], dtype: str) -> list[Text]:
+    rows = [["  collective", "over", "gives", "received"]]
+    rows += [[f"  {leg.collective}", leg.axis, write(leg.layout), elements_text(leg.received, dtype)] for leg in legs]
+    return table(rows, left=3)

@@ -1,0 +1,165 @@
+"""What text is written for: the width, the characters and the colours of a terminal, a pipe or a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from shardviz.picture.model.palette import GREEN, ORANGE, VERMILLION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardviz.check.verdicts import Verdict
+
+PIPE_WIDTH = 100
+"""Columns of text that goes to a pipe or a file."""
+
+MIN_WIDTH = 40
+
+GOOD = GREEN
+BAD = f"bold {VERMILLION}"
+WARNING = ORANGE
+DIM = "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters that mean something; those of verdicts have the verdicts' names.
+
+    Attributes:
+        good: Before what is in order.
+        error: Before an error.
+        warning: Before a warning.
+        unknown: Before what was not checked.
+        pending: Before what is being checked.
+        differs: Before a block that is held by other ranks than claimed.
+        more: For what is not shown one by one.
+        times: Between sizes.
+        corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
+    """
+
+    good: str = "✓"
+    error: str = "✗"
+    warning: str = "!"
+    unknown: str = "?"
+    pending: str = "…"
+    differs: str = "≠"
+    more: str = "⋮"
+    times: str = "×"
+    corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
+
+    def of(self, verdict: Verdict) -> str:
+        """Return a verdict's glyph, so that no verdict is told by colour alone."""
+        glyph: str = getattr(self, verdict)
+        return glyph
+
+
+UNICODE = Glyphs()
+ASCII = Glyphs("+", "x", "!", "?", ".", "!=", ":", "x", " |||-+++-+++-+++")
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """Where text goes.
+
+    Attributes:
+        width: Columns.
+        glyphs: The characters that it can show.
+        colour: Whether styles are written.
+    """
+
+    width: int = PIPE_WIDTH
+    glyphs: Glyphs = UNICODE
+    colour: bool = False
+
+    @classmethod
+    def of(cls, stream: IO[str], colour: str = "auto") -> Terminal:
+        """Look at a stream.
+
+        Args:
+            stream: Standard output, or a file.
+            colour: `always`, `never`, or `auto`: on a terminal, unless `NO_COLOR` is set.
+        """
+        at_terminal = stream.isatty()
+        width = max(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, MIN_WIDTH) if at_terminal else _pipe_width()
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        wanted = colour == "always" or (colour == "auto" and at_terminal and not plain)
+        return cls(width, UNICODE if _can_say(stream, UNICODE) else ASCII, wanted)
+
+    def render(self, lines: Iterable[Text]) -> str:
+        """Return lines as the characters to write, each ended by a newline."""
+        if not self.colour:
+            return "".join(f"{line.plain.rstrip()}\n" for line in lines)
+        file = io.StringIO()
+        console = Console(
+            file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
+        )
+        for line in lines:
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+        return file.getvalue()
+
+    def write(self, stream: IO[str], lines: Iterable[Text]) -> None:
+        """Write lines; characters that the stream cannot say are spelled out."""
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(self.render(lines).encode(encoding, "backslashreplace").decode(encoding))
+
+
+def line(*parts: str | tuple[str, str] | Text) -> Text:
+    """Return a line of parts, plain or `(text, style)`; nothing in them is read as markup."""
+    return Text.assemble(*parts, no_wrap=True, end="")
+
+
+_WHOLE = re.compile(r"\(?(?:_?[A-Za-z]*(?:Shard|Replicate|Partial)\([^()]*\)(?:, )?)+\)?|\[[^\[\]]{1,60}\]")
+"""Placements and layouts: they are copied, so no line breaks inside."""
+
+
+def wrapped(text: str, width: int, first: Text, indent: int) -> list[Text]:
+    """Break a sentence into lines behind `first`, the later ones indented; layouts and long words stay whole."""
+    glued = _WHOLE.sub(lambda match: match[0].replace(" ", "\xa0"), text)
+    lines, current, is_new = [], first, True
+    for glued_word in filter(None, glued.split(" ")):
+        word = glued_word.replace("\xa0", " ")
+        if not is_new and current.cell_len + 1 + cell_len(word) > width:
+            lines.append(current)
+            current, is_new = line(" " * indent), True
+        current, is_new = line(current, "" if is_new else " ", word), False
+    return [*lines, current]
+
+
+def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
+    """Lay blocks of lines next to each other."""
+    blocks = [block for block in columns if block]
+    widths = [max(row.cell_len for row in block) for block in blocks]
+    lines = []
+    for at in range(max(map(len, blocks), default=0)):
+        row = Text(end="")
+        for block, width in zip(blocks, widths, strict=True):
+            part = block[at] if at < len(block) else Text()
+            row = line(row, part, " " * (width - part.cell_len + gap))
+        lines.append(row)
+    return lines
+
+
+def _pipe_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return max(int(columns), MIN_WIDTH) if columns.isdigit() else PIPE_WIDTH
+
+
+def _can_say(stream: IO[str], glyphs: Glyphs) -> bool:
+    try:
+        "".join([glyphs.good, glyphs.error, glyphs.differs, glyphs.more, glyphs.corners]).encode(
+            getattr(stream, "encoding", None) or "utf-8"
+        )
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,287 @@
+"""Probes as files: found by name or path and read as text, so that nothing of them runs and torch is not imported.
+
+A probe is a Python file with `build()` and `parallelize(model, mesh)`, and usually a docstring and `AXES`, the names of
+its mesh axes, outermost first. `shardviz.live.probe` is what runs one.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from shardviz.errors import ProbeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from importlib.metadata import EntryPoint
+
+Item = TypeVar("Item")
+
+GROUP = "shardviz.probes"
+"""The entry points by which other distributions bring probes:
+
+    [project.entry-points."shardviz.probes"]
+    moe = "acme.probes.moe"
+
+They are found and read as text, like all probes: listing them runs none of their code.
+"""
+
+HOOKS = (
+    *("build", "parallelize", "batch", "loss", "step", "optimizer", "expect", "log", "sequence", "stages"),
+    *("initialize", "check_mesh", "whole_output", "collective_calls"),
+    *("AXES", "MESH", "BATCH_AXES", "STAGE_AXES", "SEQUENCE", "KINDS", "TORCH"),
+)
+"""What a probe may define."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe, as much of it as can be read without running it.
+
+    Attributes:
+        name: `tp_fsdp`, `bugs/left_to_right_2d`, or the path that the user gave.
+        path: Its file.
+        summary: The docstring's first line.
+        axes: The names of its mesh axes; empty where it takes any mesh.
+        mesh: The sizes that it runs at unless told otherwise; empty where it says none.
+        kinds: The findings that it must give; empty for all but recreated bugs.
+        build: The name of the function that builds the model.
+        torch: The oldest torch that has what it shows, `TORCH = (2, 6)`; empty where any will do.
+        module: The name by which it is imported; empty where it is a file alone.
+        version: The version of the distribution that brings it; empty for shardviz's own and for files.
+        misspelt: Names that it defines and nothing uses, each with the hook that is meant: `("bacth", "batch")`.
+    """
+
+    name: str
+    path: Path
+    summary: str
+    axes: tuple[str, ...]
+    mesh: tuple[int, ...]
+    kinds: tuple[str, ...] = ()
+    build: str = "build"
+    torch: tuple[int, ...] = ()
+    module: str = ""
+    version: str = ""
+    misspelt: tuple[tuple[str, str], ...] = ()
+
+
+def shipped() -> list[Probe]:
+    """Return shardviz's own probes by name, the bugs last."""
+    folder = _shipped_folder()
+    files = [path for path in folder.rglob("*.py") if not path.name.startswith("_")]
+    names = sorted((len(path.parts), path.relative_to(folder).with_suffix("").as_posix(), path) for path in files)
+    return [read(name, path) for _, name, path in names]
+
+
+def find(text: str) -> Probe:
+    """Find a probe by its name, or by `path/to/file.py[:function]`.
+
+    A probe of another distribution is `distribution/name`, or `name` alone where only one has it.
+
+    Raises:
+        ProbeError: There is no such probe, several have the name, or the file is none.
+    """
+    path, _, function = text.partition(":")
+    if path.endswith(".py"):
+        return read(text, Path(path).resolve(), function or "build")
+    names = {recipe.name: recipe for recipe in shipped()}
+    return names[text] if text in names else _find_installed(text, names)
+
+
+def _find_installed(text: str, shipped: Iterable[str]) -> Probe:
+    others, broken = installed()
+    names = {recipe.name: recipe for recipe in others}
+    found = [name for name in (*names, *broken) if text in (name, name.partition("/")[2])]
+    if len(found) > 1:
+        raise ProbeError(f"{len(found)} distributions have a probe {text!r}", f"name one: {', '.join(found)}")
+    if not found:
+        close = difflib.get_close_matches(text, [*shipped, *names], n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "shardviz probes lists them; a file of yours ends in .py"
+        raise ProbeError(f"there is no probe {text!r}", hint)
+    if found[0] in broken:
+        raise broken[found[0]]
+    return names[found[0]]
+
+
+def installed() -> tuple[list[Probe], dict[str, ProbeError]]:
+    """Return the probes of all other distributions by name, `acme-probes/moe`, and why some cannot be had."""
+    found: dict[str, Probe] = {}
+    broken: dict[str, ProbeError] = {}
+    for entry in entry_points(group=GROUP):
+        name = f"{entry.dist.name if entry.dist else 'unknown'}/{entry.name}"
+        try:
+            found.setdefault(name, _read_entry(name, entry))
+        except ProbeError as error:
+            broken[name] = error
+    return [found[name] for name in sorted(found)], broken
+
+
+def _read_entry(name: str, entry: EntryPoint) -> Probe:
+    match = entry.pattern.match(entry.value)
+    if match is None:
+        raise ProbeError(
+            f"probe {name}: entry point {entry.value!r} names no module", f'write {entry.name} = "package.module"'
+        )
+    path = _module_file(match["module"])
+    if path is None:
+        raise ProbeError(
+            f"probe {name}: there is no module {match['module']}", f"install {name.partition('/')[0]} again"
+        )
+    version = entry.dist.version if entry.dist else ""
+    return read(name, path, match["attr"] or "build", match["module"], version)
+
+
+def _module_file(module: str) -> Path | None:
+    """Return a module's file. Only the outermost package is asked for: Python imports all that is around a module."""
+    outermost, *parts = module.split(".")
+    try:
+        spec = find_spec(outermost)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not parts:
+        return Path(spec.origin) if spec.has_location and spec.origin else None
+    places = [Path(folder, *parts) for folder in spec.submodule_search_locations or ()]
+    files = (file for place in places for file in (Path(f"{place}.py"), place / "__init__.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def check_torch(recipe: Probe) -> None:
+    """Make sure that the installed torch, which is not imported, has what a probe shows.
+
+    Raises:
+        ProbeError: It is too old.
+    """
+    installed = version("torch")
+    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < recipe.torch:
+        needed = ".".join(map(str, recipe.torch))
+        raise ProbeError(
+            f"probe {recipe.name} needs torch {needed}, this is {installed}", f"pip install 'torch>={needed}'"
+        )
+
+
+def is_shipped(recipe: Probe) -> bool:
+    """Whether a recipe is one of shardviz's own, which can be imported by its name."""
+    return recipe.path.is_relative_to(_shipped_folder())
+
+
+def _shipped_folder() -> Path:
+    spec = find_spec("shardviz.probes")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def read(name: str, path: Path, build: str = "build", module: str = "", version: str = "") -> Probe:
+    """Read a probe's file, without running it.
+
+    Args:
+        name: What the probe is called.
+        path: Its file.
+        build: The function in it that builds the model.
+        module: The name by which it is imported; empty for a file alone.
+        version: The version of the distribution that brings it.
+
+    Raises:
+        ProbeError: The file cannot be read, or is no probe.
+    """
+    try:
+        tree = ast.parse(path.read_bytes(), filename=path.name)
+    except OSError as error:
+        raise ProbeError(f"cannot read probe {path}: {error.strerror}", _near(path)) from error
+    except (SyntaxError, ValueError) as error:
+        raise ProbeError(f"probe {path} is not Python: {error}", f"python {path} shows where") from error
+    defined = _top_level_names(tree)
+    for needed in (build, "parallelize"):
+        if needed not in defined and "*" not in defined:
+            raise ProbeError(
+                f"probe {path} has no {needed}()",
+                "a probe defines build(), which returns the model, and parallelize(model, mesh), which shards it",
+            )
+    docstring = ast.get_docstring(tree) or ""
+    axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
+    kinds, torch = _constant(tree, "KINDS", str, path), _constant(tree, "TORCH", int, path)
+    misspelt = tuple(_misspelt(tree, defined - {build}))
+    return Probe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version, misspelt)
+
+
+def _near(path: Path) -> str:
+    """Return the hint for a file that cannot be read: the one that is meant, if there is one of nearly its name."""
+    if path.exists():
+        return "give a Python file that you may read"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.glob("*.py")], n=1)
+    return f"did you mean {path.with_name(close[0])}?" if close else f"{path.parent} has no file of nearly that name"
+
+
+def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names that nothing in the file uses and that are nearly a hook's, each with that hook."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    free = [hook for hook in HOOKS if hook not in defined]
+    for name in sorted(defined - used - set(HOOKS)):
+        same = [hook for hook in free if hook.lower() == name.lower()]
+        for meant in same or difflib.get_close_matches(name, free, n=1, cutoff=0.75):
+            yield name, meant
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    """Return every name that the module binds at its top level; `*` where it imports all of another."""
+    names: set[str] = set()
+    for node in _statements(tree.body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield a block's own statements and expressions, under `if`, `try` and `with` too, not those of functions."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, ast.ExceptHandler):
+                yield from _statements(child.body)
+            elif isinstance(child, ast.stmt):
+                yield from _statements([child])
+            else:
+                yield from ast.walk(child)
+
+
+def _constant(tree: ast.Module, name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:
+    """Return a tuple that the module assigns literally; empty where it has no such name."""
+    value = next((value for node in tree.body if (value := _assigned(node, name)) is not None), None)
+    if value is None and name not in _top_level_names(tree):
+        return ()
+    try:
+        items = ast.literal_eval(value) if value is not None else None
+    except ValueError:
+        items = None
+    if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
+        example = '("fsdp", "tp")' if kind is str else "(2, 4)"
+        hint = f"write {name} = {example} in the probe itself: it is read without running or importing anything"
+        raise ProbeError(f"probe {path}: {name} is no literal tuple of {kind.__name__}", hint)
+    return tuple(items)
+
+
+def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
+    """Return what a statement assigns to `name`, if it does."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return None
+    return node.value if any(isinstance(target, ast.Name) and target.id == name for target in targets) else None

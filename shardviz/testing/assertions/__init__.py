@@ -1,0 +1,1 @@
+"""The assertions: what they compare, and the text of a failed one."""

@@ -1,0 +1,71 @@
+"""Whether copies along one axis are equal: each group of ranks along it is looked at by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.values.copies import check_copies
+from shardviz.dump.dump import Model, model_of
+from shardviz.dump.read import Dump
+from shardviz.layout.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.layout.mesh import Mesh
+
+
+def check_axis(model: Model, axis: str) -> list[Finding]:
+    """Return what differs, or is not held in copies, along an axis.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+    """
+    mesh = model.dump.mesh
+    mesh.axis_index(axis)
+    split = list(_not_copies(model, axis))
+    known = {finding.tensor for finding in split}
+    return split + [finding for finding in _differing(model, mesh, axis) if finding.tensor not in known]
+
+
+def _not_copies(model: Model, axis: str) -> Iterator[Finding]:
+    for tensor in model.stage("initial"):
+        layout = tensor.claimed
+        if layout is None or axis not in layout.mesh.axes or axis in layout.replicate_axes:
+            continue
+        what = "split over" if axis in layout.split_axes else "a sum pending over"
+        for name in tensor.names:
+            yield Finding(
+                "wrong-placement",
+                "error",
+                name,
+                tuple(tensor.shards),
+                f"it is {what} {axis}, where equal copies are intended",
+                claimed=write(layout, tensor.dtype),
+                intended=f"={axis}",
+                fix=f"replicate it along {axis}, or assert another axis",
+            )
+
+
+def _differing(model: Model, mesh: Mesh, axis: str) -> list[Finding]:
+    """Return one finding a tensor, with the ranks of all groups along the axis in which copies differ."""
+    found: dict[str, Finding] = {}
+    for group in mesh.groups(axis):
+        for result in check_copies(_restricted(model, group)):
+            if isinstance(result, Finding):
+                ranks = {*found.get(result.tensor, result).ranks, *result.ranks}
+                found[result.tensor] = replace(found.get(result.tensor, result), ranks=tuple(sorted(ranks)))
+    return [_worded(finding, mesh, axis) for finding in found.values()]
+
+
+def _restricted(model: Model, ranks: tuple[int, ...]) -> Model:
+    dump = model.dump
+    return model_of(Dump(dump.path, dump.run, {rank: dump.ranks[rank] for rank in ranks if rank in dump.ranks}))
+
+
+def _worded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
+    """Count over all groups along the axis, and leave out since when: an assertion does not know."""
+    sentence = f"copies differ along {axis}: {len(finding.ranks)} of {mesh.size} ranks hold other values than the rest"
+    return replace(finding, sentence=sentence, intended=f"={axis}")

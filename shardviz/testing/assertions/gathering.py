@@ -1,0 +1,106 @@
+"""What all ranks hold, on every rank: each captures, the records go round, and the dump's reader lays them together.
+
+Nothing is written to a disk: the model is the one that a dump would give.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from safetensors.numpy import load, save
+from torch import distributed
+
+from shardviz.dump.dump import Model, model_of
+from shardviz.dump.read import Dump
+from shardviz.dump.records import RankRecord
+from shardviz.errors import DumpError
+from shardviz.layout.mesh import Mesh
+from shardviz.live.api import add_model
+from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
+from shardviz.live.capture.capture import Capture, run_record
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.stages import agree
+from shardviz.live.capture.stamp import Stamped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Gathered(Dump):
+    """A dump that was never written.
+
+    Attributes:
+        arrays: Each rank's dense values, by rank and by `stage/role/name`.
+    """
+
+    arrays: dict[int, dict[str, NDArray[np.generic]]] = field(default_factory=dict)
+
+    def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Return one array of a rank.
+
+        Raises:
+            DumpError: The rank sent no such array, or one of another shape.
+        """
+        array = self.arrays.get(rank, {}).get(key)
+        if array is None or array.shape != shape:
+            raise DumpError(f"rank {rank} sent no values of {key!r} in shape {list(shape)}")
+        return array
+
+
+def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage_axes: Sequence[str]) -> Model:
+    """Return what all ranks hold of a stamped model. Every rank of the job calls this.
+
+    Args:
+        model: The model, or this rank's stage of it.
+        mesh: The mesh of the job; without one, ranks stand in a row.
+        stamps: What stamping did before the model was sharded.
+        stage_axes: The mesh axes along which ranks have different layers.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+        ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
+    """
+    refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
+    inner = unwrapped(model)
+    names = [local.name for local in local_tensors(inner)]
+    stage = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
+    return gather(lambda seen: add_model(seen, inner, mesh, stamps, stage), mesh, Stamped(stage.stamps))
+
+
+def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Model:
+    """Let every rank capture, and return what all of them hold. Every rank of the job calls this.
+
+    Args:
+        add: Captures what this rank holds.
+        mesh: The mesh of the job; without one, ranks stand in a row.
+        stamps: What stamping did before the model was sharded.
+
+    Raises:
+        ShardvizError: No process group is initialised.
+    """
+    refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
+    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
+    if mesh is not None:
+        seen.add_mesh(mesh)
+    add(seen)
+    sent = of_all_ranks((msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
+    records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
+    arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
+    run = run_record(_job_mesh(mesh), stamps, None)
+    return model_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))
+
+
+def _job_mesh(mesh: DeviceMesh | None) -> Mesh:
+    return plain_mesh(mesh) if mesh is not None else Mesh(("rank",), (distributed.get_world_size(),))

@@ -1,0 +1,44 @@
+"""What ranks really hold, beside what they claim: told where a model was stamped and still has its ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.order.case import cases_of
+from shardviz.errors import ShardvizError
+from shardviz.layout.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardviz.check.finding import Finding
+    from shardviz.check.order.case import Case
+    from shardviz.dump.dump import Model
+
+
+def with_held(model: Model, findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with what the ranks that they are about hold, by the ids in a stamped model."""
+    return [finding if finding.held else replace(finding, held=_held(model, finding)) for finding in findings]
+
+
+def _held(model: Model, finding: Finding) -> str:
+    """Return the layout by which a tensor is held; empty where its values are no ids (any more)."""
+    try:
+        case = next(case for case in _cases(model, finding.tensor) if {*finding.ranks} & {*case.mesh.ranks})
+        if not case.held:
+            return "no layout of the notation" if _has_ids(case) else ""
+    except (StopIteration, ShardvizError):
+        return ""
+    return write(case.held, case.tensor.dtype)
+
+
+def _cases(model: Model, name: str) -> Iterator[Case]:
+    for tensor in model.stage("stamped"):
+        if name in tensor.names:
+            yield from cases_of(model, tensor, name)
+
+
+def _has_ids(case: Case) -> bool:
+    """Whether all that is held is ids of this tensor."""
+    return bool(case.regions or case.ids) and all((ids > 0).all() for ids in case.ids.values())

@@ -1,0 +1,148 @@
+"""Whether copies of a gradient are equal: by their digests first, and by their values, rounding apart, where not."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.values.copies import copies_of
+from shardviz.layout.notation import write
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.step.step import gradients
+from shardviz.testing.assertions.gathering import gather
+from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.testing.assertions.subjects import device_mesh_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.live.capture.capture import Capture
+
+
+def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Model, list[Finding]]:
+    """Return what all ranks hold, and the gradients whose copies differ. Every rank of the job calls this.
+
+    Args:
+        model: A module, after its backward.
+        axis: The mesh axis to look along; None for all of them.
+        mesh: The mesh of the job.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+        ShardAssertionError: No rank has any gradient.
+    """
+    __tracebackhide__ = True
+    known = device_mesh_of(model, mesh)
+    own = gradients(list(local_tensors(unwrapped(model), plain_mesh(known) if known is not None else None)))
+
+    def add_digests(seen: Capture) -> None:
+        for local in own:
+            seen.add_values(local, "initial")
+
+    digests = gather(add_digests, known)
+    if axis is not None:
+        digests.dump.mesh.axis_index(axis)
+    if not digests.tensors:
+        raise ShardAssertionError(
+            "no parameter has a gradient on any rank\n"
+            "  fix       call backward() first; where FSDP2 accumulates (set_requires_gradient_sync(False), "
+            "set_requires_all_reduce(False)), gradients come with the last micro-batch"
+        )
+    suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}
+    if not suspects:
+        return digests, []
+
+    def add_dense(seen: Capture) -> None:
+        for local in own:
+            if local.name in suspects:
+                seen.add_values(local, "step")
+
+    values = gather(add_dense, known)
+    return values, [finding for tensor in values.tensors for finding in _findings(values, tensor, axis)]
+
+
+def _differing(tensor: Tensor) -> list[int]:
+    """Return the places of the fold's names whose copies differ in any bit."""
+    groups = copies_of(tensor, None)
+    return [
+        at for at in range(len(tensor.names)) if any(len({shard.digest(at) for shard in group}) > 1 for group in groups)
+    ]
+
+
+def _findings(model: Model, tensor: Tensor, axis: str | None) -> list[Finding]:
+    rounding = rounding_of(model)
+    found = []
+    for name in tensor.names:
+        one = laid_out(model, tensor, name, assembled(model, tensor, name), rounding)
+        if axes := tuple(along for along in one.copies_differ_along if axis in (None, along)):
+            found.append(_finding(one, axes))
+    return found
+
+
+def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
+    """Tell a gradient whose copies differ; without a reference nobody knows whether their sum or mean is right."""
+    axes = " and ".join(differing)
+    low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
+    calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in differing)
+    others = next((axis for axis in one.mesh.axes if axis not in differing), None)
+    by_hand = f"; of a parameter that is cut over {axes} by hand compare axis={others!r} alone" if others else ""
+    return Finding(
+        "unreduced-gradient",
+        "error",
+        one.name,
+        _ranks(one, differing),
+        f"the gradient differs along {axes}: rank {low} and rank {high} are up to {worst:.5g} apart",
+        claimed=write(one.claimed, equal=True) if one.claimed else "",
+        held=f"each rank's own part (+{', +'.join(differing)})",
+        intended=" ".join(f"={axis}" for axis in differing),
+        cause=f"Nothing reduced this gradient over {axes}: backward ran under no_sync(), the parameter is outside what "
+        "FSDP, DDP or a tensor-parallel style manages there, or the reduction ran over a group of one",
+        fix=f"after backward, {calls}, with op=ReduceOp.AVG for a mean; or give the parameter to the wrapper whose "
+        f"mesh has {axes}{'' if one.claimed else by_hand}",
+        refs=("pytorch#154888", "Megatron-LM#1446"),
+    )
+
+
+def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
+    """Return neighbours that have copies of one part along the axes where copies differ, and how far they are apart."""
+    return [
+        (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
+        for axis in axes
+        for group in one.mesh.groups(axis)
+        for low, high in pairwise(rank for rank in group if rank in one.reduced)
+        if one.regions[low] == one.regions[high]
+    ]
+
+
+def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ranks with a copy that is not their neighbour's."""
+    return tuple(
+        sorted({rank for low, high, apart in _pairs(one, axes) if not apart <= one.tolerance for rank in (low, high)})
+    )
+
+
+def assembled(model: Model, tensor: Tensor, name: str) -> NDArray[np.float64]:
+    """Return the whole gradient, each element as the lowest rank that has it says."""
+    shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
+    whole = np.full(shape, np.nan)
+    for shard in reversed(tensor.shards.values()):
+        values = model.values(shard, name)
+        if shard.layout is None:
+            whole = values
+        else:
+            whole.ravel()[_ids(shard, shape)] = values
+    return whole
+
+
+def _ids(shard: Shard, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    assert shard.layout is not None
+    return shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).flat_ids(shape)

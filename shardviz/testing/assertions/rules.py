@@ -1,0 +1,117 @@
+"""Layouts by patterns over names: which tensor is laid out in another way than its rule says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.order.infer.labels import right_label
+from shardviz.check.order.intent import intended_text
+from shardviz.layout.notation import parse, write
+from shardviz.testing.assertions.message import ShardAssertionError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.notation import Pattern
+
+ANY = "any"
+"""Stands for a rule that allows every layout."""
+
+
+def check_rules(model: Model, layouts: Mapping[str, str | None]) -> list[Finding]:
+    """Return a finding for each tensor that is laid out in another way than intended.
+
+    Args:
+        model: What all ranks hold.
+        layouts: Layouts in the notation by pattern over names; None for any.
+
+    Raises:
+        ShardAssertionError: A parameter has no rule, or a rule no tensor.
+        ShardvizError: A layout cannot be read, or does not fit the mesh or the tensor.
+    """
+    __tracebackhide__ = True
+    rules = {pattern: ANY if text is None else text for pattern, text in layouts.items()}
+    patterns = {text: parse(text) for text in rules.values() if text != ANY}
+    tensors = model.stage("stamped") or model.stage("initial")
+    used = _check_complete(tensors, rules)
+    return [
+        finding
+        for tensor in tensors
+        for name in tensor.names
+        if tensor.role != "buffer" or _rule_of(rules, name) not in used
+        if (text := intended_text(rules, name)) in patterns
+        for finding in _compare(tensor, name, patterns[text], text)
+    ]
+
+
+def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]:
+    """Make sure that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
+    __tracebackhide__ = True
+    names = {name: tensor.role for tensor in tensors for name in tensor.names}
+    by_name = {name: _rule_of(rules, name) for name in names}
+    if unmatched := [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]:
+        raise ShardAssertionError(
+            f"no rule matches {', '.join(unmatched)}\n"
+            "  fix       add a rule for it, or, as the last one, {'*': None}: any layout will do for the rest"
+        )
+    if unused := [rule for rule in rules if rule not in by_name.values()]:
+        raise ShardAssertionError(
+            f"no tensor is matched by {', '.join(map(repr, unused))}, or an earlier rule took it\n"
+            f"  fix       drop the rule, or mend its pattern; {_said(names)}"
+        )
+    return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
+
+
+def _said(names: Collection[str]) -> str:
+    if not names:
+        return "there are no tensors: an optimizer has none before its first step"
+    return f"the tensors are {', '.join(names)}"
+
+
+def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
+    return next((pattern for pattern in rules if fnmatchcase(name, pattern)), None)
+
+
+def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
+    """Yield each layout of a tensor that is not the intended one: ranks may disagree."""
+    for layout, shards in tensor.by_claim.items():
+        local = shards[0].body.local_shape
+        if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):
+            continue
+        own = write(layout, tensor.dtype) if layout else f"{tensor.dtype}{list(local)}, plain"
+        does = f"claim {own}" if layout else "have a plain tensor"
+        yield Finding(
+            "wrong-placement",
+            "error",
+            name,
+            tuple(shard.rank for shard in shards),
+            f"{len(shards)} of {len(tensor.shards)} ranks {does}, not the intended {text}",
+            claimed=own,
+            intended=text,
+            fix=_remedy(tensor, layout, local, pattern),
+        )
+
+
+def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
+    """Whether a plain tensor of a shape is what the pattern wants: all of it, on every rank."""
+    return not any(pattern.chains) and not pattern.partial and not pattern.flat and pattern.fits_shape(shape)
+
+
+def _remedy(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> str:
+    """Say what to change: the dtype, the sizes that are expected, or the placements."""
+    own = write(layout) if layout else str(list(local))
+    same = replace(pattern, dtype="")
+    if pattern.dtype and (same.matches(layout) if layout else _is_whole(same, local)):
+        return f"make it {pattern.dtype}, or expect {tensor.dtype}{own}"
+    if not pattern.fits_shape(tensor.shape):
+        return f"expect {own}: {pattern} does not fit the shape {list(tensor.shape)}"
+    if layout is None:
+        gathered = " (FSDP2 gathers a root's weights for forward and keeps them until backward, or its reshard())"
+        return f"shard it{gathered if tensor.role == 'param' else ''}, or expect {own}"
+    wanted = pattern.layout(layout.mesh, None if pattern.flat else tensor.shape)
+    return f"place it by {right_label(wanted)}, or expect {own}"

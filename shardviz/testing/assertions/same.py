@@ -1,0 +1,245 @@
+"""Values, gradients and outputs, whatever their layout, beside those of a reference.
+
+Each rank compares its own part first; only tensors that are off somewhere, or wait for a sum, go round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import distributed
+
+from shardviz.check.step.compared import SAFETY, Rounding, laid_out
+from shardviz.layout.layout import Layout
+from shardviz.layout.region import Region
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.testing.assertions.differences import explained, misshapen
+from shardviz.testing.assertions.gathering import gather
+from shardviz.testing.assertions.message import ShardAssertionError, raise_for
+from shardviz.testing.assertions.reduced import assembled
+from shardviz.testing.assertions.subjects import check_values, device_mesh_of, locals_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from numpy.typing import NDArray
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.check.finding import Finding
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.records import Role
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.locals import Local
+    from shardviz.testing.assertions.subjects import Subject
+
+    Key = tuple[Role, str]
+
+TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+}
+"""rtol and atol by dtype, those of `torch.testing.assert_close`; other dtypes must be equal."""
+ROUNDING: dict[Role, float] = {"grad": 16.0, "activation": 4.0, "optim": 4.0}
+"""What is computed is made of sums, which each layout adds in another order: so many times the dtype's eps, of the
+largest element, may an element be off too. A gradient is made of terms as large as the largest gradient of the model,
+measured on small language models: 12 times eps in float32, 16 in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the reference says of one tensor.
+
+    Attributes:
+        values: All of it.
+        rtol: How far an element may be off, as a part of its own size.
+        atol: How far it may be off in any case.
+    """
+
+    values: NDArray[np.float64]
+    rtol: float
+    atol: float
+
+    def is_far(self, got: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
+        """Whether some element is off; NaN always is."""
+        return not np.allclose(got, wanted, self.rtol, self.atol)
+
+    def __str__(self) -> str:
+        return f"rtol {self.rtol:g}, atol {self.atol:g}"
+
+    @property
+    def rounding(self) -> Rounding:
+        """The same tolerance, as the rules for steps take it."""
+        size = float(np.max(np.abs(self.values), initial=0.0)) or 1.0
+        return Rounding((self.atol + self.rtol * size) / (SAFETY * size), 1, size)
+
+
+def assert_same(
+    actual: Subject,
+    reference: Subject,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    of: Collection[Role] = ("param", "buffer", "grad"),
+    mesh: DeviceMesh | None = None,
+) -> None:
+    """Assert that values are those of a reference that is laid out in another way, or not sharded at all.
+
+    Sums that placements say are pending are made first. Every rank calls this, with the same reference.
+
+    Args:
+        actual: A module, a tensor, an optimizer, or tensors by name.
+        reference: The same kind of thing with the same names.
+        rtol: How far an element may be off, as a part of its own size; by default by the coarser dtype of the two. A
+            model that computes in a coarser dtype than its parameters have needs one of its own.
+        atol: How far it may be off in any case; by default by the dtype too, and of what is computed by what sums of
+            the size of its largest element are rounded.
+        of: What is looked at in modules. A gradient that is None must be None in both.
+        mesh: The mesh of the job; by default the test's, or that of the DTensors.
+
+    Raises:
+        ShardAssertionError: An element is off, or one of the two lacks a tensor that the other has.
+    """
+    __tracebackhide__ = True
+    known = device_mesh_of(actual, mesh)
+    own = _by_key(locals_of(actual, known, of))
+    wanted = _wanted(own, _by_key(locals_of(reference, known, of)), known)
+    for key, one in wanted.items():
+        wanted[key] = Wanted(one.values, one.rtol if rtol is None else rtol, one.atol if atol is None else atol)
+    _check_names(own, wanted)
+    suspects = _agreed({key for key in own if _is_suspect(own[key], wanted[key])})
+    if not suspects:
+        return
+
+    def add(seen: Capture) -> None:
+        for key, local in own.items():
+            if key in suspects:
+                seen.add_values(local, "step")
+
+    _check_references(suspects, wanted)
+    model = gather(add, known)
+    findings = [found for tensor in model.tensors for found in _compare(model, tensor, wanted)]
+    raise_for(model, findings)
+
+
+def _by_key(locals_: Collection[Local]) -> dict[Key, Local]:
+    """Return tensors by role and name; complex ones as pairs of real numbers."""
+    check_values(locals_)
+    return {(local.role, local.name): _real(local) for local in locals_}
+
+
+def _real(local: Local) -> Local:
+    if not local.values.is_complex():
+        return local
+    return replace(local, values=torch.view_as_real(local.values.resolve_conj()), shape=(*local.shape, 2))
+
+
+def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Wanted]:
+    """Return the reference's tensors whole, put together from all ranks where they are sharded."""
+    whole = {key: _numbers(local.values) for key, local in theirs.items() if local.claim is None}
+    sharded = {key: local for key, local in theirs.items() if local.claim is not None}
+    if sharded:
+
+        def add(seen: Capture) -> None:
+            for local in sharded.values():
+                seen.add_values(local, "step")
+
+        model = gather(add, mesh)
+        for tensor in model.tensors:
+            for name in tensor.names:
+                whole[tensor.role, name] = assembled(model, tensor, name).reshape(tensor.shape)
+    largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
+    found = {}
+    for key, values in whole.items():
+        dtypes = {theirs[key].values.dtype, own.get(key, theirs[key]).values.dtype}
+        size = max(_largest(values), largest if key[0] == "grad" else 0.0)
+        found[key] = Wanted(values, *_tolerance(dtypes, ROUNDING.get(key[0], 0.0) * size))
+    return found
+
+
+def _tolerance(dtypes: Collection[torch.dtype], rounded: float) -> tuple[float, float]:
+    """Return rtol and atol; `rounded` is how much an element may be off by, in units of eps."""
+    rtols, atols = zip(*(TOLERANCES.get(dtype, (0.0, 0.0)) for dtype in dtypes), strict=True)
+    eps = max(torch.finfo(dtype).eps if dtype.is_floating_point else 0.0 for dtype in dtypes)
+    return max(rtols), max(*atols, rounded * eps)
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite element."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
+
+
+def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
+    return np.asarray(values.detach().to(torch.float64).cpu().numpy())
+
+
+def _check_names(own: Mapping[Key, Local], wanted: Mapping[Key, Wanted]) -> None:
+    """Fail on every rank if, on any, one side has a tensor that the other lacks."""
+    __tracebackhide__ = True
+    for what, lacking in (
+        ("the reference has no", set(own) - set(wanted)),
+        ("the reference alone has", set(wanted) - set(own)),
+    ):
+        for role, name in sorted(_agreed(lacking)):
+            raise ShardAssertionError(
+                f"{what} {role} {name}\n  fix       compare what both have: of=(...), or tensors by name"
+            )
+
+
+def _check_references(suspects: set[Key], wanted: Mapping[Key, Wanted]) -> None:
+    """Fail on every rank if ranks have different references: then nobody knows what is right."""
+    __tracebackhide__ = True
+    first = [{key: wanted[key].values for key in suspects & set(wanted)}]
+    distributed.broadcast_object_list(first)
+    others = {
+        key
+        for key in first[0].keys() & wanted.keys()
+        if not np.array_equal(first[0][key], wanted[key].values, equal_nan=True)
+        and wanted[key].is_far(first[0][key], wanted[key].values)
+    }
+    for role, name in sorted(_agreed(others)):
+        raise ShardAssertionError(
+            f"{role} {name}: the reference is not the same on every rank\n"
+            "  fix       make it alike on all of them: the same seed before the weights are drawn, the same batch"
+        )
+
+
+def _agreed(mine: set[Key]) -> set[Key]:
+    return set().union(*of_all_ranks(mine))
+
+
+def _is_suspect(local: Local, wanted: Wanted) -> bool:
+    if local.claim is None:
+        part = Region.whole(wanted.values.shape)
+    else:
+        mesh, placements = local.claim
+        layout = Layout.from_placements(mesh, local.claimed_shape, placements)
+        if layout.partial or local.flat or local.shape != wanted.values.shape:
+            return True
+        part = layout.region(mesh.coord_of(distributed.get_rank()))
+    got = _numbers(local.values)
+    if part.shape != got.shape:
+        return True
+    return wanted.is_far(got, wanted.values.ravel()[part.flat_ids(wanted.values.shape)].reshape(got.shape))
+
+
+def _compare(model: Model, tensor: Tensor, wanted: Mapping[Key, Wanted]) -> list[Finding]:
+    """Return the findings of a tensor; those of names that only other ranks have, as a pipeline's, are theirs."""
+    found = []
+    for name in tensor.names:
+        if (tensor.role, name) not in wanted:
+            continue
+        reference = wanted[tensor.role, name]
+        if tensor.shape != reference.values.shape:
+            found.append(misshapen(tensor, name, reference.values.shape))
+            continue
+        one = laid_out(model, tensor, name, reference.values, reference.rounding)
+        if any(values.shape != one.regions[rank].shape for rank, values in one.values.items()):
+            found.append(misshapen(tensor, name, reference.values.shape))
+        elif far := [rank for rank, got in one.reduced.items() if reference.is_far(got, one.wanted_of(rank))]:
+            found.append(explained(one, far, str(reference)))
+    return found

@@ -1,0 +1,44 @@
+"""Whether names share storage, by the check that compares a run with the unsharded model's ties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shardviz.check.finding import Finding
+from shardviz.check.values.ties import check_ties
+from shardviz.dump.dump import Model
+from shardviz.dump.records import Stamp
+from shardviz.testing.assertions.message import ShardAssertionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def check_tied(model: Model, first: str, others: Iterable[str]) -> list[Finding]:
+    """Return the names that do not share the first one's storage on some rank.
+
+    Raises:
+        ShardAssertionError: No rank has a tensor of one of the names, or no rank has both.
+    """
+    __tracebackhide__ = True
+    shapes = {name: tensor.shape for tensor in model.tensors for name in tensor.names}
+    for name in (first, *others):
+        if name not in shapes:
+            raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       name one of {', '.join(shapes)}")
+    stamps = (Stamp(first, 1, shapes[first]), *(Stamp(name, 1, shapes[name], tied_to=first) for name in others))
+    run = msgspec.structs.replace(model.dump.run, stamps=stamps)
+    wanted = Model(replace(model.dump, run=run), model.tensors)
+    results = list(check_ties(wanted))
+    for result in results:
+        if not isinstance(result, Finding):
+            raise ShardAssertionError(f"{result.tensor} and {first} cannot be tied: no rank has both")
+    return [_worded(result, first) for result in results if isinstance(result, Finding)]
+
+
+def _worded(finding: Finding, first: str) -> Finding:
+    """Leave out what was before sharding, which an assertion does not know."""
+    sentence = f"it does not share storage with {first} on {len(finding.ranks)} ranks"
+    return replace(finding, sentence=sentence)

@@ -1,0 +1,154 @@
+"""A test in pytest's own process: send it to ranks, and end as it ended there."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+import tempfile
+import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from _pytest.logging import get_log_level_for_setting
+
+from shardviz.errors import RankError, ShardvizError
+from shardviz.live import world
+from shardviz.testing import debugging, outcome
+from shardviz.testing.plugin.bindings import Collected, pack_bound
+from shardviz.testing.plugin.modules import source_of
+from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_of
+from shardviz.testing.plugin.parcel import Parcel, Style, pack_arguments, pack_instance
+from shardviz.testing.plugin.story import Story, find_root, plain_story, story_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.testing.plugin.marks import Spmd
+    from shardviz.testing.plugin.outcome import Outcome, Warned
+
+TASK = "shardviz.testing.plugin.ranks:run_test"
+STORY: pytest.StashKey[Story] = pytest.StashKey()
+"""How the last run of a test on ranks failed, until its report is made."""
+MESH: pytest.StashKey[Mesh] = pytest.StashKey()
+"""What the fixture `mesh` gave a test."""
+COLLECTED: pytest.StashKey[Collected] = pytest.StashKey()
+"""What test modules and classes were when collection ended."""
+DEBUGGING_TIMEOUT = 24 * 3600.0
+
+
+def run(item: pytest.Function, spmd: Spmd) -> None:
+    """Run a test on ranks; skip, xfail or raise as it did there."""
+    __tracebackhide__ = True
+    with _folder() as folder:
+        try:
+            _pass_on(_launch(item, spmd, folder))
+        except ShardvizError as error:
+            end = _end(item, error, outcome.read(folder), _coords(spmd))
+            raise debugging.Debugged(end) if (folder / debugging.MARK).exists() else end from None
+
+
+def _launch(item: pytest.Function, spmd: Spmd, folder: Path) -> list[Warned]:
+    """Run a test on ranks and show what they printed; return the warnings of all of them."""
+    config = item.config
+    terminal = debugging.terminal(config) if config.getoption("usepdb") else ""
+    printed: dict[int, str] = {}
+    try:
+        warned = world.launch(
+            TASK,
+            (pack(item, spmd, folder, terminal),),
+            num_ranks=spmd.mesh.size,
+            method=spmd.launch or launch_method(config),
+            backend=spmd.backend,
+            timeout=DEBUGGING_TIMEOUT if terminal else timeout_of(item, spmd.timeout),
+            coords=_coords(spmd),
+            on_output=printed.__setitem__,
+        )
+    finally:
+        _show_output(item, printed, _coords(spmd))
+    return [one for of_rank in warned for one in of_rank]
+
+
+def _coords(spmd: Spmd) -> list[str]:
+    return [spmd.mesh.label(rank) for rank in range(spmd.mesh.size)]
+
+
+def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") -> Parcel:
+    """Make the parcel of a test whose fixtures are set up.
+
+    Raises:
+        FixtureError: A value cannot be sent to ranks.
+    """
+    config = item.config
+    arguments = pack_arguments(item, item.stash.get(MESH, spmd.mesh))
+    style = Style(config.option.tbstyle, config.option.fulltrace, config.option.showlocals, config.get_verbosity())
+    marked = tuple(text for mark in item.iter_markers("filterwarnings") for text in mark.args)
+    before = config.stash.get(COLLECTED, Collected())
+    configured, given = config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or ()
+    return Parcel(
+        source=source_of(item),
+        owner=item.cls.__qualname__ if item.cls is not None else "",
+        function=item.originalname,
+        instance=pack_instance(item),
+        values=arguments.values,
+        indices=arguments.indices,
+        mesh_arguments=arguments.mesh_arguments,
+        made_arguments=arguments.made_arguments,
+        module_bindings=pack_bound(item.module, before),
+        class_bindings=pack_bound(item.cls, before),
+        mesh=spmd.mesh,
+        seed=ranks_seed(config),
+        filters=(tuple(configured), tuple(given), marked),
+        log_level=get_log_level_for_setting(config, "log_level"),
+        style=style,
+        folder=folder,
+        terminal=terminal,
+    )
+
+
+def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coords: list[str]) -> BaseException:
+    """Return what the test raised on the rank where it went wrong first, and leave its story for the report."""
+    root = find_root(failure, ends)
+    if root is not None and root.kind == "skipped":
+        return pytest.skip.Exception(root.reason, _use_item_location=True)
+    if root is not None and root.kind == "xfailed":
+        return pytest.xfail.Exception(root.reason)
+    if root is None:
+        item.stash[STORY] = plain_story(failure, item)
+        return failure
+    item.stash[STORY] = story_of(root, failure, ends, coords, ranks_seed(item.config))
+    return root.exception() or RankError(f"rank {root.rank}: {root.reason}")
+
+
+def _show_output(item: pytest.Function, printed: dict[int, str], coords: list[str]) -> None:
+    """Add what ranks printed to the report, equal outputs once; without capture, print it."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in sorted(printed.items()):
+        if text.strip():
+            by_text.setdefault(text, []).append(rank)
+    for text, ranks in by_text.items():
+        name = f"rank {ranks[0]} ({coords[ranks[0]]})" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        if item.config.getoption("capture") == "no":
+            sys.stdout.writelines(f"[{name}] {line}\n" for line in text.splitlines())
+        else:
+            item.add_report_section("call", f"output of {name},", text)
+
+
+def _pass_on(warned: Iterable[Warned]) -> None:
+    """Give the warnings of all ranks again, each once."""
+    for pickled, file, line in dict.fromkeys(warned):
+        with suppress(pickle.PickleError, ImportError, AttributeError, EOFError):
+            warning = pickle.loads(pickled)
+            warnings.warn_explicit(warning, None, file, line)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="shardviz-test-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,85 @@
+"""Which tests run on ranks: `@spmd(mesh=...)` and the marker `mesh` that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardviz.errors import MeshError
+from shardviz.layout.mesh import Mesh, parse_mesh
+
+if TYPE_CHECKING:
+    import pytest
+
+    from shardviz.live.world.starting import Method
+
+MARK = "mesh"
+
+
+@dataclass(frozen=True, slots=True)
+class Spmd:
+    """How a test wants to be run.
+
+    Attributes:
+        mesh: The mesh whose ranks run it.
+        timeout: Seconds that it may take; None for `--shardviz-timeout`.
+        launch: How ranks are started; None for `--shardviz-launch`.
+        backend: A process group backend; None for nccl where each rank has a GPU, else gloo.
+    """
+
+    mesh: Mesh
+    timeout: float | None = None
+    launch: Method | None = None
+    backend: str | None = None
+
+
+def spmd(
+    mesh: Mapping[str, int] | str,
+    *,
+    timeout: float | None = None,
+    launch: Method | None = None,
+    backend: str | None = None,
+) -> pytest.MarkDecorator:
+    """Run a test, or every test of a class, on each rank of a mesh.
+
+    The test may take `mesh`, which is the `DeviceMesh`. Other arguments are made once, in pytest's own process, and
+    are sent to every rank. The same as `pytest.mark.mesh(fsdp=2, tp=4)`, with room for more than the mesh.
+
+    Args:
+        mesh: Sizes by axis, outermost first: `{"fsdp": 2, "tp": 4}` or `"fsdp=2,tp=4"`.
+        timeout: Seconds that the test may take on the ranks.
+        launch: "fork", "spawn" or "threads".
+        backend: "gloo", "nccl", ...
+
+    Raises:
+        MeshError: That is no mesh.
+    """
+    import pytest
+
+    return pytest.mark.mesh(Spmd(_mesh(mesh), timeout, launch, backend))
+
+
+def spmd_of(item: pytest.Item) -> Spmd | None:
+    """Return how a test wants to be run by the marker nearest to it; None where it has none.
+
+    Raises:
+        MeshError: The marker's arguments are no mesh, or it has two.
+    """
+    mark = item.get_closest_marker(MARK)
+    if mark is None:
+        return None
+    if sum(one.name == MARK for one in item.own_markers) > 1:
+        raise MeshError(f"{item.name} is marked with more than one mesh", "keep one: a test runs on one mesh")
+    if len(mark.args) + bool(mark.kwargs) != 1:
+        raise MeshError(f"the marker of {item.name} names no mesh", "write pytest.mark.mesh(fsdp=2, tp=4)")
+    (given,) = mark.args or (mark.kwargs,)
+    return given if isinstance(given, Spmd) else Spmd(_mesh(given))
+
+
+def _mesh(given: Any) -> Mesh:
+    if isinstance(given, str):
+        return parse_mesh(given)
+    if not isinstance(given, Mapping) or not all(isinstance(size, int) for size in given.values()):
+        raise MeshError(f"{given!r} is no mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
+    return Mesh(tuple(given), tuple(given.values()))

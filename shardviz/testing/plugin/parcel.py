@@ -1,0 +1,196 @@
+"""What is sent to ranks for one test: where the test is, what it is called with, how its failure is to be shown."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardviz.errors import ShardvizError
+from shardviz.testing.plugin import own_fixtures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import ModuleType
+
+    import pytest
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.testing.plugin.modules import Source
+
+
+class FixtureError(ShardvizError):
+    """A fixture's value cannot be sent to ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How pytest was asked to show failures.
+
+    Attributes:
+        traceback: `--tb`.
+        full: `--full-trace`.
+        show_locals: `--showlocals`.
+        verbosity: The number of `-v`.
+    """
+
+    traceback: str = "auto"
+    full: bool = False
+    show_locals: bool = False
+    verbosity: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One test on its way to the ranks.
+
+    Attributes:
+        source: The test module.
+        owner: The qualified name of the test's class; empty for a function.
+        function: The test's name in its class or module.
+        instance: The pickled instance of the class, as setup methods left it.
+        values: The pickled values of arguments, by name.
+        indices: Parametrized arguments that cannot pickle, by their place in the list of values.
+        mesh_arguments: Names of the arguments that are the device mesh.
+        made_arguments: Names of pytest's own fixtures that ranks make themselves.
+        module_bindings: What was bound in the test module since it was collected, pickled.
+        class_bindings: The same of the test's class.
+        mesh: The mesh.
+        seed: The seed of torch, numpy and random on every rank.
+        filters: Warning filters as pytest has them: those of its configuration, of its command line, of marks.
+        log_level: `--log-level`; None where it was not given.
+        style: How a failure is shown.
+        folder: Where ranks write how the test ended.
+        terminal: The terminal that a debugger may open; empty without `--pdb`.
+    """
+
+    source: Source
+    owner: str
+    function: str
+    instance: bytes
+    values: Mapping[str, bytes]
+    indices: Mapping[str, int]
+    mesh_arguments: tuple[str, ...]
+    made_arguments: tuple[str, ...]
+    module_bindings: Mapping[str, bytes]
+    class_bindings: Mapping[str, bytes]
+    mesh: Mesh
+    seed: int
+    filters: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    log_level: int | None
+    style: Style
+    folder: Path
+    terminal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a test, ready to be sent: as in `Parcel`."""
+
+    values: Mapping[str, bytes]
+    indices: Mapping[str, int]
+    mesh_arguments: tuple[str, ...]
+    made_arguments: tuple[str, ...]
+
+
+def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
+    """Pickle what a test is called with.
+
+    Args:
+        item: A test whose fixtures are set up.
+        mesh: The value that the fixture `mesh` gave: arguments that are it become the device mesh.
+
+    Raises:
+        FixtureError: A value cannot pickle, and is no parametrized one.
+    """
+    values, indices, meshes, made = {}, {}, [], []
+    positions: Mapping[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}
+    for name in item._fixtureinfo.argnames:
+        value = item.funcargs[name]
+        if value is mesh:
+            meshes.append(name)
+            continue
+        own = own_fixtures.is_own(item, name)
+        if own and name in own_fixtures.HOMES:
+            made.append(name)
+            continue
+        try:
+            values[name] = pickle.dumps(value)
+        except Exception as error:
+            if name not in positions or name not in item.callspec.params:
+                raise (_stays(name) if own else _cannot_send(name, value, error)) from None
+            indices[name] = positions[name]
+    return Arguments(values, indices, tuple(meshes), tuple(made))
+
+
+def pack_instance(item: pytest.Function) -> bytes:
+    """Pickle the instance of a test's class; empty for a function.
+
+    Raises:
+        FixtureError: Something that a setup method left on it cannot pickle.
+    """
+    if item.cls is None:
+        return b""
+    try:
+        return pickle.dumps(item.instance)
+    except Exception as error:
+        kind = item.cls.__name__
+        hint = "make what cannot be sent in the test itself, which runs on every rank"
+        raise FixtureError(f"the instance of {kind} cannot be sent to ranks: {error}", hint) from None
+
+
+def unpack_arguments(parcel: Parcel, module: ModuleType) -> dict[str, Any]:
+    """Return a test's arguments on a rank, all but the mesh.
+
+    Raises:
+        FixtureError: A value cannot be read here.
+    """
+    values: dict[str, Any] = {name: _parameter(parcel, module, name) for name in parcel.indices}
+    for name, pickled in parcel.values.items():
+        try:
+            values[name] = pickle.loads(pickled)
+        except Exception as error:
+            hint = "define its class in a module that ranks can import"
+            raise FixtureError(f"fixture {name!r} cannot be read in a rank: {error}", hint) from None
+    return values
+
+
+def owner_of(parcel: Parcel, module: ModuleType) -> Any:
+    """Return the class that a test is in, or its module."""
+    owner: Any = module
+    for part in parcel.owner.split(".") if parcel.owner else ():
+        owner = getattr(owner, part)
+    return owner
+
+
+def _parameter(parcel: Parcel, module: ModuleType, name: str) -> Any:
+    """Read a parametrized value from the mark, in the rank's own import of the test module."""
+    owner = owner_of(parcel, module)
+    for place in (getattr(owner, parcel.function), owner, module):
+        marks: Any = getattr(place, "pytestmark", [])
+        for mark in marks if isinstance(marks, list | tuple) else [marks]:
+            wrapped: Any = getattr(mark, "mark", mark)
+            if wrapped.name == "parametrize" and name in (names := _names(wrapped.args[0])):
+                values = list(wrapped.args[1])[parcel.indices[name]]
+                values = getattr(values, "values", values)
+                return values[names.index(name)] if isinstance(values, tuple) else values
+    raise FixtureError(f"the value of {name!r} cannot be sent to ranks, nor be found in its parametrize mark")
+
+
+def _names(given: Any) -> list[str]:
+    return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+
+
+def _stays(name: str) -> FixtureError:
+    return FixtureError(
+        f"fixture {name!r} is pytest's own and stays in its process: it cannot be sent to ranks",
+        f"take {name} in a fixture of your own, and let that return what the test needs",
+    )
+
+
+def _cannot_send(name: str, value: object, error: Exception) -> FixtureError:
+    return FixtureError(
+        f"fixture {name!r} gave a {type(value).__name__}, which cannot be sent to ranks: {error}",
+        f"make it in the test, which runs on every rank, or let {name!r} return plain data",
+    )

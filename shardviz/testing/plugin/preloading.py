@@ -1,0 +1,58 @@
+"""Starting the process that ranks are forked from while pytest still collects, and giving it the test modules.
+
+The process imports torch first, then waits for the list of modules, which is known when collection has ended. Ranks
+then find everything imported, and a test starts in the time of a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.live import world
+from shardviz.testing.plugin.modules import Source, source_of
+from shardviz.testing.plugin.options import launch_method
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SERVER = "shardviz.testing.plugin.server"
+VARIABLE = "SHARDVIZ_TEST_MODULES"
+
+
+class Preload:
+    """The fork server's start, from the first sign of a test for it to the end of collection."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._folder: Path | None = None
+        if launch_method(config) == "spawn":
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="shardviz-modules-"))
+        os.environ[VARIABLE] = str(self._folder / "modules")
+        world.prepare(launch_method(config), (SERVER,))
+        del os.environ[VARIABLE]
+
+    def finish(self, items: Sequence[pytest.Item]) -> None:
+        """Tell which modules tests for ranks are in. Only the first call counts."""
+        if self._folder is None or (self._folder / "modules").exists():
+            return
+        sources = {source_of(item): None for item in items if isinstance(item, pytest.Function)}
+        _write(self._folder / "modules", tuple(sys.path), list(sources))
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self.finish([])
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _write(file: Path, path: tuple[str, ...], sources: list[Source]) -> None:
+    file.with_suffix(".tmp").write_bytes(pickle.dumps((path, sources)))
+    file.with_suffix(".tmp").rename(file)

@@ -1,0 +1,131 @@
+"""A test on a rank: import its module, unpack its arguments, run it, write down how it ended.
+
+Runs in ranks only, which have torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import random
+import sys
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardviz.live.world.raised import pickled
+from shardviz.testing import bindings, current, debugging, modules, outcome, own_fixtures, parcel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.world import World
+    from shardviz.testing.plugin.outcome import Warned
+    from shardviz.testing.plugin.parcel import Parcel
+
+
+def run_test(world: World, sent: Parcel) -> list[Warned]:
+    """Run a test on this rank.
+
+    Returns:
+        The warnings that it gave.
+    """
+    function: Callable[..., Any] = run_test
+    try:
+        module = modules.load(sent.source)
+        modules.explain_assertions(sent.source, sent.style.verbosity)
+        bindings.bind(sent, module)
+        function = _function(sent, module)
+        values = parcel.unpack_arguments(sent, module)
+        values.update(dict.fromkeys(sent.mesh_arguments, device_mesh(sent.mesh, world.device_type)))
+        seed(sent.seed)
+        debugging.give_terminal(sent.terminal, world.rank)
+        with _warnings(sent) as seen, _made(sent) as made:
+            call(partial(function, **values, **made), sent.function)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        outcome.write(sent.folder, outcome.describe(world.rank, error, function, sent.style))
+        debugging.post_mortem(error, sent.terminal, world.rank, sent.folder)
+        raise
+    return list(dict.fromkeys(map(_warned, seen)))
+
+
+def call(function: Callable[[], Any], name: str) -> None:
+    """Call a test, and run what it returns to its end where that is a coroutine; warn, as pytest does, of a result."""
+    result = function()
+    if inspect.iscoroutine(result):
+        result = asyncio.run(result)
+    if result is not None:
+        text = f"{name} returned {type(result)!r}: tests return None. Did you mean to use `assert`?"
+        warnings.warn(pytest.PytestReturnNotNoneWarning(text), stacklevel=2)
+
+
+def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
+    """Make torch's mesh, the one that assertions go by. Every rank calls this."""
+    made = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
+    current.device_mesh.set(made)
+    current.is_told_once.set(True)
+    return made
+
+
+def seed(number: int) -> None:
+    """Seed torch, numpy and random."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def _function(sent: Parcel, module: Any) -> Callable[..., Any]:
+    owner = parcel.owner_of(sent, module)
+    target = pickle.loads(sent.instance) if sent.instance else owner
+    function: Callable[..., Any] = getattr(target, sent.function)
+    return function
+
+
+@contextmanager
+def _made(sent: Parcel) -> Iterator[dict[str, Any]]:
+    """Make pytest's own fixtures.
+
+    Raises:
+        FixtureError: Ranks are threads, and the fixture captures what all of them share.
+    """
+    threads = torch.distributed.get_backend() == "threaded"
+    if threads and (shared := [name for name in sent.made_arguments if name.startswith("cap")]):
+        message = f"{shared[0]} captures a process's output, which ranks that are threads share"
+        raise parcel.FixtureError(message, "run this test with --shardviz-launch=fork, or @spmd(..., launch='fork')")
+    config = modules.config(sent.source.root)
+    with own_fixtures.made(sent.made_arguments, config, sent.log_level, catch_logs=not threads) as made:
+        yield made
+
+
+@contextmanager
+def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
+    """Record warnings under the filters that pytest has for this test."""
+    from _pytest.config import apply_warning_filters, parse_warning_filter
+
+    configured, given, marked = sent.filters
+    with warnings.catch_warnings(record=True) as seen:
+        if not sys.warnoptions:
+            warnings.filterwarnings("always", category=DeprecationWarning)
+            warnings.filterwarnings("always", category=PendingDeprecationWarning)
+        apply_warning_filters(configured, given)
+        for text in marked:
+            warnings.filterwarnings(*parse_warning_filter(text, escape=False))
+        yield seen
+
+
+def _warned(message: warnings.WarningMessage) -> Warned:
+    own = pickled(message.message) if isinstance(message.message, Warning) else b""
+    plain = UserWarning(f"{message.category.__name__}: {message.message}")
+    return own or pickle.dumps(plain), message.filename, message.lineno

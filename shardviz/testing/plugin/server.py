@@ -1,0 +1,50 @@
+"""Imported in the fork server only: the test modules of a pytest session, once for all the ranks of all tests."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import pickle
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from shardviz.live.world.preload import ending_with, is_fork_server
+from shardviz.testing.plugin import modules
+from shardviz.testing.plugin.preloading import VARIABLE
+
+NEEDED = (
+    "shardviz.testing.plugin.ranks",
+    "shardviz.testing.assertions.calls",
+    "shardviz.testing.assertions.copies",
+    "shardviz.testing.assertions.rules",
+    "shardviz.testing.assertions.same",
+    "shardviz.testing.assertions.tied",
+    "shardviz.live.api",
+)
+"""What ranks would otherwise import one by one, in every test."""
+
+
+def main(file: Path) -> None:
+    """Wait for the list of modules and import them; one that cannot be imported says so in its ranks."""
+    with ending_with(os.getppid()):
+        for name in NEEDED:
+            importlib.import_module(name)
+        while not file.exists():
+            if not file.parent.exists():
+                return
+            time.sleep(0.005)
+    path, sources = pickle.loads(file.read_bytes())
+    sys.path[:] = path
+    if any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd")):
+        return  # a module that touches a GPU while it is imported would spoil it for every rank
+    for source in sources:
+        with suppress(BaseException):
+            modules.load(source)
+    gc.freeze()
+
+
+if is_fork_server() and VARIABLE in os.environ:
+    main(Path(os.environ.pop(VARIABLE)))

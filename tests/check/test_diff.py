@@ -1,0 +1,69 @@
+"""What changed between two dumps: said tensor by tensor, and nothing where nothing did."""
+
+from dataclasses import replace
+
+from shardviz.check.diff import compare
+from shardviz.dump.dump import model_of
+from shardviz.dump.read import read_dump
+from shardviz.layout.mesh import Mesh
+from tests.dumps import Made, make_dump
+
+MESH = Mesh(("fsdp", "tp"), (2, 4))
+
+
+def made(path, tensors, mesh=MESH):
+    return model_of(read_dump(make_dump(path, mesh, tensors)))
+
+
+def test_a_dump_is_not_different_from_itself(tmp_path):
+    model = made(tmp_path / "a", {"w": "float32[12/tp/fsdp, 12]", "b": "float32[12/tp]"})
+    assert not compare(model, model)
+
+
+def test_a_misordered_tensor_shows_as_held_elsewhere_and_as_a_finding_gained(tmp_path):
+    before = made(tmp_path / "a", {"w": "float32[16/fsdp/tp, 12]"})
+    after = made(tmp_path / "b", {"w": Made("float32[16/fsdp/tp, 12]", "[16/tp/fsdp, 12]")})
+    difference = compare(before, after)
+    (change,) = difference.changes
+    assert (change.tensor, change.aspect) == ("w", "held")
+    assert (change.before, change.after) == (
+        "[16/fsdp/tp, 12] on (fsdp=2, tp=4)",
+        "[16/tp/fsdp, 12] on (fsdp=2, tp=4)",
+    )
+    assert [finding.kind for finding in difference.gained] == ["misordered"]
+    assert difference.lost == ()
+    assert [finding.kind for finding in compare(after, before).lost] == ["misordered"]
+
+
+def test_another_mesh_is_another_layout_and_no_finding(tmp_path):
+    before = made(tmp_path / "a", {"w": "float32[12/tp, 12]"})
+    after = made(tmp_path / "b", {"w": "float32[12/tp, 12]"}, Mesh(("fsdp", "tp"), (4, 2)))
+    difference = compare(before, after)
+    assert [(change.aspect, change.after) for change in difference.changes] == [
+        ("claimed", "[12/tp, 12] on (fsdp=4, tp=2)")
+    ]
+    assert difference.gained == difference.lost == ()
+
+
+def test_tensors_that_come_and_go_are_named(tmp_path):
+    before = made(tmp_path / "a", {"old": "float32[4]", "kept": "float32[4]"})
+    after = made(tmp_path / "b", {"kept": "float32[4]", "new": "float32[8]"})
+    changes = {change.tensor: (change.before, change.after) for change in compare(before, after).changes}
+    assert changes == {"old": ("float32[4]", "absent"), "new": ("absent", "float32[8]")}
+
+
+def test_another_dtype_and_shape_are_told_apart(tmp_path):
+    before = made(tmp_path / "a", {"w": "float32[12]"})
+    after = made(tmp_path / "b", {"w": "bfloat16[16]"})
+    aspects = {change.aspect for change in compare(before, after).changes}
+    assert {"shape", "dtype"} <= aspects
+
+
+def test_what_only_one_dump_has_of_all_tensors_is_said_once(tmp_path):
+    whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]", "b": "float32[12]"})
+    values = [replace(tensor, stage="initial") for tensor in whole.tensors]
+    difference = compare(replace(whole, tensors=[*whole.tensors, *values]), whole)
+    assert (difference.changes, difference.gained, difference.lost) == ((), (), ())
+    assert [(one.tensor, one.why) for one in difference.not_compared] == [
+        ("", "the model's own values: only the first dump has them")
+    ]

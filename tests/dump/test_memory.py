@@ -1,0 +1,123 @@
+"""The memory table and the comms table, from dumps made by hand."""
+
+import pytest
+
+from shardviz.dump.dump import model_of
+from shardviz.dump.memory import bytes_text, counted, elements_text, schemes, total, uses
+from shardviz.dump.read import read_dump
+from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
+from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.picture.text.comms import comms_lines, received
+from shardviz.picture.text.memory import memory_lines
+
+BODIES = (
+    Body("param", "initial", (8, 4), (4, 4), "float32"),
+    Body("grad", "step", (8, 4), (4, 4), "float64"),
+    Body("optim", "step", (8, 4), (4, 4), "float64"),
+    Body("activation", "step", (6, 4), (6, 4), "float64"),
+)
+NAMES = (("layer.weight", 0), ("layer.weight", 1), ("layer.weight.exp_avg", 2), ("layer", 3), ("block.layer", 3))
+
+
+def _model(path, **more):
+    prepare_folder(path)
+    write_run(path, RunRecord(1, "test", "none", 2))
+    tensors = tuple(TensorRecord(name, body) for name, body in NAMES)
+    for rank in range(2):
+        write_rank(path, RankRecord(1, rank, 2, "testhost", bodies=BODIES, tensors=tensors, **more))
+    return model_of(read_dump(path))
+
+
+def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
+    found = uses(_model(tmp_path / "dump"))
+    assert {(use.name, use.role): (use.bytes[1], use.whole) for use in found} == {
+        ("layer.weight", "param"): (64, 128),
+        ("layer.weight", "grad"): (64, 128),
+        ("layer.weight.exp_avg", "optim"): (64, 128),
+        ("layer", "activation"): (96, 96),
+        ("block.layer", "activation"): (96, 96),
+    }
+    assert total(found, 0) == 384
+    assert total(found, 0, "grad") == 64
+
+
+def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_waits(tmp_path):
+    runs = [StageRecord(0, 0), StageRecord(0, 1), StageRecord(0, 0, backward=True), StageRecord(0, 2)]
+    found = uses(_model(tmp_path / "dump", schedule=tuple(runs)))
+    assert {use.bytes[0] for use in found if use.role == "activation"} == {2 * 96}
+    assert any(
+        "activations of 2 micro-batches" in line.plain
+        for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
+    )
+
+
+def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):
+    model = _model(tmp_path / "dump")
+    assert sum(one.on(1) for one in counted(model)) == total(uses(model), 1) == 384
+    assert [one.on(7) for one in counted(model)] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (34304, "33.5 KiB"),
+        (1023 * 1024, "1023 KiB"),
+        (2**20 - 1, "1 MiB"),
+        (3 * 2**20, "3 MiB"),
+        (5 * 10**12, "4.55 TiB"),
+        (2**70, "1048576 PiB"),
+    ],
+)
+def test_bytes_are_written_with_three_digits(count, text):
+    assert bytes_text(count) == text
+
+
+def test_elements_of_a_type_that_is_not_known_are_counted():
+    assert (elements_text(1536, "bfloat16"), elements_text(1536, "int4")) == ("3 KiB", "1,536 elements")
+
+
+def test_tied_parameters_are_counted_once(tmp_path):
+    prepare_folder(tmp_path / "dump")
+    write_run(tmp_path / "dump", RunRecord(1, "test", "none", 1))
+    tensors = (TensorRecord("embed.weight", 0), TensorRecord("head.weight", 0))
+    record = RankRecord(
+        1, 0, 1, "testhost", bodies=BODIES[:1], tensors=tensors, tied=(("embed.weight", "head.weight"),)
+    )
+    write_rank(tmp_path / "dump", record)
+    assert [use.name for use in uses(model_of(read_dump(tmp_path / "dump")))] == ["embed.weight"]
+
+
+def test_the_formulas_of_zero_deal_out_one_thing_after_the_other():
+    assert [scheme.bytes for scheme in schemes(400, 4)] == [1600, 1000, 700, 400]
+
+
+def test_the_memory_table_has_a_line_a_rank_and_the_formulas(tmp_path):
+    lines = [line.plain.rstrip() for line in memory_lines(_model(tmp_path / "dump"))]
+    assert lines[:4] == [
+        "bytes      param  grad  optim  activation  together",
+        "rank 0        64    64     64         192       384",
+        "rank 1        64    64     64         192       384",
+        "unsharded    128   128    128         192       576",
+    ]
+    assert lines[-1] == "this run                          the fullest rank               192"
+
+
+def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
+    seen = (
+        CollectiveRecord("all_gather", ("fsdp",), 2, "layer", False, 2, 256),
+        CollectiveRecord("all_reduce", ("tp",), 4, "layer", True, 1, 64),
+    )
+    lines = [line.plain.rstrip() for line in comms_lines(_model(tmp_path / "dump", collectives=seen))]
+    assert lines == [
+        "along fsdp: up to 128 bytes received by a rank",
+        "  collective  module  pass     count  bytes  received  group  on ranks",
+        "  all_gather  layer   forward      2    256       128      2         2",
+        "",
+        "along tp: up to 96 bytes received by a rank",
+        "  collective  module  pass      count  bytes  received  group  on ranks",
+        "  all_reduce  layer   backward      1     64        96      4         2",
+    ]
+    assert received(CollectiveRecord("send", ("pp",), 2, bytes=100)) == 0

@@ -1,0 +1,109 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from shardviz import probe_files
+from shardviz.errors import ProbeError
+
+
+def test_shipped_probes_come_by_name_with_a_line_each():
+    by_name = {recipe.name: recipe for recipe in probe_files.shipped()}
+    assert by_name["tp_fsdp"].axes == ("fsdp", "tp")
+    assert by_name["tp_fsdp"].mesh == (2, 4)
+    assert by_name["bugs/left_to_right_2d"].summary.endswith("(pytorch#129229).")
+    assert all(recipe.summary.endswith(".") for recipe in by_name.values())
+
+
+def test_a_misspelt_probe_gets_the_name_that_was_meant():
+    with pytest.raises(ProbeError) as caught:
+        probe_files.find("tp_fdsp")
+    assert str(caught.value) == "there is no probe 'tp_fdsp'\nHint: did you mean tp_fsdp?"
+
+
+def test_a_users_file_is_read_and_not_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        '"""My model."""\nraise SystemExit\nAXES = ("dp",)\ndef make(): ...\ndef parallelize(model, mesh): ...\n'
+    )
+    recipe = probe_files.find(f"{file}:make")
+    assert (recipe.summary, recipe.axes, recipe.mesh, recipe.build) == ("My model.", ("dp",), (), "make")
+
+
+def test_functions_that_a_users_file_imports_count_as_its_own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from model import make as build\nfrom training import parallelize\n")
+    assert probe_files.find(str(file)).build == "build"
+
+
+PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "misspelt"),
+    [
+        ("def bacth(): ...", [("bacth", "batch")]),
+        ("BATCH_AXIS = ('dp',)\nEXPECT = {}", [("BATCH_AXIS", "BATCH_AXES"), ("EXPECT", "expect")]),
+        ("def batch(): ...\ndef batches(): ...", []),
+        ("steps = 3\nclass Model:\n    num_steps = steps", []),
+        ("def batch_of(rows): ...\ndef batch(): return batch_of(8)", []),
+        ("hidden = 3\ndef helper(): ...", []),
+    ],
+)
+def test_what_looks_like_a_hook_and_is_used_nowhere_is_named(tmp_path, source, misspelt):
+    file = tmp_path / "mine.py"
+    file.write_text(PROBE + source)
+    assert list(probe_files.find(str(file)).misspelt) == misspelt
+
+
+def test_no_shipped_probe_has_a_misspelt_hook():
+    assert [recipe.name for recipe in probe_files.shipped() if recipe.misspelt] == []
+
+
+def test_hooks_are_all_that_the_live_half_looks_for():
+    sources = "".join(path.read_text() for path in Path(probe_files.__file__).parent.glob("live/**/*.py"))
+    looked_for = set(re.findall(r'(?:get|has)attr\((?:self\.)?probe, "(\w+)"', sources))
+    assert looked_for <= set(probe_files.HOOKS)
+    assert set(probe_files.HOOKS) - looked_for == {"build", "parallelize", "AXES", "MESH", "KINDS", "TORCH"}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def parallelize(model, mesh): ...", "has no build()"),
+        ("def build(): ...", "has no parallelize()"),
+        ("def build(:", "is not Python: invalid syntax (mine.py, line 1)"),
+        ("AXES = 3\ndef build(): ...\ndef parallelize(m, d): ...", "AXES is no literal tuple of str"),
+        ("from plan import AXES, build, parallelize", "AXES is no literal tuple of str"),
+        ("MESH = ('2',)\ndef build(): ...\ndef parallelize(m, d): ...", "MESH is no literal tuple of int"),
+    ],
+)
+def test_a_file_that_is_no_probe_says_what_is_wrong_with_it(tmp_path, source, message):
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    with pytest.raises(ProbeError) as caught:
+        probe_files.find(str(file))
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("tp_fsd.py", "did you mean {here}/tp_fsdp.py?"),
+        ("nowhere.py", "{here} has no file of nearly that name"),
+        ("no/where.py", "there is no folder {here}/no"),
+    ],
+)
+def test_a_file_that_is_not_there_is_one_line_with_the_one_that_is_meant(tmp_path, asked, hint):
+    (tmp_path / "tp_fsdp.py").write_text("")
+    with pytest.raises(ProbeError, match=r"cannot read probe .*: No such file or directory") as caught:
+        probe_files.find(str(tmp_path / asked))
+    assert caught.value.hint == hint.format(here=tmp_path)
+
+
+def test_a_torch_too_old_for_a_probe_is_told_which_one_it_needs(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("TORCH = (99, 1)\ndef build(): ...\ndef parallelize(model, mesh): ...\n")
+    with pytest.raises(ProbeError, match=r"mine.py needs torch 99.1, this is [0-9]"):
+        probe_files.check_torch(probe_files.find(str(file)))

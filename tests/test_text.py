@@ -1,0 +1,114 @@
+"""Names: layers fold into one line and unfold into the same names; strangers' names are safe to print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardviz.text import counted, cut, cut_at_comma, fold, listed, natural_key, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PARTS = st.sampled_from(["layers", "0", "1", "2", "10", "01", "wq", "weight", "²", "٣", "", "9" * 20, "a1"])
+NAMES = st.lists(PARTS, min_size=1, max_size=5).map(".".join) | st.text(max_size=8)
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 2)), unique_by=lambda named: named[0]))
+def test_what_is_folded_unfolds_into_the_same_names_with_the_same_keys(named: list[tuple[str, int]]):
+    unfolded = [(name, key) for folded, key in fold(named) for name in folded.names()]
+    assert sorted(unfolded) == sorted(named)
+    assert all(len(folded) == len(folded.names()) for folded, _ in fold(named))
+
+
+def test_identical_layers_are_one_line():
+    names = [f"layers.{index}.wq.weight" for index in range(32)]
+    (folded,) = [str(folded) for folded, _ in fold((name, 0) for name in names)]
+    assert folded == "layers.[0-31].wq.weight"
+
+
+def test_a_layer_with_another_key_splits_off_and_the_rest_stay_together():
+    named = [(f"layers.{index}.w", index == 3) for index in range(8)]
+    assert [(str(folded), key) for folded, key in fold(named)] == [
+        ("layers.[0-2,4-7].w", False),
+        ("layers.3.w", True),
+    ]
+
+
+def test_folds_come_in_the_order_of_their_first_names():
+    named = [(name, 0) for name in ("embed", "layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b", "head")]
+    assert [str(folded) for folded, _ in fold(named)] == ["embed", "layers.[0-1].a", "layers.[0-1].b", "head"]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("layers.12.experts.3.w", ("layers.", 12, ".experts.3.w")),
+        ("3", ("", 3, "")),
+        ("w1", ("w1", None, "")),
+        ("layers.01.w", ("layers.01.w", None, "")),
+        ("layers.٣.w", ("layers.٣.w", None, "")),
+        ("layers." + "9" * 19, ("layers." + "9" * 19, None, "")),
+    ],
+)
+def test_only_a_plain_number_of_its_own_is_folded(name: str, parts: tuple[str, int | None, str]):
+    assert cut(name) == parts
+
+
+def test_layer_two_comes_before_layer_ten():
+    names = ["layers.10.w", "layers.2.w", "embed", "layers.2.b", "²"]
+    assert sorted(names, key=natural_key) == ["embed", "layers.2.b", "layers.2.w", "layers.10.w", "²"]
+
+
+@given(st.lists(NAMES))
+def test_any_names_can_be_sorted(names: list[str]):
+    assert sorted(sorted(names, key=natural_key)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("layers.0.wq", "layers.0.wq"),
+        ("größe", "größe"),
+        ("a\x1b[31mb", "a\\u001b[31mb"),
+        ("a\nb\tc", "a\\u000ab\\u0009c"),
+        ("a\u202eb", "a\\u202eb"),
+        ("a\u200bb\u00adc\u2060", "a\\u200bb\\u00adc\\u2060"),
+        ("a\U000e0041b", "a\\ue0041b"),
+        ("a\ud800b", "a\\ud800b"),
+    ],
+)
+def test_what_a_terminal_would_obey_or_hide_is_spelled_out(name: str, shown: str):
+    assert printable(name) == shown
+
+
+@given(st.text())
+def test_whatever_is_printable_stays_and_the_rest_becomes_it(name: str):
+    assert printable(name).isprintable()
+    assert name == printable(name) or not name.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("things", "text"),
+    [
+        ((), ""),
+        ((0, 1), "0, 1"),
+        (range(3), "0, 1, 2"),
+        (range(4), "0, 1, 2, ..."),
+        ((f"rank {rank}" for rank in range(10**9)), "rank 0, rank 1, rank 2, ..."),
+    ],
+)
+def test_a_list_has_dots_only_where_more_come(things: Iterable[object], text: str) -> None:
+    assert listed(things, 3) == text
+
+
+@pytest.mark.parametrize(("most", "text"), [(11, "0-3,8,12-15"), (10, "0-3,8,..."), (6, "0-3,8,..."), (5, "0-3,...")])
+def test_ranks_in_numbers_are_cut_between_two_of_them(most: int, text: str) -> None:
+    assert cut_at_comma("0-3,8,12-15", most) == text
+
+
+def test_one_thing_is_no_plural() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]

@@ -1,0 +1,1 @@
+"""What the screens show, as plain data: nothing here knows a widget."""

@@ -1,0 +1,186 @@
+"""What the screens show: a dump with its verdicts, as plain data that knows nothing of widgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.check.verdicts import without_finding, worst
+from shardviz.dump.memory import Counted, counted
+from shardviz.picture.text.findings import folded_findings
+from shardviz.picture.text.report import layout_text, own_dtype
+from shardviz.text import printable
+
+from .step import Step, step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from shardviz.check.finding import Finding, Report
+    from shardviz.check.verdicts import Verdict
+    from shardviz.dump.dump import Model, Tensor
+    from shardviz.picture.model.sides import Sides
+    from shardviz.text import Fold
+
+    from .selection import Selection
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the tensor list.
+
+    Attributes:
+        tensor: The tensor, or identical layers of it.
+        dtype: The model's own element type: it may have been stamped in a wider one.
+        verdict: The worst that was found of it.
+        findings: Indices into the report's findings.
+    """
+
+    tensor: Tensor
+    dtype: str
+    verdict: Verdict
+    findings: tuple[int, ...] = ()
+
+    @cached_property
+    def title(self) -> str:
+        """Its name, safe to print, with its role where it is no parameter."""
+        role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
+        return printable(self.tensor.name) + role
+
+    @cached_property
+    def layout(self) -> str:
+        """What its placements claim, in the notation."""
+        return layout_text(self.tensor, self.dtype)
+
+    @cached_property
+    def short_layout(self) -> str:
+        """The same without the element type."""
+        return self.layout.removeprefix(self.dtype)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that split it or over which it is pending."""
+        layouts = [layout for layout in self.tensor.by_claim if layout is not None]
+        return frozenset(a for one in layouts for a in (*one.split_axes, *(axis for axis, _ in one.partial)))
+
+
+@dataclass(frozen=True)
+class Document:
+    """A dump, read as far as it is there.
+
+    Attributes:
+        path: Its folder.
+        model: Its tensors.
+        report: What the check found; None while it is running.
+        failed: Why there is no report and will be none; empty where there is or will be one.
+    """
+
+    path: Path
+    model: Model
+    report: Report | None = None
+    failed: str = ""
+    _sides: dict[int, Sides] = field(default_factory=dict, compare=False, repr=False)
+    _parts: dict[int, list[tuple[Counted, str | None]]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings, worst first; those that say the same of identical layers are one."""
+        return tuple(replace(finding, tensor=str(names)) for names, finding in self._folded)
+
+    @cached_property
+    def _folded(self) -> list[tuple[Fold, Finding]]:
+        return folded_findings(self.report.findings) if self.report else []
+
+    @cached_property
+    def _findings_of(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, (names, _) in enumerate(self._folded):
+            for name in {str(names), *names.names()}:
+                found.setdefault(name, []).append(index)
+        return found
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The tensors in model order: as they were stamped, and those that were captured at other stages only.
+
+        The unsharded model's, which rank 0 writes down to compare with, are no part of the run.
+        """
+        stamped = {(name, tensor.role) for tensor in self.model.stage("stamped") for name in tensor.names}
+        shown = [
+            tensor
+            for tensor in self.model.tensors
+            if tensor.stage == "stamped"
+            or (tensor.stage != "reference" and (tensor.names[0], tensor.role) not in stamped)
+        ]
+        return tuple(map(self._entry, shown))
+
+    def _entry(self, tensor: Tensor) -> Entry:
+        dtype = own_dtype(self.model, tensor, tensor.names[0])
+        if self.report is None:
+            return Entry(tensor, dtype, "unknown" if self.failed else "pending")
+        names = [tensor.name, *tensor.names]
+        found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
+        verdicts: list[Verdict] = [self.findings[index].severity for index in found]
+        unseen = not self._unseen.isdisjoint(names)
+        return Entry(
+            tensor, dtype, worst([*verdicts, "unknown" if unseen else without_finding(self.model, tensor)]), found
+        )
+
+    @cached_property
+    def _unseen(self) -> frozenset[str]:
+        return frozenset(skipped.tensor for skipped in self.report.not_checked) if self.report else frozenset()
+
+    @cached_property
+    def by_finding(self) -> dict[int, int]:
+        """The entry that each finding is about; findings of the whole dump are left out."""
+        return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
+
+    def rank_of(self, selection: Selection, among: Sequence[int] = ()) -> int:
+        """Return the rank that is looked at: the chosen one; until one was, the first of some ranks, or of the mesh."""
+        if selection.rank is not None:
+            return selection.rank
+        return among[0] if among else self.model.dump.mesh.ranks[0]
+
+    @cached_property
+    def counted(self) -> list[Counted]:
+        """The tensors that take memory, as `shardviz show --memory` counts them."""
+        return counted(self.model)
+
+    @cached_property
+    def _counted_of(self) -> dict[tuple[str, str], Counted]:
+        return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
+
+    def bytes_of(self, entry: int, rank: int) -> int | None:
+        """Return what an entry takes on a rank, all its names together; None where none of them is counted."""
+        if entry not in self._parts:
+            self._parts[entry] = list(self._parts_of(self.entries[entry].tensor))
+        parts = self._parts[entry]
+        return sum(one.on(rank, name) for one, name in parts) if parts else None
+
+    def _parts_of(self, tensor: Tensor) -> Iterator[tuple[Counted, str | None]]:
+        """Yield what a tensor's names are counted as: at once what is counted of just these names, or name by name."""
+        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
+        found = [(one, name) for one, name in known if one is not None]
+        if found and len(found) == len(found[0][0].widths) and all(one is found[0][0] for one, _ in found):
+            yield found[0][0], None
+        else:
+            yield from found
+
+    @cached_property
+    def step(self) -> Step:
+        """What the dump says of a training step."""
+        return step_of(self.model)
+
+    def sides(self, entry: int) -> Sides:
+        """Return both sides of an entry's tensor, made once.
+
+        Raises:
+            DumpError: Its ids are too many to draw.
+        """
+        from shardviz.picture.model.sides import sides_of
+
+        if entry not in self._sides:
+            self._sides[entry] = sides_of(self.model, self.entries[entry].tensor)
+        return self._sides[entry]

@@ -1,0 +1,40 @@
+"""Which ranks of the mesh are lit for what is chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+from shardviz.picture.model.holders import mask_of
+
+from ..widgets.mesh_grid import Lights
+from .step_text import group_of
+
+if TYPE_CHECKING:
+    from .document import Document
+    from .selection import Selection
+    from .step import Collective
+
+
+def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
+    """Light the holders of the element under the map's cursor, and the group of a rank along an axis."""
+    dump = document.model.dump
+    group: frozenset[int] = frozenset()
+    if axis and rank is not None and rank in dump.mesh:
+        group = frozenset(dump.mesh.group_of(rank, axis))
+    missing = frozenset(dump.missing_ranks)
+    if selection.plane is None:
+        return Lights(missing=missing, group=group)
+    try:
+        sides = document.sides(selection.entry)
+    except ShardvizError:
+        return Lights(missing=missing, group=group)
+    cell = sides.at(selection.plane.at)
+    claimed = cell.claimed if sides.has_claimed else cell.held
+    return Lights(claimed, cell.held if sides.has_held else claimed, missing, group)
+
+
+def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
+    """Light the ranks that take part in a collective, with the group of one of them."""
+    dump, mask = document.model.dump, mask_of(collective.ranks)
+    return Lights(mask, mask, frozenset(dump.missing_ranks), group_of(collective, dump.mesh, rank))

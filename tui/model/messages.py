@@ -1,0 +1,117 @@
+"""What widgets tell the screens: which tensor, place, rank or finding was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+if TYPE_CHECKING:
+    from shardviz.check.diff import Difference
+    from shardviz.dump.records import StageRecord
+    from shardviz.errors import ShardvizError
+    from shardviz.picture.text.paint import Side
+
+    from .document import Document
+
+
+@dataclass
+class Progressed(Message):
+    """Rank files have been read."""
+
+    read: int
+    files: int
+
+    def can_replace(self, message: Message) -> bool:
+        """Let a newer count stand for an older one."""
+        return isinstance(message, Progressed)
+
+
+@dataclass
+class DocumentRead(Message):
+    """A dump was read, or checked."""
+
+    document: Document
+
+
+@dataclass
+class OtherRead(Message):
+    """The dump to compare with was read, or checked."""
+
+    document: Document
+
+
+@dataclass
+class Compared(Message):
+    """Both dumps were compared."""
+
+    difference: Difference
+
+
+@dataclass
+class ReadFailed(Message):
+    """A dump could not be read."""
+
+    why: ShardvizError
+
+
+@dataclass
+class TensorChosen(Message):
+    """A tensor was chosen from the list."""
+
+    entry: int
+
+
+@dataclass
+class TensorOpened(Message):
+    """A tensor's map was asked for."""
+
+    entry: int
+
+
+@dataclass
+class SideChosen(Message):
+    """Claimed, held or their difference was asked for."""
+
+    side: Side
+
+
+@dataclass
+class PlaceChosen(Message):
+    """The cursor came to an element of the map.
+
+    Attributes:
+        place: Its index in the shape of the holders, which has at least two dims.
+    """
+
+    place: tuple[int, ...]
+
+
+@dataclass
+class Zoomed(Message):
+    """A map was zoomed to a level."""
+
+    level: int
+
+
+@dataclass
+class RankChosen(Message):
+    """A rank was chosen."""
+
+    rank: int
+
+
+@dataclass
+class PassChosen(Message):
+    """A pass of a pipeline's schedule was chosen.
+
+    Attributes:
+        rank: The rank that ran it.
+        record: What ran.
+        begin: When it began, in forward passes of one stage.
+    """
+
+    rank: int
+    record: StageRecord
+    begin: int

@@ -1,0 +1,98 @@
+"""What is chosen on all screens alike: a tensor, a side, a place in it, a rank, a finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+from shardviz.picture.model.holders import Plane
+from shardviz.picture.model.moves import first_difference
+
+if TYPE_CHECKING:
+    from shardviz.picture.text.paint import Side
+
+    from .document import Document
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is chosen.
+
+    Attributes:
+        entry: Index of the tensor among the document's entries.
+        side: Which description of it is drawn.
+        plane: The dims drawn, and the place of the cursor; None for a tensor without elements.
+        rank: The rank that is looked at; None until one was chosen.
+        finding: Index of the finding that is looked at.
+    """
+
+    entry: int = 0
+    side: Side = "claimed"
+    plane: Plane | None = None
+    rank: int | None = None
+    finding: int = 0
+
+
+def first_selection(document: Document) -> Selection:
+    """Return what a document opens on: its first finding, or its first tensor."""
+    if document.by_finding:
+        return of_finding(document, Selection(), min(document.by_finding))
+    return of_entry(document, Selection(), 0) if document.entries else Selection()
+
+
+def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
+    """Return the selection with another tensor: its first finding, the side that tells most, its first element."""
+    found = document.entries[entry]
+    shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
+    plane = Plane(len(shape) - 2, len(shape) - 1, (0,) * len(shape)) if all(shape) else None
+    finding = found.findings[0] if found.findings else selection.finding
+    side: Side = "difference" if found.findings else "claimed" if selection.side == "difference" else selection.side
+    if found.tensor.claimed is None:
+        side = "held"
+    return replace(selection, entry=entry, plane=plane, finding=finding, side=side)
+
+
+def of_finding(document: Document, selection: Selection, finding: int) -> Selection:
+    """Return the selection with a finding, its tensor, and the first place where that is wrong."""
+    if finding not in document.by_finding:
+        return replace(selection, finding=finding)
+    selection = of_entry(document, selection, document.by_finding[finding])
+    ranks = document.findings[finding].ranks
+    plane, rank = selection.plane, ranks[0] if ranks else selection.rank
+    if plane is not None and (place := _first_difference(document, selection.entry, plane)):
+        plane = replace(plane, at=place)
+    return replace(selection, finding=finding, rank=rank, plane=plane)
+
+
+def carried_over(before: Document, after: Document, selection: Selection) -> Selection:
+    """Return the selection in a document that was read again: the same tensor, at the same place if it has that."""
+    if not before.entries or not after.entries:
+        return first_selection(after)
+    old = before.entries[selection.entry].tensor
+    for index, entry in enumerate(after.entries):
+        if (entry.tensor.names[0], entry.tensor.role) == (old.names[0], old.role):
+            same = entry.tensor.shape == old.shape
+            moved = of_entry(after, selection, index)
+            return replace(
+                selection,
+                entry=index,
+                finding=moved.finding if not same else selection.finding,
+                plane=selection.plane if same else moved.plane,
+            )
+    return first_selection(after)
+
+
+def _first_difference(document: Document, entry: int, plane: Plane) -> tuple[int, ...] | None:
+    try:
+        return first_difference(document.sides(entry), plane)
+    except ShardvizError:
+        return None
+
+
+def next_plane(plane: Plane) -> Plane:
+    """Return the plane of the next two dims, all pairs after each other."""
+    pairs = list(combinations(range(len(plane.at)), 2))
+    rows, cols = pairs[(pairs.index((plane.rows, plane.cols)) + 1) % len(pairs)]
+    return replace(plane, rows=rows, cols=cols)

@@ -1,0 +1,175 @@
+"""What a step did, as plain data: its collectives with identical layers together, its pipeline, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.dump.timeline import Timeline, timeline
+from shardviz.errors import ShardvizError
+from shardviz.picture.text.comms import received, traffic
+from shardviz.picture.text.schedule import one_pipeline
+from shardviz.text import Fold, fold, natural_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.dump.dump import Model
+    from shardviz.dump.records import CollectiveRecord
+
+WHAT = {
+    "all_gather": "each rank gets the parts of all",
+    "all_reduce": "each rank gets the sum over all",
+    "all_to_all": "each rank sends each other one a part",
+    "barrier": "each rank waits until all have come",
+    "broadcast": "each rank gets what one of them has",
+    "gather": "one rank gets the parts of all",
+    "recv": "a rank gets what another one sent",
+    "reduce": "one rank gets the sum over all",
+    "reduce_scatter": "each rank gets its part of the sum over all",
+    "scatter": "each rank gets its part of what one has",
+    "send": "a rank sends to another one",
+}
+"""What each collective does within a group, by torch's name for it."""
+
+BEFORE = ".before"
+"""The part of a module whose output is what a rank had before the module's collective ran."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The collectives of a step that are alike, in a module or in identical layers.
+
+    Attributes:
+        record: What the busiest rank wrote of those in one module, without the module's name.
+        modules: The modules.
+        ranks: The ranks that took part, rising.
+    """
+
+    record: CollectiveRecord
+    modules: Fold
+    ranks: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there were in all modules."""
+        return self.record.count * len(self.modules)
+
+    @property
+    def bytes(self) -> int:
+        """What all of them were about."""
+        return self.record.bytes * len(self.modules)
+
+    @property
+    def received(self) -> int:
+        """What a rank took in."""
+        return received(self.record) * len(self.modules)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+        has_run: Whether the dump has a step at all.
+        collectives: Its collectives, in the order in which they began.
+        received: By axes: the bytes that the busiest rank took in along them; an axis without collectives has none.
+        pipeline: The schedule of a pipeline's ranks in time; None where none ran.
+        undrawn: Why a schedule that is there cannot be laid out; empty where it can.
+    """
+
+    has_run: bool
+    collectives: tuple[Collective, ...] = ()
+    received: tuple[tuple[tuple[str, ...], int], ...] = ()
+    pipeline: Timeline | None = None
+    undrawn: str = ""
+
+    @property
+    def num_received(self) -> int:
+        """The bytes that a rank took in along all axes, at most."""
+        return sum(count for _, count in self.received)
+
+
+def step_of(model: Model) -> Step:
+    """Return what a dump says of its step."""
+    ranks = model.dump.ranks.values()
+    has_run = bool(model.stage("step")) or any(rank.collectives or rank.schedule for rank in ranks)
+    schedules, pipeline, undrawn = one_pipeline(model), None, ""
+    try:
+        pipeline = timeline(schedules) if schedules else None
+    except ShardvizError as error:
+        undrawn = f"{error.message}: {error.hint}"
+    return Step(has_run, tuple(_collectives(model)), tuple(_received(model)), pipeline, undrawn)
+
+
+def _collectives(model: Model) -> list[Collective]:
+    found = [(one.record.module, (structs.replace(one.record, module=""), one.ranks)) for one in traffic(model)]
+    began = {one: at for at, one in reversed([*enumerate(found)])}
+    folds = fold(sorted(found, key=lambda one: natural_key(one[0])))
+    folds.sort(key=lambda one: min(began[name, one[1]] for name in one[0].names()))
+    return [Collective(record, modules, ranks) for modules, (record, ranks) in folds]
+
+
+def _received(model: Model) -> list[tuple[tuple[str, ...], int]]:
+    """Return the bytes that the busiest rank took in: along every axis, then along what else there was."""
+    totals: dict[tuple[str, ...], int] = {(axis,): 0 for axis in model.dump.mesh.axes if model.dump.run.mesh}
+    for rank in model.dump.ranks.values():
+        own: dict[tuple[str, ...], int] = {}
+        for record in rank.collectives:
+            own[record.axes] = own.get(record.axes, 0) + received(record)
+        for axes, count in own.items():
+            totals[axes] = max(totals.get(axes, 0), count)
+    return list(totals.items())
+
+
+def axes_text(axes: Sequence[str]) -> str:
+    """Write the axes along which a group runs; a group along none may be any ranks."""
+    return ", ".join(axes) or "no axis"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a rank had before a collective, and what it had after.
+
+    Attributes:
+        rank: The rank.
+        before: The numbers; None where they were not kept.
+        after: The numbers; None where they were not kept.
+    """
+
+    rank: int
+    before: tuple[float, ...] | None
+    after: tuple[float, ...] | None
+
+
+def moments(model: Model, collective: Collective) -> list[Moment]:
+    """Return what every rank had before and after, where its module kept both: a collective probe's modules do."""
+    name = collective.modules.names()[0]
+    before, after = (model.find("step", "activation", one) for one in (name + BEFORE, name))
+    if before is None or after is None:
+        return []
+    return [
+        Moment(rank, _numbers(model, name + BEFORE, rank), _numbers(model, name, rank))
+        for rank in _by_group(model, collective)
+    ]
+
+
+def _by_group(model: Model, collective: Collective) -> list[int]:
+    """Return the ranks that took part, those of a group after each other."""
+    axes, mesh = collective.record.axes, model.dump.mesh
+    if not axes or not set(axes) <= set(mesh.axes):
+        return list(collective.ranks)
+    took_part = frozenset(collective.ranks)
+    return [rank for group in mesh.groups(*axes) for rank in group if rank in took_part]
+
+
+def _numbers(model: Model, name: str, rank: int) -> tuple[float, ...] | None:
+    tensor = model.find("step", "activation", name)
+    if tensor is None or rank not in tensor.shards:
+        return None
+    try:
+        return tuple(model.values(tensor.shards[rank], name).ravel().tolist())
+    except ShardvizError:
+        return None

@@ -1,0 +1,137 @@
+"""What the step's screen says in words: a line a collective, a card, a rank's numbers before and after, a pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from shardviz.dump.memory import bytes_text
+from shardviz.dump.timeline import duration
+from shardviz.picture.model.holders import mask_of, ranks_text
+from shardviz.text import printable
+
+from .step import WHAT, axes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.dump.records import StageRecord
+    from shardviz.layout.mesh import Mesh
+
+    from .step import Collective, Moment, Step
+
+MOST_NUMBERS = 32
+"""Numbers of a rank that a line shows."""
+
+MOST_LOOKED_AT = 64
+"""Ranks whose numbers are looked at for the width of a column."""
+
+
+def why_empty(step: Step) -> str:
+    """Say in one line why there is nothing to see, and what to do; empty where there is something."""
+    if not step.has_run:
+        return "? no step here: give the probe a batch(); a captured job is not stepped"
+    if not step.collectives and step.pipeline is None:
+        return "a step ran, and no rank sent anything to another one"
+    return ""
+
+
+def head_text(width: int) -> str:
+    """Write what the columns of the list are, with so many for the axes."""
+    return f"  {'collective':<15} {'axis':<{width}} {'count':>6} {'bytes':>8} {'received':>8}  module"
+
+
+def axes_width(step: Step) -> int:
+    """Return the columns that the axes of a step's collectives take."""
+    return max((len(axes_text(one.record.axes)) for one in step.collectives), default=4)
+
+
+def collective_line(one: Collective, width: int) -> Text:
+    """Write one line of the list."""
+    record = one.record
+    numbers = f"{one.count:>6,} {bytes_text(one.bytes):>8} {bytes_text(one.received):>8}"
+    return Text.assemble(
+        {"backward": "← ", "forward": "→ "}.get(record.when, "· "),
+        (f"{printable(record.op):<15} ", "bold"),
+        f"{axes_text(record.axes):<{width}} {numbers}",
+        (f"  {printable(str(one.modules)) or '-'}", "dim"),
+        no_wrap=True,
+    )
+
+
+def collective_title(one: Collective) -> str:
+    """Write what a collective is, and where it ran."""
+    module = printable(str(one.modules))
+    when = "outside of modules" if one.record.outside else one.record.when
+    return f"{printable(one.record.op)}{f' in {module}' if module else ''}, {when}"
+
+
+def collective_text(one: Collective, mesh: Mesh, rank: int) -> Text:
+    """Write what a collective does, of how many bytes, and in which groups."""
+    text = Text(WHAT.get(one.record.op, "torch's own operation of this name"))
+    each = one.bytes // max(one.count, 1)
+    times = f"{one.count:,} × " if one.count > 1 else ""
+    text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; a rank receives {one.received:,}", "dim")
+    return text.append(f"\n{_groups(one, mesh, rank)}", "dim")
+
+
+def _groups(one: Collective, mesh: Mesh, rank: int) -> str:
+    """Say how many ranks took part, in groups of how many, and which are the chosen rank's."""
+    text = f"{len(one.ranks):,} ranks, groups of {one.record.size:,} along {axes_text(one.record.axes)}"
+    if rank not in one.ranks:
+        return f"{text}; rank {rank} takes no part"
+    group = group_of(one, mesh, rank)
+    return f"{text}: {ranks_text(mask_of(group))}" if group else text
+
+
+def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
+    """Return the ranks of a rank's group; empty where the axes do not say it."""
+    axes = one.record.axes
+    if not axes or rank not in one.ranks or rank not in mesh or not set(axes) <= set(mesh.axes):
+        return frozenset()
+    return frozenset(mesh.group_of(rank, *axes))
+
+
+def before_width(moments: Sequence[Moment]) -> int:
+    """Return the columns that what ranks had before takes."""
+    return max((len(_numbers(moment.before)) for moment in moments[:MOST_LOOKED_AT]), default=0)
+
+
+def moment_line(moment: Moment, width: int) -> Text:
+    """Write what a rank had before and after."""
+    return Text.assemble(
+        (f"rank {moment.rank:<3} ", "bold"),
+        _numbers(moment.before).ljust(width),
+        ("  →  ", "dim"),
+        (_numbers(moment.after), "bold"),
+        no_wrap=True,
+    )
+
+
+def _numbers(numbers: tuple[float, ...] | None) -> str:
+    if numbers is None:
+        return "(not kept)"
+    if not numbers:
+        return "(undefined)"
+    more = " …" if len(numbers) > MOST_NUMBERS else ""
+    return " ".join(f"{number:g}" for number in numbers[:MOST_NUMBERS]) + more
+
+
+def pipeline_text(step: Step) -> str:
+    """Write the title of a schedule: its sizes, and the bubble beside the closed formula."""
+    times = step.pipeline
+    if times is None:
+        return "Pipeline"
+    stages = f" × {times.stages_per_rank} stages" if times.stages_per_rank > 1 else ""
+    return (
+        f"Pipeline of {len(times.begins)} ranks{stages}, {times.num_microbatches} micro-batches: "
+        f"idle {times.bubble:.1%}, by the formula {times.formula:.1%}"
+    )
+
+
+def pass_text(rank: int, record: StageRecord, begin: int) -> str:
+    """Write what one pass is."""
+    way = "backward" if record.backward else "forward"
+    end = begin + duration(record)
+    return f"rank {rank}  stage {record.stage}, micro-batch {record.microbatch} {way}, from {begin} to {end}"
