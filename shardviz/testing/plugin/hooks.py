@@ -49,7 +49,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     preload = session.config.stash.get(_PRELOAD, None)
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
-    from shardviz.testing import bindings, launching
+    from shardviz.testing.plugin import bindings, launching
 
     items = [item for item in session.items if item.get_closest_marker("mesh")]
     session.config.stash[launching.COLLECTED] = bindings.collected(items)
@@ -79,7 +79,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     __tracebackhide__ = True
     if pyfuncitem.get_closest_marker("mesh") is None:
         return None
-    from shardviz.testing import joining, launching
+    from shardviz.testing.plugin import joining, launching
     from shardviz.testing.plugin.marks import spmd_of
 
     spmd = spmd_of(pyfuncitem)

@@ -16,7 +16,7 @@ from _pytest.logging import get_log_level_for_setting
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live import world
-from shardviz.testing import debugging, outcome
+from shardviz.testing.plugin import debugging, outcome
 from shardviz.testing.plugin.bindings import Collected, pack_bound
 from shardviz.testing.plugin.modules import source_of
 from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_of

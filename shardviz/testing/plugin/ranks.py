@@ -21,7 +21,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.live.world.raised import pickled
-from shardviz.testing import bindings, current, debugging, modules, outcome, own_fixtures, parcel
+from shardviz.testing.assertions import current
+from shardviz.testing.plugin import bindings, debugging, modules, outcome, own_fixtures, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
