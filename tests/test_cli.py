@@ -193,7 +193,7 @@ def test_an_interrupt_is_one_line(healthy: Path, capsys: pytest.CaptureFixture[s
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardviz.commands._dumps.read_dump", interrupt)
+        patch.setattr("shardviz.commands._dumps.read_files", interrupt)
         assert main(["check", str(healthy)]) == 130
     assert capsys.readouterr().err == "shardviz: interrupted\n"
 
@@ -227,8 +227,8 @@ def test_work_that_takes_long_says_how_far_it_is_on_a_terminal_only(
     healthy: Path,
 ) -> None:
     slow = "import time; from shardviz.commands import _progress; _progress.PATIENCE = 0.0; _progress.INTERVAL = 0.01;"
-    slow += "from shardviz.check import run; check = run.check_model;"
-    slow += "run.check_model = lambda model: (time.sleep(0.3), check(model))[1];"
+    slow += "from shardviz.check import run; check = run.report_on;"
+    slow += "run.report_on = lambda dump: (time.sleep(0.3), check(dump))[1];"
     code = f"{slow} import sys; from shardviz.cli import main; main(sys.argv[1:])"
     shown = _on_a_terminal(["check", str(healthy)], {"TERM": "dumb"}, ["-c", code])
     assert "\r\x1b[Kchecking 2 tensors on 8 ranks, 0 s" in shown

@@ -144,7 +144,7 @@ class ShardvizApp(App[None]):
         before, selection = self.document, self.selection
         if before is None or selection == self._opened_on:
             selection = self._opened_on = first_selection(message.document)
-        elif message.document.model is not before.model:
+        elif message.document.dump is not before.dump:
             selection = carried_over(before, message.document, selection)
         if selection.finding >= len(message.document.findings):
             selection = replace(selection, finding=0)

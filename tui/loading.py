@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
@@ -34,11 +34,11 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
         post(Progressed(count, files))
 
     try:
-        dump = read_dump(path, strict=False, on_progress=progressed)
+        files = read_files(path, strict=False, on_progress=progressed)
     except ShardvizError as error:
         post(ReadFailed(error))
         return
-    document = Document(path, model_of(dump))
+    document = Document(path, dump_of(files))
     post(read(document))
     document = checked(document)
     _ = document.by_finding
@@ -61,7 +61,7 @@ def load_difference(here: Document, there: Document, post: Callable[[Message], o
     from shardviz.check.diff import compare
 
     if here.report is not None and there.report is not None:
-        post(Compared(compare(here.model, there.model, (here.report, there.report))))
+        post(Compared(compare(here.dump, there.dump, (here.report, there.report))))
 
 
 def written(path: Path) -> tuple[int, int]:
@@ -78,9 +78,9 @@ def written(path: Path) -> tuple[int, int]:
 
 def checked(document: Document) -> Document:
     """Return the document with its report."""
-    from shardviz.check.run import check_model
+    from shardviz.check.run import report_on
 
     try:
-        return replace(document, report=check_model(document.model))
+        return replace(document, report=report_on(document.dump))
     except ShardvizError as error:
         return replace(document, failed=error.message)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.case import cases_of
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.finding import Report
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
 KEPT: tuple[tuple[Literal["stamped", "initial"], str], ...] = (
@@ -81,10 +81,10 @@ class Difference:
         }
 
 
-def compare(before: Model, after: Model, reports: tuple[Report, Report] | None = None) -> Difference:
+def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = None) -> Difference:
     """Compare two dumps; their reports may be there already."""
-    one, other = reports or (check_model(before), check_model(after))
-    results = [result for stage, role in KEPT for result in _stage_changes(before, after, stage, role)]
+    one, other = reports or (report_on(before), report_on(after))
+    results = [result for moment, role in KEPT for result in _moment_changes(before, after, moment, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     return Difference(
         tuple(changes),
@@ -99,21 +99,21 @@ def _only_in(report: Report, other: Report) -> tuple[Finding, ...]:
     return tuple(finding for finding in report.findings if (finding.kind, finding.tensor) not in known)
 
 
-def _stage_changes(
-    before: Model, after: Model, stage: Literal["stamped", "initial"], role: str
+def _moment_changes(
+    before: Dump, after: Dump, moment: Literal["stamped", "initial"], role: str
 ) -> Iterator[Change | NotChecked]:
-    if bool(before.stage(stage)) != bool(after.stage(stage)):
-        what = "where elements are" if stage == "stamped" else "the model's own values"
-        yield NotChecked("", f"{what}: only the {'first' if before.stage(stage) else 'second'} dump has them", "values")
+    if bool(before.at(moment)) != bool(after.at(moment)):
+        what = "where elements are" if moment == "stamped" else "the model's own values"
+        yield NotChecked("", f"{what}: only the {'first' if before.at(moment) else 'second'} dump has them", "values")
         return
-    ours, theirs = _by_name(before, stage, role), _by_name(after, stage, role)
+    ours, theirs = _by_name(before, moment, role), _by_name(after, moment, role)
     for name in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(name), theirs.get(name)
         if one is None or other is None:
             yield Change(name, "presence", _present(one), _present(other))
             continue
         yield from _tensor_changes(name, one, other)
-        if stage == "stamped":
+        if moment == "stamped":
             was, now = held_text(before, one, name), held_text(after, other, name)
             if (was, now) != (_claimed(one), _claimed(other)):
                 yield from _change(name, "held", was, now)
@@ -121,8 +121,8 @@ def _stage_changes(
             yield from _value_changes(name, (before, one), (after, other))
 
 
-def _by_name(model: Model, stage: Literal["stamped", "initial"], role: str) -> dict[str, Tensor]:
-    return {name: tensor for tensor in model.stage(stage) if tensor.role == role for name in tensor.names}
+def _by_name(dump: Dump, moment: Literal["stamped", "initial"], role: str) -> dict[str, Tensor]:
+    return {name: tensor for tensor in dump.at(moment) if tensor.role == role for name in tensor.names}
 
 
 def _present(tensor: Tensor | None) -> str:
@@ -144,10 +144,10 @@ def _claimed(tensor: Tensor) -> str:
     return write(tensor.claimed) + f" on {tensor.claimed.mesh}" if tensor.claimed else "plain"
 
 
-def held_text(model: Model, tensor: Tensor, name: str) -> str:
+def held_text(dump: Dump, tensor: Tensor, name: str) -> str:
     """Return what ranks hold of a stamped tensor, in the notation where it has a form for it."""
     try:
-        cases = list(cases_of(model, tensor, name))
+        cases = list(cases_of(dump, tensor, name))
     except ShardvizError as error:
         return f"not known: {error.message}"
     return "; ".join(
@@ -155,9 +155,7 @@ def held_text(model: Model, tensor: Tensor, name: str) -> str:
     )
 
 
-def _value_changes(
-    name: str, ours: tuple[Model, Tensor], theirs: tuple[Model, Tensor]
-) -> Iterator[Change | NotChecked]:
+def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Tensor]) -> Iterator[Change | NotChecked]:
     if _same_digests(name, ours[1], theirs[1]):
         return
     try:
@@ -183,12 +181,12 @@ def _same_digests(name: str, one: Tensor, other: Tensor) -> bool:
     return all(ours.values()) and ours == digests(other)
 
 
-def _whole(name: str, model: Model, tensor: Tensor) -> NDArray[np.float64]:
+def _whole(name: str, dump: Dump, tensor: Tensor) -> NDArray[np.float64]:
     """Put a tensor's values together by what its shards claim."""
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
     whole = np.full(shape, np.nan)
     for rank, shard in tensor.shards.items():
-        values = model.values(shard, name)
+        values = dump.values(shard, name)
         if shard.layout is None:
             return values
         region = shard.layout.region(shard.layout.mesh.coord_of(rank))

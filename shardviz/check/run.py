@@ -28,9 +28,9 @@ from shardviz.check.values.ties import check_ties
 from shardviz.check.values.writes import check_writes
 from shardviz.check.whole.completeness import check_completeness
 from shardviz.check.whole.rank_order import check_rank_order
-from shardviz.dump.dump import model_of
+from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import NO_IDS, WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.text import natural_key
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.finding import About
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
 
 Result = Finding | NotChecked
 OF_IDS = ("missing", "duplicated", "foreign", "name-collision")
@@ -54,69 +54,69 @@ def check_dump(path: Path | str) -> Report:
         DumpError: The folder is no dump.
     """
     with collector_paused():
-        return check_model(model_of(read_dump(path, strict=False)))
+        return report_on(dump_of(read_files(path, strict=False)))
 
 
-def check_model(model: Model) -> Report:
+def report_on(dump: Dump) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
-    ordered = list(check_sequence(model))
+    ordered = list(check_sequence(dump))
     out_of_order = {result.tensor for result in ordered if isinstance(result, Finding)}
-    placed = [result for tensor in model.stage("stamped") for result in _check_stamped(model, tensor)]
+    placed = [result for tensor in dump.at("stamped") for result in _check_stamped(dump, tensor)]
     placed = [*ordered, *(result for result in placed if result.tensor not in out_of_order)]
-    of_ids = check_gathered(model, [result for result in placed if isinstance(result, Finding)])
-    of_values: list[Result] = [*check_copies(model), *check_identical_shards(model)]
+    of_ids = check_gathered(dump, [result for result in placed if isinstance(result, Finding)])
+    of_values: list[Result] = [*check_copies(dump), *check_identical_shards(dump)]
     differing = {result.tensor for result in of_values if isinstance(result, Finding)}
     of_ids = [finding for finding in of_ids if not (finding.gives_way and finding.tensor in differing)]
     misplaced = {finding.tensor for finding in of_ids}
     of_values = [result for result in of_values if result.tensor not in misplaced]
     others: list[Result] = [
-        *check_completeness(model),
-        *check_rank_order(model),
-        *_dtypes(model),
-        *check_ties(model),
-        *check_writes(model),
+        *check_completeness(dump),
+        *check_rank_order(dump),
+        *_dtypes(dump),
+        *check_ties(dump),
+        *check_writes(dump),
         *of_values,
-        *unmatched(model),
-        *_not_checked_by_ranks(model),
+        *unmatched(dump),
+        *_not_checked_by_ranks(dump),
     ]
     weights = of_ids + [result for result in others if isinstance(result, Finding)]
-    others += [*_of_step(model, weights), *check_collectives(model)]
+    others += [*_of_step(dump, weights), *check_collectives(dump)]
     findings = of_ids + [result for result in others if isinstance(result, Finding)]
-    order = {name: index for index, name in enumerate(model.stamps)}
+    order = {name: index for index, name in enumerate(dump.stamps)}
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
     unchecked = {result for result in placed + others if isinstance(result, NotChecked)}
     return Report(
-        num_ranks=model.dump.run.num_ranks,
-        num_tensors=len({name for tensor in model.tensors if tensor.role in WEIGHTS for name in tensor.names}),
+        num_ranks=dump.files.run.num_ranks,
+        num_tensors=len({name for tensor in dump.tensors if tensor.role in WEIGHTS for name in tensor.names}),
         findings=tuple(findings),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
     )
 
 
-def _of_step(model: Model, weights: list[Finding]) -> Iterator[Result]:
+def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
     """Yield what a step and its update show, and of which gradients they show nothing."""
-    found = list(check_step(model, weights))
+    found = list(check_step(dump, weights))
     wrong = [result for result in found if isinstance(result, Finding)]
     yield from found
     if not any(finding.severity == "error" for finding in weights):
-        yield from check_update(model, wrong)
-        yield from check_zero_gradients(model, wrong)
+        yield from check_update(dump, wrong)
+        yield from check_zero_gradients(dump, wrong)
 
 
-def _dtypes(model: Model) -> Iterator[Finding]:
+def _dtypes(dump: Dump) -> Iterator[Finding]:
     """Yield tensors of which ranks disagree on the element type."""
-    for tensor in model.stage("stamped") or model.stage("initial"):
+    for tensor in dump.at("stamped") or dump.at("initial"):
         yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in tensor.names)
 
 
-def _not_checked_by_ranks(model: Model) -> Iterator[NotChecked]:
+def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     """Yield what ranks say that they could not look at, once for all of them."""
     said: dict[tuple[str, str], list[int]] = {}
-    for rank, record in model.dump.ranks.items():
+    for rank, record in dump.files.ranks.items():
         for pair in dict.fromkeys(record.not_checked):
             said.setdefault(pair, []).append(rank)
-    stamped = {name: tensor for tensor in model.stage("stamped") for name in tensor.names}
-    num_ranks = model.dump.run.num_ranks
+    stamped = {name: tensor for tensor in dump.at("stamped") for name in tensor.names}
+    num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in said.items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks)} of {num_ranks} ranks)"
         yield NotChecked(name, why + where, _about(name, why, ranks, stamped.get(name)))
@@ -136,26 +136,26 @@ def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
     return bool(name), order.get(name, len(order)), natural_key(name)
 
 
-def _check_stamped(model: Model, tensor: Tensor) -> Iterator[Result]:
+def _check_stamped(dump: Dump, tensor: Tensor) -> Iterator[Result]:
     """Check a tensor, or a fold once for all of its names, unless they have ids or intentions of their own."""
-    as_claimed = is_as_claimed(model, tensor)
+    as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
     wanted: dict[str, list[str]] = {}
     for name in tensor.names:
-        wanted.setdefault(intended_text(model.dump.run.intended, name), []).append(name)
+        wanted.setdefault(intended_text(dump.files.run.intended, name), []).append(name)
     for text, names in wanted.items():
         if as_claimed and is_intended(tensor, text):
             continue
         for alike in [[name] for name in names] if dense else [names]:
-            found = _check_name(model, tensor, alike[0], text)
+            found = _check_name(dump, tensor, alike[0], text)
             yield from (replace(result, tensor=name) for name in alike for result in found)
 
 
-def _check_name(model: Model, tensor: Tensor, name: str, intended: str) -> list[Result]:
+def _check_name(dump: Dump, tensor: Tensor, name: str, intended: str) -> list[Result]:
     """Check one name, and say with every finding what was intended."""
     try:
-        found: list[Result] = [*check_global_shape(model, tensor, name)]
-        for case in cases_of(model, tensor, name) if not found else ():
+        found: list[Result] = [*check_global_shape(dump, tensor, name)]
+        for case in cases_of(dump, tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
             found += check_zeros(case)
     except ShardvizError as error:

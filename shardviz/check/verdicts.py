@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
 
 Verdict = Literal["error", "warning", "unknown", "good", "pending"]
 
@@ -26,7 +26,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=list(WORDS).index, default="good")
 
 
-def without_finding(model: Model, tensor: Tensor) -> Verdict:
+def without_finding(dump: Dump, tensor: Tensor) -> Verdict:
     """Return the verdict on a tensor of which nothing is told: not checked where a rank of its mesh left no file."""
-    mesh = tensor.claimed.mesh if tensor.claimed else model.dump.mesh
-    return "unknown" if any(rank in mesh for rank in model.dump.missing_ranks) else "good"
+    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
+    return "unknown" if any(rank in mesh for rank in dump.files.missing_ranks) else "good"

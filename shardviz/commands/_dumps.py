@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands._progress import Count, progress
 from shardviz.commands._streams import reader_may_leave, talk
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.finding import Report
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
 
 _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
-def read_model(path: Path) -> Model:
+def read_dump(path: Path) -> Dump:
     """Read a dump; files that are damaged are said on stderr, and the rest is read.
 
     Raises:
@@ -34,20 +34,20 @@ def read_model(path: Path) -> Model:
     """
     count = Count("read {done} of {of} ranks")
     with progress(lambda: str(count)):
-        dump = read_dump(path, strict=False, on_progress=count)
-    for message in dump.damaged.values():
+        files = read_files(path, strict=False, on_progress=count)
+    for message in files.damaged.values():
         talk(f"shardviz: warning: {printable(message)}")
-    return model_of(dump)
+    return dump_of(files)
 
 
-def checked(model: Model) -> Report:
+def checked(dump: Dump) -> Report:
     """Check all that a dump has."""
-    from shardviz.check.run import check_model
+    from shardviz.check.run import report_on
 
-    names = sum(len(tensor.names) for tensor in model.tensors)
-    told = f"checking {names:,} tensors on {len(model.dump.ranks):,} ranks"
+    names = sum(len(tensor.names) for tensor in dump.tensors)
+    told = f"checking {names:,} tensors on {len(dump.files.ranks):,} ranks"
     with progress(lambda: told):
-        return check_model(model)
+        return report_on(dump)
 
 
 def terminal_for(colour: str, output: Path | None = None) -> Terminal:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardviz.check.finding import Report
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,21 +40,21 @@ def report(folder: Path, style: str, colour: str = "auto") -> int:
     Raises:
         DumpError: The folder is no dump.
     """
-    from shardviz.commands._dumps import checked, read_model
+    from shardviz.commands._dumps import checked, read_dump
 
-    model = read_model(folder)
-    found = checked(model)
-    _print(model, found, style, colour)
+    dump = read_dump(folder)
+    found = checked(dump)
+    _print(dump, found, style, colour)
     return EXIT_FINDINGS if found.findings else EXIT_CLEAN
 
 
-def _print(model: Model, found: Report, style: str, colour: str) -> None:
+def _print(dump: Dump, found: Report, style: str, colour: str) -> None:
     if style == "text":
         from shardviz.commands._dumps import terminal_for, write_answer
         from shardviz.picture.text.report import report_lines
 
         terminal = terminal_for(colour)
-        write_answer(report_lines(model, found, terminal), terminal)
+        write_answer(report_lines(dump, found, terminal), terminal)
         return
     from shardviz.picture.machine import report_github, report_json, report_junit
 
@@ -64,4 +64,4 @@ def _print(model: Model, found: Report, style: str, colour: str) -> None:
         elif style == "github":
             sys.stdout.write(report_github(found))
         else:
-            sys.stdout.write(report_junit(found, [name for tensor in model.tensors for name in tensor.names]))
+            sys.stdout.write(report_junit(found, [name for tensor in dump.tensors for name in tensor.names]))

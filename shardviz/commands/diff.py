@@ -36,10 +36,10 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
         DumpError: One of them is no dump.
     """
     from shardviz.check.diff import compare
-    from shardviz.commands._dumps import read_model, terminal_for, write_answer
+    from shardviz.commands._dumps import read_dump, terminal_for, write_answer
     from shardviz.picture.text.difference import difference_lines
 
-    difference = compare(read_model(before), read_model(after))
+    difference = compare(read_dump(before), read_dump(after))
     if style == "json":
         with reader_may_leave():
             print(json.dumps(difference.to_json(), indent=1))

@@ -162,8 +162,8 @@ def _report(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path) -
     code = check.report(folder, args.format, args.color)
     print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     if args.save_test:
-        from shardviz.commands._dumps import read_model
+        from shardviz.commands._dumps import read_dump
 
-        save_test(args.save_test, read_model(folder), recipe, mesh)
+        save_test(args.save_test, read_dump(folder), recipe, mesh)
         print(f"wrote {args.save_test}; run it with: pytest {args.save_test}", file=sys.stderr)
     return code

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
 
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
-    from shardviz.commands._dumps import read_model, terminal_for, write_answer
+    from shardviz.commands._dumps import read_dump, terminal_for, write_answer
     from shardviz.picture.text.comms import comms_lines
     from shardviz.picture.text.memory import memory_lines
     from shardviz.picture.text.schedule import schedule_lines
@@ -70,12 +70,12 @@ def _show_table(args: argparse.Namespace) -> None:
     if _format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}"
         raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, no picture", hint)
-    model = read_model(args.dump)
+    dump = read_dump(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
-        lines = memory_lines(model, all_ranks=args.all)
+        lines = memory_lines(dump, all_ranks=args.all)
     else:
-        lines = comms_lines(model) if args.comms else schedule_lines(model, terminal.width)
+        lines = comms_lines(dump) if args.comms else schedule_lines(dump, terminal.width)
     write_answer(lines, terminal, args.output)
 
 
@@ -86,33 +86,33 @@ def _format_of(output: Path | None) -> str:
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG; without a name, the only tensor that there is."""
-    from shardviz.commands._dumps import read_model, write_markup
+    from shardviz.commands._dumps import read_dump, write_markup
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.svg.page import svg
 
-    model = read_model(folder)
-    found = find_tensors(model, "*" if pattern is None else pattern)
+    dump = read_dump(folder)
+    found = find_tensors(dump, "*" if pattern is None else pattern)
     if len(found) > 1:
         raise ShardvizError(
             f"an SVG is a picture of one tensor, and {len(found):,} fit", "name one, or take --format html for all"
         )
     ((name, tensor),) = found
-    write_markup(svg(of_tensor(model, tensor, name)), output)
+    write_markup(svg(of_tensor(dump, tensor, name)), output)
 
 
 def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write the whole run as a page."""
     if pattern is not None:
         raise ShardvizError(f"an HTML page is of a whole run, not of {pattern}", "leave it out, or take --format svg")
-    from shardviz.commands._dumps import checked, read_model, write_markup
+    from shardviz.commands._dumps import checked, read_dump, write_markup
     from shardviz.commands._progress import progress
     from shardviz.picture.html.page import html
 
-    model = read_model(folder)
-    report = checked(model)
+    dump = read_dump(folder)
+    report = checked(dump)
     with progress(lambda: f"drawing {report.num_tensors:,} tensors on {report.num_ranks:,} ranks"):
-        page = html(model, report)
+        page = html(dump, report)
     write_markup(page, output)
 
 
@@ -125,21 +125,21 @@ def show(
         DumpError: The folder is no dump.
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
-    from shardviz.commands._dumps import read_model, terminal_for, write_answer
+    from shardviz.commands._dumps import read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import page_lines, rank_lines
     from shardviz.picture.text.terminal import line
     from shardviz.picture.text.values import value_lines
 
-    model = read_model(folder)
+    dump = read_dump(folder)
     terminal = terminal_for(colour, output)
     if pattern is None:
-        write_answer(_overview(model, terminal), terminal, output)
+        write_answer(_overview(dump, terminal), terminal, output)
         return
     lines: list[Text] = []
-    for name, tensor in find_tensors(model, pattern):
-        subject = of_tensor(model, tensor, name)
+    for name, tensor in find_tensors(dump, pattern):
+        subject = of_tensor(dump, tensor, name)
         ranks = rank_lines(subject, terminal, all_ranks=all_ranks)
         numbers = value_lines(tensor, terminal, all_ranks=all_ranks)
         lines += [*([line(""), line("")] if lines else []), *page_lines(subject, terminal), line(""), *ranks]
@@ -147,23 +147,23 @@ def show(
     write_answer(lines, terminal, output)
 
 
-def _overview(model: Model, terminal: Terminal) -> list[Text]:
+def _overview(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, and its tensors with their verdicts."""
     from shardviz.commands._dumps import checked
     from shardviz.picture.text.meshes import mesh_lines
     from shardviz.picture.text.report import step_results, summary_line, table_lines
     from shardviz.picture.text.terminal import line
 
-    report = checked(model)
-    dump = model.dump
+    report = checked(dump)
+    files = dump.files
     lines = [
-        line((f"mesh {dump.mesh}", "bold"), f"  {dump.run.num_ranks:,} ranks, torch {dump.run.torch}"),
-        *mesh_lines(dump.mesh, terminal.width, terminal.glyphs),
+        line((f"mesh {files.mesh}", "bold"), f"  {files.run.num_ranks:,} ranks, torch {files.run.torch}"),
+        *mesh_lines(files.mesh, terminal.width, terminal.glyphs),
         line(""),
-        *table_lines(model, report, terminal),
+        *table_lines(dump, report, terminal),
         line(""),
-        summary_line(report, terminal, step_results(model)),
+        summary_line(report, terminal, step_results(dump)),
     ]
     if report.findings or report.not_checked:
-        print(f"shardviz check {dump.path} says why", file=sys.stderr)
+        print(f"shardviz check {files.path} says why", file=sys.stderr)
     return lines

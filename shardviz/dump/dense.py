@@ -48,7 +48,7 @@ class Wanted:
     """An array that a rank's file names.
 
     Attributes:
-        key: Its name, `stage/role/name`.
+        key: Its name, `moment/role/name`.
         shape: Its shape.
         dtype: The element type of the tensor, as the dump names it.
     """

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.read import Dump
-    from shardviz.dump.records import Body, LayoutRecord, RankRecord, Role, Stage, Stamp, TensorRecord
+    from shardviz.dump.read import DumpFiles
+    from shardviz.dump.records import Body, LayoutRecord, Moment, RankRecord, Role, Stamp, TensorRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
-__all__ = ["ID_NONE", "MAX_ELEMENTS", "Model", "Shard", "Tensor", "expand_runs", "model_of"]
+__all__ = ["ID_NONE", "MAX_ELEMENTS", "Dump", "Shard", "Tensor", "dump_of", "expand_runs"]
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Tensor:
     Attributes:
         fold: Its name, or the folded names of identical layers.
         role: What it is to the model.
-        stage: When it was captured.
+        moment: When it was captured.
         shards: What each rank holds, by rank, rising.
     """
 
     fold: Fold
     role: Role
-    stage: Stage
+    moment: Moment
     shards: dict[int, Shard]
 
     @property
@@ -112,7 +112,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Model:
+class Dump:
     """Every tensor of a dump.
 
     Attributes:
@@ -120,13 +120,13 @@ class Model:
         tensors: In model order, the stamped ones first.
     """
 
-    dump: Dump
+    files: DumpFiles
     tensors: list[Tensor]
 
     @cached_property
     def stamps(self) -> dict[str, Stamp]:
         """The stamped tensors by name."""
-        return {stamp.name: stamp for stamp in self.dump.run.stamps}
+        return {stamp.name: stamp for stamp in self.files.run.stamps}
 
     @cached_property
     def first_ids(self) -> dict[str, int]:
@@ -136,27 +136,27 @@ class Model:
     @cached_property
     def last_id(self) -> int:
         """The last id of any stamped tensor; `MAX_NUMBER` where none was stamped."""
-        return max((stamp.last for stamp in self.dump.run.stamps), default=MAX_NUMBER)
+        return max((stamp.last for stamp in self.files.run.stamps), default=MAX_NUMBER)
 
     @cached_property
     def id_owners(self) -> tuple[list[int], list[str]]:
         """The first ids of all stamped tensors that have elements, rising, and whose they are: ties count once."""
         own = sorted(
-            (stamp.first, stamp.name) for stamp in self.dump.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
+            (stamp.first, stamp.name) for stamp in self.files.run.stamps if math.prod(stamp.shape) and not stamp.tied_to
         )
         return [first for first, _ in own], [name for _, name in own]
 
-    def stage(self, stage: Stage) -> list[Tensor]:
-        """Return the tensors captured at one stage."""
-        return [tensor for tensor in self.tensors if tensor.stage == stage]
+    def at(self, moment: Moment) -> list[Tensor]:
+        """Return the tensors captured at one moment."""
+        return [tensor for tensor in self.tensors if tensor.moment == moment]
 
-    def find(self, stage: Stage, role: str, name: str) -> Tensor | None:
-        """Return the tensor of a name, if the stage has it."""
-        return self._by_name.get((stage, role, name))
+    def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
+        """Return the tensor of a name, if it was captured at that moment."""
+        return self._by_name.get((moment, role, name))
 
     @cached_property
     def _by_name(self) -> dict[tuple[str, str, str], Tensor]:
-        return {(tensor.stage, tensor.role, name): tensor for tensor in self.tensors for name in tensor.names}
+        return {(tensor.moment, tensor.role, name): tensor for tensor in self.tensors for name in tensor.names}
 
     def values(self, shard: Shard, name: str) -> NDArray[np.float64]:
         """Return the values that a shard holds, in float64 and the local shape.
@@ -189,7 +189,7 @@ class Model:
             DumpError: The dump does not have the ids, or they are too many to lay out.
         """
         size = math.prod(shard.body.local_shape)
-        most = most_ids(len(self.dump.ranks), dense=shard.body.dense)
+        most = most_ids(len(self.files.ranks), dense=shard.body.dense)
         if size > most:
             raise DumpError(f"{printable(name)}: rank {shard.rank} holds {size:,} ids, more than {most:,}")
         shape = self.stamps[name].shape if name in self.stamps else shard.body.shape
@@ -213,23 +213,23 @@ class Model:
             DumpError: It does not stand there, or is damaged.
         """
         body = shard.body
-        return self.dump.dense(shard.rank, f"{body.stage}/{body.role}/{name}", body.local_shape)
+        return self.files.dense(shard.rank, f"{body.moment}/{body.role}/{name}", body.local_shape)
 
 
-def model_of(dump: Dump) -> Model:
+def dump_of(files: DumpFiles) -> Dump:
     """Lay the ranks of a dump side by side."""
     with collector_paused():
-        return Model(dump, sorted(_tensors(dump), key=_order(dump)))
+        return Dump(files, sorted(_tensors(files), key=_order(files)))
 
 
-def _order(dump: Dump) -> Callable[[Tensor], tuple[object, ...]]:
-    stages = ("stamped", "initial", "step", "reference")
-    position = {stamp.name: index for index, stamp in enumerate(dump.run.stamps)}
+def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:
+    moments = ("stamped", "initial", "step", "reference")
+    position = {stamp.name: index for index, stamp in enumerate(files.run.stamps)}
 
     def key(tensor: Tensor) -> tuple[object, ...]:
-        """Sort by stage, then as the model has them."""
+        """Sort by moment, then as the model has them."""
         name = tensor.fold.prefix if not tensor.fold.numbers else tensor.names[0]
-        return stages.index(tensor.stage), position.get(name, len(position)), tensor.role, natural_key(name)
+        return moments.index(tensor.moment), position.get(name, len(position)), tensor.role, natural_key(name)
 
     return key
 
@@ -239,27 +239,27 @@ Layouts = dict[int, list["Layout"]]
 """What each rank's claims say, built once: ranks share them."""
 
 
-def _tensors(dump: Dump) -> list[Tensor]:
+def _tensors(files: DumpFiles) -> list[Tensor]:
     """Group records by name; names that every rank folds alike stay together unexpanded."""
     places: dict[Place, dict[int, list[TensorRecord]]] = {}
-    for rank, record in dump.ranks.items():
+    for rank, record in files.ranks.items():
         for tensor in record.tensors:
             body = record.bodies[tensor.body]
-            place = (tensor.name, tensor.suffix, body.role, body.stage)
+            place = (tensor.name, tensor.suffix, body.role, body.moment)
             places.setdefault(place, {}).setdefault(rank, []).append(tensor)
-    layouts = {rank: _layouts(record) for rank, record in dump.ranks.items()}
+    layouts = {rank: _layouts(record) for rank, record in files.ranks.items()}
     found: list[Tensor] = []
     for (prefix, suffix, _, _), by_rank in places.items():
         first = next(iter(by_rank.values()))[0]
         if all(len(records) == 1 and records[0].numbers == first.numbers for records in by_rank.values()):
             whole = {rank: (records[0], records[0].digests) for rank, records in by_rank.items()}
-            found.append(_tensor(dump, layouts, Fold(prefix, first.numbers, suffix), whole))
+            found.append(_tensor(files, layouts, Fold(prefix, first.numbers, suffix), whole))
         else:
-            found += _regrouped(dump, layouts, by_rank)
+            found += _regrouped(files, layouts, by_rank)
     return found
 
 
-def _regrouped(dump: Dump, layouts: Layouts, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
+def _regrouped(files: DumpFiles, layouts: Layouts, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
     """Expand names that ranks fold differently, and fold again those with the same bodies on the same ranks."""
     by_name: dict[str, dict[int, tuple[TensorRecord, str]]] = {}
     for rank, records in by_rank.items():
@@ -275,18 +275,18 @@ def _regrouped(dump: Dump, layouts: Layouts, by_rank: dict[int, list[TensorRecor
     for folded, bodies in fold(keyed):
         members = [by_name[name] for name in folded.names()]
         together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, *_ in bodies}
-        tensors.append(_tensor(dump, layouts, folded, together))
+        tensors.append(_tensor(files, layouts, folded, together))
     return tensors
 
 
-def _tensor(dump: Dump, layouts: Layouts, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
+def _tensor(files: DumpFiles, layouts: Layouts, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
     shards = {}
     for rank in sorted(records):
         tensor, digests = records[rank]
-        body = dump.ranks[rank].bodies[tensor.body]
+        body = files.ranks[rank].bodies[tensor.body]
         shards[rank] = Shard(rank, body, None if body.layout is None else layouts[rank][body.layout], digests)
     first = next(iter(shards.values())).body
-    return Tensor(folded, first.role, first.stage, shards)
+    return Tensor(folded, first.role, first.moment, shards)
 
 
 def _layouts(record: RankRecord) -> list[Layout]:

@@ -12,10 +12,10 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
 
 
-def find_tensors(model: Model, pattern: str) -> list[tuple[str, Tensor]]:
+def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
     """Find tensors by their exact name, by a pattern with `*`, or by the end of a name that only one has.
 
     Returns:
@@ -25,7 +25,7 @@ def find_tensors(model: Model, pattern: str) -> list[tuple[str, Tensor]]:
         ShardvizError: No name fits, or the end of a name fits several.
     """
     by_name: dict[str, Tensor] = {}
-    for tensor in model.tensors:
+    for tensor in dump.tensors:
         for name in tensor.names:
             by_name.setdefault(name, tensor)
     if pattern in by_name:

@@ -19,7 +19,7 @@ from shardviz.layout.dtypes import itemsize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records import Role, StageRecord
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
@@ -89,15 +89,15 @@ class Counted:
         return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
 
 
-def counted(model: Model) -> list[Counted]:
+def counted(dump: Dump) -> list[Counted]:
     """Return the tensors that take memory: parameters and buffers as they were sharded, the rest as a step left it."""
-    before = model.stage("initial") or model.stage("stamped")
-    step = [tensor for tensor in model.stage("step") if tensor.role in ("grad", "optim", "activation")]
+    before = dump.at("initial") or dump.at("stamped")
+    step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
     leaves = _leaves(name for tensor in step if tensor.role == "activation" for name in tensor.names)
-    tied = {name for record in model.dump.ranks.values() for group in record.tied for name in group[1:]}
-    at_once = {rank: under_way(record.schedule) for rank, record in model.dump.ranks.items()}
+    tied = {name for record in dump.files.ranks.values() for group in record.tied for name in group[1:]}
+    at_once = {rank: under_way(record.schedule) for rank, record in dump.files.ranks.items()}
     found = []
     for tensor in [*before, *step]:
         left_out = tied if tensor.role == "param" else frozenset[str]()
@@ -110,7 +110,7 @@ def counted(model: Model) -> list[Counted]:
     return found
 
 
-def uses(model: Model) -> list[Use]:
+def uses(dump: Dump) -> list[Use]:
     """Return what every name takes on every rank."""
     return [
         Use(
@@ -119,7 +119,7 @@ def uses(model: Model) -> list[Use]:
             {rank: one.on(rank, name) for rank in one.tensor.shards},
             math.prod(one.tensor.shape) * width,
         )
-        for one in counted(model)
+        for one in counted(dump)
         for name, width in one.widths.items()
     ]
 
@@ -143,7 +143,7 @@ def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
     """Return the bytes of an element: of what a step left, those that the parameter has that it belongs to."""
     owner = name if name in widths else name.rpartition(".")[0]
-    return (widths.get(owner) or common) if tensor.stage == "step" else itemsize(tensor.dtype)
+    return (widths.get(owner) or common) if tensor.moment == "step" else itemsize(tensor.dtype)
 
 
 def _leaves(names: Iterable[str]) -> set[str]:

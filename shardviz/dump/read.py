@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DIGEST_LENGTH", "Dump", "layout_of", "mesh_of", "read_dump"]
+__all__ = ["DIGEST_LENGTH", "DumpFiles", "layout_of", "mesh_of", "read_files"]
 
 MAX_FILE = 1 << 30
 """Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
@@ -46,7 +46,7 @@ AnyRecord = TypeVar("AnyRecord", RunRecord, RankRecord)
 
 
 @dataclass(frozen=True)
-class Dump:
+class DumpFiles:
     """A dump in memory.
 
     Attributes:
@@ -79,7 +79,7 @@ class Dump:
 
         Args:
             rank: Whose file.
-            key: The array's name, `stage/role/name`.
+            key: The array's name, `moment/role/name`.
             shape: The shape that it must have.
 
         Raises:
@@ -102,7 +102,9 @@ def read_run(path: Path | str) -> RunRecord:
     return run
 
 
-def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None) -> Dump:
+def read_files(
+    path: Path | str, *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None
+) -> DumpFiles:
     """Read a dump.
 
     Args:
@@ -131,7 +133,7 @@ def read_dump(path: Path | str, *, strict: bool = True, on_progress: Callable[[i
                 damaged.setdefault(rank, error.message)
             if on_progress:
                 on_progress(count + 1, len(files))
-    return Dump(folder, run, ranks, damaged)
+    return DumpFiles(folder, run, ranks, damaged)
 
 
 def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
@@ -149,7 +151,7 @@ def _dense_arrays(record: RankRecord) -> list[Wanted]:
     """Return the arrays that stand beside a rank's file."""
     dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
     return [
-        Wanted(f"{body.stage}/{body.role}/{name}", body.local_shape, body.dtype)
+        Wanted(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)
         for tensor in record.tensors
         if (body := dense.get(tensor.body)) is not None
         for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()

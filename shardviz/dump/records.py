@@ -32,7 +32,7 @@ Span = tuple[Count, Count]
 Held = Annotated[tuple[tuple[Span, ...], ...], Meta(max_length=MAX_DIMS)]
 """Index ranges in each dim, half-open."""
 
-Run = tuple[
+IdRun = tuple[
     Annotated[int, Meta(ge=-1, le=MAX_NUMBER)],
     Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)],
     Annotated[int, Meta(ge=1, le=MAX_NUMBER)],
@@ -42,7 +42,7 @@ Run = tuple[
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
 WEIGHTS: tuple[Role, ...] = ("param", "buffer")
 """Roles of what a model is made of; the rest comes of a step."""
-Stage = Literal["initial", "stamped", "step", "reference"]
+Moment = Literal["initial", "stamped", "step", "reference"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
 after the same step of the unsharded model, which rank 0 writes. Parameters of a step are those that a probe's own
 optimizer has updated; its gradients are as backward left them, but for those that ranks then scaled each by a number of
@@ -89,7 +89,7 @@ class Body(Record, frozen=True):
 
     Attributes:
         role: What the tensor is to the model.
-        stage: When it was captured.
+        moment: When it was captured; `stage` in the file.
         shape: The global shape as this rank sees it.
         local_shape: The shape of what this rank holds.
         dtype: The element type, without `torch.`.
@@ -98,20 +98,20 @@ class Body(Record, frozen=True):
         held: The ids as index ranges in each dim of the tensor itself, where they are such a product.
         runs: The ids otherwise, in memory order, as runs `(first id, step, count)`; 0 for zeros, -1 for no id.
         values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
-        dense: The values stand in the safetensors file, under `stage/role/name`.
+        dense: The values stand in the safetensors file, under `moment/role/name`.
         grad: Whether `.grad` was there: `none` or `here`. None where it was not looked at.
         constant: Every element is the same number, as in a fresh bias: equal shards of it say nothing.
     """
 
     role: Role
-    stage: Stage
+    moment: Moment = msgspec.field(name="stage")
     shape: Shape
     local_shape: Shape
     dtype: str
     device: str = "cpu"
     layout: Count | None = None
     held: Held | None = None
-    runs: tuple[Run, ...] | None = None
+    runs: tuple[IdRun, ...] | None = None
     values: Any = None
     dense: bool = False
     grad: Literal["none", "here"] | None = None
@@ -150,7 +150,7 @@ class GatherRecord(Record, frozen=True):
     name: str
     collective: str
     held: Held | None = None
-    runs: tuple[Run, ...] | None = None
+    runs: tuple[IdRun, ...] | None = None
     error: str = ""
 
 

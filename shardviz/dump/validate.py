@@ -222,7 +222,7 @@ def _check_layout(layout: LayoutRecord, mesh: Mesh) -> None:
 
 
 Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
-"""For what stands around a number, a role and a stage: the numbers that were named."""
+"""For what stands around a number, a role and a moment: the numbers that were named."""
 
 
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
@@ -241,10 +241,10 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
         _check_tensor(tensor, record, stamped, seen)
 
     _each("tensors", record.tensors, check)
-    for (prefix, suffix, role, stage), spans in seen.items():
+    for (prefix, suffix, role, moment), spans in seen.items():
         if any(before[1] > after[0] for before, after in pairwise(sorted(spans))):
             name = f"{prefix}*{suffix}" if suffix or spans[0][0] >= 0 else prefix
-            raise DumpError(f"tensors: {role} {name!r} of stage {stage} stands twice, expected each name once")
+            raise DumpError(f"tensors: {role} {name!r} {moment} appears twice, expected each name once")
 
 
 def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShapes, seen: Names) -> None:
@@ -256,7 +256,7 @@ def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShap
     if body.held is not None:
         flat = body.layout is not None and record.layouts[body.layout].flat is not None
         check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
-    seen.setdefault((prefix, suffix, body.role, body.stage), []).extend(numbers or ((-1, 0),))
+    seen.setdefault((prefix, suffix, body.role, body.moment), []).extend(numbers or ((-1, 0),))
 
 
 @lru_cache(maxsize=4096)

@@ -180,7 +180,7 @@ def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.
     Args:
         folder: The dump.
         record: What the rank holds.
-        dense: Large values by `stage/role/name`.
+        dense: Large values by `moment/role/name`.
 
     Raises:
         DumpError: A file cannot be written.

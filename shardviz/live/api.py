@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.stages import Stage
+    from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
 
 WIDER = (
@@ -70,13 +70,13 @@ def capture(
     from shardviz.live.capture.agreement import refuse_without_group
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.stages import agree
+    from shardviz.live.capture.pipeline_parts import agree
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     names = [local.name for local in local_tensors(unwrapped(model))]
-    stage = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
-    with _dump(Path(path), mesh, stage, intended, force=force) as seen:
-        if add_model(seen, unwrapped(model), mesh, stamps, stage):
+    part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
+    with _dump(Path(path), mesh, part, intended, force=force) as seen:
+        if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", WIDER))
     return Path(path)
 
@@ -119,7 +119,7 @@ def capture_sharding(
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.passes import Sharding, capture_passes
-    from shardviz.live.capture.stages import agree
+    from shardviz.live.capture.pipeline_parts import agree
     from shardviz.live.capture.stamp import plan
 
     def sharded(model: nn.Module) -> nn.Module:
@@ -132,16 +132,16 @@ def capture_sharding(
         stamps = plan(model)
         model = sharded(model)
         names = [local.name for local in local_tensors(unwrapped(model))]
-        stage = agree(plain_mesh(mesh), stage_axes, stamps, names)
-        with _dump(Path(path), mesh, stage, intended, force=force) as seen:
-            add_model(seen, unwrapped(model), mesh, None, stage)
+        part = agree(plain_mesh(mesh), stage_axes, stamps, names)
+        with _dump(Path(path), mesh, part, intended, force=force) as seen:
+            add_model(seen, unwrapped(model), mesh, None, part)
             del model
-            capture_passes(seen, Sharding(build, sharded, plain_mesh(mesh)), stage)
+            capture_passes(seen, Sharding(build, sharded, plain_mesh(mesh)), part)
     return Path(path)
 
 
 def add_model(
-    seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None, stage: Stage | None = None
+    seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None, part: PipelinePart | None = None
 ) -> int:
     """Capture a model's parameters and buffers: the ids of a stamped one, the values of another.
 
@@ -150,7 +150,7 @@ def add_model(
         model: The sharded model.
         mesh: The mesh of the job, if there is one.
         stamps: What stamping did before the model was sharded.
-        stage: What the model is to the dump, where it is not all of it.
+        part: What the model is to the dump, where it is not all of it.
 
     Returns:
         How many tensors could not hold their ids.
@@ -158,21 +158,21 @@ def add_model(
     from shardviz.live.capture.locals import local_tensors
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.passes import add_ids
-    from shardviz.live.capture.stages import Stage
+    from shardviz.live.capture.pipeline_parts import PipelinePart
 
-    stage = stage or Stage()
-    seen.add_ties(model, stage.prefix)
+    part = part or PipelinePart()
+    seen.add_ties(model, part.prefix)
     seen.add_meshes(model)
-    locals_ = stage.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
+    locals_ = part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
         if stamps is None or local.name not in seen.stamps:
             seen.add_values(local, "initial")
-    return add_ids(seen, locals_, stamps, stage) if stamps is not None else 0
+    return add_ids(seen, locals_, stamps, part) if stamps is not None else 0
 
 
 @contextmanager
 def _dump(
-    folder: Path, mesh: DeviceMesh, stage: Stage, intended: Mapping[str, str] | None, *, force: bool
+    folder: Path, mesh: DeviceMesh, part: PipelinePart, intended: Mapping[str, str] | None, *, force: bool
 ) -> Iterator[Capture]:
     """Give a capture to fill, and write it; the folder is there on all ranks before and complete after."""
     from torch import distributed
@@ -188,11 +188,11 @@ def _dump(
     refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
     if refused is not None:
         raise refused
-    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stage.stamps})
+    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in part.stamps})
     seen.add_mesh(mesh)
     yield seen
     if rank == 0:
-        write_run(folder, run_record(plain_mesh(mesh), Stamped(stage.stamps), intended, command=tuple(sys.argv)))
+        write_run(folder, run_record(plain_mesh(mesh), Stamped(part.stamps), intended, command=tuple(sys.argv)))
     write_rank(folder, seen.record(), seen.dense)
     distributed.barrier()
 

@@ -19,7 +19,7 @@ from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
-from shardviz.live.capture.stages import Stage
+from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.step import placing
 from shardviz.live.step.observe import adam_states
 from shardviz.live.step.reference import reference_of
@@ -123,21 +123,21 @@ class Run:
     capture: Capture
 
     @property
-    def stage(self) -> Stage:
+    def part(self) -> PipelinePart:
         """What ranks have of the model; it is built whole on all of them."""
-        return Stage(tuple(getattr(self.probe, "STAGE_AXES", ())))
+        return PipelinePart(tuple(getattr(self.probe, "STAGE_AXES", ())))
 
     def capture_initial(self) -> None:
         """Capture the model's own values after sharding: arange hides what only real values show."""
         model = self._initialized(self._parallelized(self._built()))
-        for local in self.stage.own(local_tensors(unwrapped(model), self.job.mesh)):
+        for local in self.part.own(local_tensors(unwrapped(model), self.job.mesh)):
             self.capture.add_values(local, "initial")
         self.capture.add_ties(model)
         self.capture.add_meshes(model)
 
     def capture_stamped(self) -> Stamped:
         """Capture where every element went, by its id, and what torch gathers from the shards."""
-        return capture_passes(self.capture, Sharding(self._built, self._parallelized, self.job.mesh), self.stage)
+        return capture_passes(self.capture, Sharding(self._built, self._parallelized, self.job.mesh), self.part)
 
     def capture_step(self) -> None:
         """Step the unsharded model and then the sharded one, and lay them side by side.
@@ -200,7 +200,7 @@ class Run:
 
     def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
-        own = self.stage.own(local_tensors(unwrapped(model), self.job.mesh))
+        own = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         locals_, of_optimizer = self._updated(model, own, step)
         if step.output is not None and step.runs != reference.runs:
             why = f"the output: the model ran {step.runs} times in a step, the unsharded model {reference.runs} times"
@@ -208,7 +208,7 @@ class Run:
             step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
-        of_step = [*gradients(locals_), *self.stage.own([*of_optimizer, *activations])]
+        of_step = [*gradients(locals_), *self.part.own([*of_optimizer, *activations])]
         for local in [*of_step, *results(step, self.job.mesh, axes, reference.output)]:
             self.capture.add_values(local, "step")
         self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)

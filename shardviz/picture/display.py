@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.subject import Subject
@@ -97,8 +97,8 @@ def _display(lines: Lines, markup: dict[str, str]) -> bool:
 
 
 def _of_plain(what: object, tensor: str | None) -> Picture:
-    from shardviz.dump.dump import Model, model_of
-    from shardviz.dump.read import Dump, read_dump
+    from shardviz.dump.dump import Dump, dump_of
+    from shardviz.dump.read import DumpFiles, read_files
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
@@ -109,10 +109,10 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
     if isinstance(what, Mesh):
         return _of_mesh(what)
     if isinstance(what, (str, Path)):
-        what = read_dump(Path(what), strict=False)
+        what = read_files(Path(what), strict=False)
+    if isinstance(what, DumpFiles):
+        what = dump_of(what)
     if isinstance(what, Dump):
-        what = model_of(what)
-    if isinstance(what, Model):
         return _of_model(what, tensor)
     raise ShardvizError(
         f"shardviz.show cannot draw a {type(what).__name__}",
@@ -120,24 +120,24 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
     )
 
 
-def _of_model(model: Model, pattern: str | None) -> Picture:
+def _of_model(dump: Dump, pattern: str | None) -> Picture:
     """Draw one tensor of a dump, or the whole of it."""
     if pattern is not None:
         from shardviz.dump.find import find_tensors
         from shardviz.picture.model.subject import of_tensor
 
-        found = find_tensors(model, pattern)
+        found = find_tensors(dump, pattern)
         if len(found) > 1:
             raise ShardvizError(f"{len(found):,} tensors fit {pattern!r}", "name one")
         ((name, tensor),) = found
-        return _of_subject(of_tensor(model, tensor, name))
-    from shardviz.check.run import check_model
+        return _of_subject(of_tensor(dump, tensor, name))
+    from shardviz.check.run import report_on
     from shardviz.picture.html.page import html
     from shardviz.picture.text.report import report_lines
 
-    report = check_model(model)
-    page = FRAME.format(escape(html(model, report))) if "IPython" in sys.modules else ""
-    return lambda terminal: report_lines(model, report, terminal), {"text/html": page}
+    report = report_on(dump)
+    page = FRAME.format(escape(html(dump, report))) if "IPython" in sys.modules else ""
+    return lambda terminal: report_lines(dump, report, terminal), {"text/html": page}
 
 
 def _of_subject(subject: Subject) -> Picture:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardviz.dump.dump import Model, Tensor
-    from shardviz.dump.records import Stage
+    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.records import Moment
     from shardviz.layout.mesh import Mesh
     from shardviz.probe_files import Probe
 
@@ -61,42 +61,42 @@ def check_file(file: Path, *, force: bool) -> None:
         raise ShardvizError(f"{file} exists", "give --force to replace it, or another name")
 
 
-def save_test(file: Path, model: Model, recipe: Probe, mesh: Mesh) -> None:
+def save_test(file: Path, dump: Dump, recipe: Probe, mesh: Mesh) -> None:
     """Write a test that asserts the layouts of a dump, and that what ranks hold is what they claim.
 
     Raises:
         ShardvizError: The file cannot be written.
     """
-    text = written(file, model, recipe, mesh)
+    text = written(file, dump, recipe, mesh)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ShardvizError(f"cannot write {file}: {error.strerror}") from error
 
 
-def written(file: Path, model: Model, recipe: Probe, mesh: Mesh) -> str:
+def written(file: Path, dump: Dump, recipe: Probe, mesh: Mesh) -> str:
     """Return the text of the test that `save_test` writes."""
     stages = "STAGE_AXES" in recipe.path.read_text(encoding="utf-8")
-    in_passes = not _are_exact(model, "stamped")
+    in_passes = not _are_exact(dump, "stamped")
     return TEMPLATE.format(
         name=recipe.name,
         mesh=mesh,
-        torch=model.dump.run.torch,
+        torch=dump.files.run.torch,
         imports=_imports(file, recipe, in_passes=in_passes),
-        layouts="\n".join(f'    "{name}": {text},' for name, text in _layouts(model)),
+        layouts="\n".join(f'    "{name}": {text},' for name, text in _layouts(dump)),
         axes=", ".join(f'"{axis}": {size}' for axis, size in zip(mesh.axes, mesh.shape, strict=True)),
         test=(CAPTURED if in_passes else STAMPED).format(
             build=recipe.build,
-            double="" if _are_exact(model, "initial") else ".double()",
+            double="" if _are_exact(dump, "initial") else ".double()",
             stages=", stage_axes=probe.STAGE_AXES" if stages else "",
         ),
     )
 
 
-def _are_exact(model: Model, stage: Stage) -> bool:
-    """Whether the dtypes of a stage hold every id."""
-    last = max((stamp.last for stamp in model.dump.run.stamps), default=0)
-    dtypes = {shard.body.dtype for tensor in model.stage(stage) for shard in tensor.shards.values()}
+def _are_exact(dump: Dump, moment: Moment) -> bool:
+    """Whether the dtypes of a moment hold every id."""
+    last = max((stamp.last for stamp in dump.files.run.stamps), default=0)
+    dtypes = {shard.body.dtype for tensor in dump.at(moment) for shard in tensor.shards.values()}
     return all(last < EXACT.get(dtype, last + 1) for dtype in dtypes)
 
 
@@ -113,9 +113,9 @@ def _imports(file: Path, recipe: Probe, *, in_passes: bool) -> str:
     return f"from pathlib import Path\n\n{ours}\n{load}"
 
 
-def _layouts(model: Model) -> Iterator[tuple[str, str]]:
+def _layouts(dump: Dump) -> Iterator[tuple[str, str]]:
     """Yield a rule for each parameter; one for layers that are alike, where its pattern matches nothing else."""
-    tensors = [tensor for tensor in model.stage("stamped") if tensor.role == "param"]
+    tensors = [tensor for tensor in dump.at("stamped") if tensor.role == "param"]
     texts = {name: _layout(tensor) for tensor in tensors for name in tensor.names}
     told: set[str] = set()
     for tensor in tensors:

@@ -20,10 +20,10 @@ from shardviz.dump.records import (
     Body,
     LayoutRecord,
     MeshRecord,
+    Moment,
     Position,
     RankRecord,
     RunRecord,
-    Stage,
     Stamp,
     TensorRecord,
 )
@@ -64,10 +64,10 @@ def make(folder: Path) -> None:
     for coord, rank in zip(MESH.coords(), MESH.ranks, strict=True):
         claims = tuple(_claim(layout) for layout in layouts.values())
         bodies, tensors = [], []
-        for stage in ("initial", "stamped"):
+        for moment in ("initial", "stamped"):
             for index, (name, layout) in enumerate(layouts.items()):
-                tensors.append(_tensor(name, len(bodies), layout, coord, stage))
-                bodies.append(_body(index, layout, coord, stage))
+                tensors.append(_tensor(name, len(bodies), layout, coord, moment))
+                bodies.append(_body(index, layout, coord, moment))
         positions = (Position(0, coord, coord),)
         record = RankRecord(1, rank, MESH.size, "host", (mesh,), positions, claims, tuple(bodies), tuple(tensors))
         write_rank(folder, record)
@@ -89,17 +89,17 @@ def _claim(layout: Layout) -> LayoutRecord:
     return LayoutRecord(0, tuple(map(str, placements)), layout.shape)
 
 
-def _body(index: int, layout: Layout, coord: tuple[int, ...], stage: Stage) -> Body:
+def _body(index: int, layout: Layout, coord: tuple[int, ...], moment: Moment) -> Body:
     region = layout.region(coord)
-    held = region.dims if stage == "stamped" else None
-    return Body("param", stage, layout.shape, region.shape, "float32", layout=index, held=held)
+    held = region.dims if moment == "stamped" else None
+    return Body("param", moment, layout.shape, region.shape, "float32", layout=index, held=held)
 
 
-def _tensor(name: str, body: int, layout: Layout, coord: tuple[int, ...], stage: Stage) -> TensorRecord:
+def _tensor(name: str, body: int, layout: Layout, coord: tuple[int, ...], moment: Moment) -> TensorRecord:
     folded = name in PER_LAYER
     prefix, numbers, suffix = ("layers.", ((0, LAYERS),), f".{name}") if folded else (name, (), "")
     digests = ""
-    if stage == "initial":
+    if moment == "initial":
         part = f"{name} {layout.region(coord)}".encode()
         digests = hashlib.shake_128(part).hexdigest(8 * (LAYERS if folded else 1))
     return TensorRecord(prefix, body, numbers, suffix, digests)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from whole import verdict
 
-from shardviz.check.run import check_model
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.check.run import report_on
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import Mesh
@@ -59,7 +59,7 @@ def main() -> None:
                 copied.append(time.perf_counter() - start)
                 del copies
                 start = time.perf_counter()
-                report = check_model(model_of(read_dump(folder)))
+                report = report_on(dump_of(read_files(folder)))
                 checked.append(time.perf_counter() - start)
             assert len(report.findings) == (held != CLAIMED), report
             copy, check = statistics.median(copied), statistics.median(checked)

@@ -8,8 +8,8 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step import check_step
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import Mesh
@@ -89,7 +89,7 @@ class Step:
                     tensors=tensors,
                 ),
             )
-        results = list(check_step(model_of(read_dump(folder)), []))
+        results = list(check_step(dump_of(read_files(folder)), []))
         findings = [one for one in results if isinstance(one, Finding)]
         return findings, [one for one in results if isinstance(one, NotChecked)]
 

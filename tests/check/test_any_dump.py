@@ -80,8 +80,8 @@ def test_any_layout_of_the_notation_is_inferred_from_what_ranks_hold(layout: Lay
 
 
 def test_a_tensor_that_was_stamped_by_nobody_breaks_nothing(tmp_path: Path) -> None:
-    dump = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), {"w": "[4/tp]", "v": "[4/tp]"})
-    for file in dump.glob("rank_*.json"):
+    files = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), {"w": "[4/tp]", "v": "[4/tp]"})
+    for file in files.glob("rank_*.json"):
         file.write_text(file.read_text().replace('"name":"w"', '"name":"../../etc/passwd"'))
-    report = check_dump(dump)
+    report = check_dump(files)
     assert [(finding.kind, finding.tensor) for finding in report.findings] == [("incomplete", "w")]

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from shardviz.check.diff import compare
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import Mesh
 from tests.dumps import Made, make_dump
 
@@ -12,12 +12,12 @@ MESH = Mesh(("fsdp", "tp"), (2, 4))
 
 
 def made(path, tensors, mesh=MESH):
-    return model_of(read_dump(make_dump(path, mesh, tensors)))
+    return dump_of(read_files(make_dump(path, mesh, tensors)))
 
 
 def test_a_dump_is_not_different_from_itself(tmp_path):
-    model = made(tmp_path / "a", {"w": "float32[12/tp/fsdp, 12]", "b": "float32[12/tp]"})
-    assert not compare(model, model)
+    dump = made(tmp_path / "a", {"w": "float32[12/tp/fsdp, 12]", "b": "float32[12/tp]"})
+    assert not compare(dump, dump)
 
 
 def test_a_misordered_tensor_shows_as_held_elsewhere_and_as_a_finding_gained(tmp_path):
@@ -61,7 +61,7 @@ def test_another_dtype_and_shape_are_told_apart(tmp_path):
 
 def test_what_only_one_dump_has_of_all_tensors_is_said_once(tmp_path):
     whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]", "b": "float32[12]"})
-    values = [replace(tensor, stage="initial") for tensor in whole.tensors]
+    values = [replace(tensor, moment="initial") for tensor in whole.tensors]
     difference = compare(replace(whole, tensors=[*whole.tensors, *values]), whole)
     assert (difference.changes, difference.gained, difference.lost) == ((), (), ())
     assert [(one.tensor, one.why) for one in difference.not_compared] == [

@@ -5,8 +5,8 @@ import pytest
 
 from shardviz.check.finding import NotChecked
 from shardviz.check.step import check_step
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import Mesh
@@ -64,7 +64,7 @@ def step_dump(
                 narrowed_to=narrowed,
             ),
         )
-    return model_of(read_dump(folder))
+    return dump_of(read_files(folder))
 
 
 def on_all(values):
@@ -183,16 +183,16 @@ def test_logged_values_that_are_each_ranks_own_are_unreduced_scalars(tmp_path):
 def test_a_bias_that_every_rank_adds_is_named_with_how_often(tmp_path):
     bias = np.array([0.5, 1.0, -1.0, 2.0])
     body = Body("param", "reference", bias.shape, bias.shape, "float64", values=bias.tolist())
-    model = step_dump(tmp_path, on_all(WANTED + 3 * bias), role="output", extra=[("out.bias", body)])
-    (finding,) = check_step(model, [])
+    dump = step_dump(tmp_path, on_all(WANTED + 3 * bias), role="output", extra=[("out.bias", body)])
+    (finding,) = check_step(dump, [])
     assert (finding.kind, finding.tensor) == ("wrong-scale", "out.bias")
     assert finding.summary == ("the output has out.bias added 4 times, once on every rank of dp * tp")
 
 
 def test_a_mean_over_a_group_with_a_rank_missing_is_not_judged(tmp_path):
     values = {0: WANTED + 1, 1: WANTED - 1, 3: WANTED - 1}
-    model = step_dump(tmp_path, values, placements=("Replicate()", "Partial('avg')"))
-    assert list(check_step(model, [])) == []
+    dump = step_dump(tmp_path, values, placements=("Replicate()", "Partial('avg')"))
+    assert list(check_step(dump, [])) == []
 
 
 def test_without_rank_0_there_is_no_reference_and_that_is_said(tmp_path):

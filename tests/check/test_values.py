@@ -21,36 +21,36 @@ RANDOM = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
 
 
 @pytest.fixture
-def dump(tmp_path: Path) -> Path:
+def files(tmp_path: Path) -> Path:
     check_made(tmp_path, "dp=2,tp=2", {"other": "[4/tp]"})
     return tmp_path / "made.shardviz"
 
 
-def test_replicas_with_different_weights_are_found_with_the_axis_and_the_numbers(dump: Path) -> None:
-    add_values(dump, "w", "[16/tp, 3]", {rank: RANDOM[rank] for rank in range(4)})
-    found = only(check_dump(dump))
+def test_replicas_with_different_weights_are_found_with_the_axis_and_the_numbers(files: Path) -> None:
+    add_values(files, "w", "[16/tp, 3]", {rank: RANDOM[rank] for rank in range(4)})
+    found = only(check_dump(files))
     assert (found.kind, found.claimed, found.ranks) == ("unreplicated", "[16/tp, 3] =dp", (2, 3))
     assert "copies differ along dp" in found.summary
     assert f"at [0, 0] of the shard rank 0 has {RANDOM[0, 0, 0]:.6g}, rank 2 {RANDOM[2, 0, 0]:.6g}" in found.summary
     assert "OLMo-core#319" in found.refs
 
 
-def test_equal_replicas_of_different_shards_are_right(dump: Path) -> None:
-    add_values(dump, "w", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
-    assert check_dump(dump).findings == ()
+def test_equal_replicas_of_different_shards_are_right(files: Path) -> None:
+    add_values(files, "w", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
+    assert check_dump(files).findings == ()
 
 
-def test_a_buffer_that_each_rank_made_is_found(dump: Path) -> None:
-    add_values(dump, "positions", None, {rank: RANDOM[rank] for rank in range(4)}, role="buffer")
-    found = only(check_dump(dump))
+def test_a_buffer_that_each_rank_made_is_found(files: Path) -> None:
+    add_values(files, "positions", None, {rank: RANDOM[rank] for rank in range(4)}, role="buffer")
+    found = only(check_dump(files))
     assert (found.kind, found.ranks) == ("unreplicated", (1, 2, 3))
     assert "Buffers" in found.cause
 
 
-def test_a_pending_sum_may_differ_along_its_axis_and_no_other(dump: Path) -> None:
-    add_values(dump, "along", "[8, 3] +tp", {rank: RANDOM[rank % 2] for rank in range(4)})
-    add_values(dump, "across", "[8, 3] +tp", {rank: RANDOM[rank] for rank in range(4)})
-    assert [(finding.kind, finding.tensor) for finding in check_dump(dump).findings] == [("unreplicated", "across")]
+def test_a_pending_sum_may_differ_along_its_axis_and_no_other(files: Path) -> None:
+    add_values(files, "along", "[8, 3] +tp", {rank: RANDOM[rank % 2] for rank in range(4)})
+    add_values(files, "across", "[8, 3] +tp", {rank: RANDOM[rank] for rank in range(4)})
+    assert [(finding.kind, finding.tensor) for finding in check_dump(files).findings] == [("unreplicated", "across")]
 
 
 def test_plain_tensors_that_hold_other_ids_are_no_copies(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def test_empty_shards_of_one_region_are_no_copies(tmp_path: Path) -> None:
     assert check_dump(folder).findings == ()
 
 
-def seeded_alike(dump: Path, local: np.ndarray, **options: bool) -> Report:
-    add_values(dump, "w", "[16/tp, 3]", dict.fromkeys(range(4), local), **options)
-    return check_dump(dump)
+def seeded_alike(files: Path, local: np.ndarray, **options: bool) -> Report:
+    add_values(files, "w", "[16/tp, 3]", dict.fromkeys(range(4), local), **options)
+    return check_dump(files)
 
 
-def test_one_seed_on_every_shard_is_found(dump: Path) -> None:
-    found = only(seeded_alike(dump, RANDOM[0]))
+def test_one_seed_on_every_shard_is_found(files: Path) -> None:
+    found = only(seeded_alike(files, RANDOM[0]))
     assert found.kind == "identical-shards"
     assert "along tp" in found.summary
     assert "torchtitan#3106" in found.refs
@@ -112,16 +112,16 @@ def test_one_seed_on_every_shard_is_found(dump: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_constant_weight_is_alike_everywhere(dump: Path, value: float) -> None:
-    assert seeded_alike(dump, np.full((8, 3), value)).findings == ()
+def test_a_constant_weight_is_alike_everywhere(files: Path, value: float) -> None:
+    assert seeded_alike(files, np.full((8, 3), value)).findings == ()
 
 
-def test_a_large_constant_weight_is_known_by_its_flag(dump: Path) -> None:
-    assert seeded_alike(dump, np.ones((8, 3)), constant=True, written=False).findings == ()
+def test_a_large_constant_weight_is_known_by_its_flag(files: Path) -> None:
+    assert seeded_alike(files, np.ones((8, 3)), constant=True, written=False).findings == ()
 
 
-def test_whole_numbers_may_repeat(dump: Path) -> None:
-    assert seeded_alike(dump, np.tile([1, 2, 3], (8, 1))).findings == ()
+def test_whole_numbers_may_repeat(files: Path) -> None:
+    assert seeded_alike(files, np.tile([1, 2, 3], (8, 1))).findings == ()
 
 
 def test_one_seed_along_one_of_two_axes_names_that_axis(tmp_path: Path) -> None:

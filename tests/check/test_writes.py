@@ -2,9 +2,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shardviz.check.run import check_model
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.check.run import report_on
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.write import write_rank
 from shardviz.layout.mesh import Mesh
 from tests.dumps import make_dump
@@ -21,10 +21,10 @@ class Told:
 
 
 def told(path, reasons) -> Told:
-    dump = read_dump(make_dump(path / "dump", MESH, {"w": "float32[4/tp]"}))
+    files = read_files(make_dump(path / "dump", MESH, {"w": "float32[4/tp]"}))
     for rank, reason in reasons.items():
-        write_rank(dump.path, msgspec.structs.replace(dump.ranks[rank], not_applied=(("w", reason),)))
-    findings = check_model(model_of(read_dump(dump.path))).findings
+        write_rank(files.path, msgspec.structs.replace(files.ranks[rank], not_applied=(("w", reason),)))
+    findings = report_on(dump_of(read_files(files.path))).findings
     return Told([finding.kind for finding in findings], [finding.ranks for finding in findings])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardviz.cli import main
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from tests.dump.samples import put, refusal, spoil, write_sample
 from tests.dumps import make_dump
@@ -85,7 +85,7 @@ def test_a_version_is_a_line_of_text(tmp_path: Path, field: str) -> None:
         spoil(folder / "run.json", put(bad, field))
         assert f"{field} is " in refusal(folder).message
     spoil(folder / "run.json", put("2.14.0a0+git1234 (é)", field))
-    read_dump(folder)
+    read_files(folder)
 
 
 @pytest.mark.parametrize("bad", [BAD, "", "tp\n", "tp " * 2000])

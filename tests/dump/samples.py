@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import (
     Body,
     FlatRecord,
@@ -132,5 +132,5 @@ def both(*changes: Change) -> Change:
 
 def refusal(path: Path) -> DumpError:
     with pytest.raises(DumpError) as caught:
-        read_dump(path)
+        read_files(path)
     return caught.value

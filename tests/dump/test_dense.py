@@ -16,7 +16,7 @@ from shardviz.check.run import check_dump
 from shardviz.dump import dense
 from shardviz.dump.dense import read_array
 from shardviz.dump.ids import ID_NONE, whole_ids
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, RankRecord, RunRecord, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import DumpError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 KEY = "stamped/param/w"
 
 
-def dump(folder: Path, values: Any, *, dtype: str = "float32", stage: Any = "stamped") -> Path:
+def files(folder: Path, values: Any, *, dtype: str = "float32", stage: Any = "stamped") -> Path:
     """Write a plain tensor of four numbers, all of them dense."""
     folder.mkdir()
     write_run(folder, RunRecord(1, "test", "none", 1, stamps=(Stamp("w", 1, (4,)),)))
@@ -73,7 +73,7 @@ def make_header_long(path: Path) -> None:
 def test_a_file_that_changes_after_it_was_opened_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
-    path = dump(tmp_path / "d", np.arange(1, 5, dtype=np.float32)) / "rank_00000.safetensors"
+    path = files(tmp_path / "d", np.arange(1, 5, dtype=np.float32)) / "rank_00000.safetensors"
     mapped = dense._map
 
     def changed(file: Path, *args: Any) -> Any:
@@ -88,7 +88,7 @@ def test_a_file_that_changes_after_it_was_opened_is_told(
 
 
 def test_a_file_that_is_replaced_or_removed_after_it_was_mapped_stays_readable(tmp_path: Path) -> None:
-    path = dump(tmp_path / "d", np.arange(1, 5, dtype=np.float32)) / "rank_00000.safetensors"
+    path = files(tmp_path / "d", np.arange(1, 5, dtype=np.float32)) / "rank_00000.safetensors"
     values = read_array(path, KEY, (4,))
     save_file({KEY: np.zeros(4, np.float32)}, tmp_path / "new")
     os.replace(tmp_path / "new", path)
@@ -111,7 +111,7 @@ def test_what_is_no_id_is_told_as_such_and_nothing_is_said_on_stderr(tmp_path: P
         for number, values in enumerate(wrong):
             with np.errstate(over="ignore"):
                 array = np.array(values, dtype)
-            path = dump(tmp_path / str(number), array, dtype=np.dtype(dtype).name)
+            path = files(tmp_path / str(number), array, dtype=np.dtype(dtype).name)
             (finding,) = check_dump(path).findings
             assert finding.kind == "foreign"
             assert "no id" in finding.sentence
@@ -144,17 +144,17 @@ WRONG = [
 
 @pytest.mark.parametrize(("stage", "dtype", "written"), FITTING)
 def test_values_in_the_type_that_is_written_are_read(tmp_path: Path, stage: str, dtype: str, written: Any) -> None:
-    path = dump(tmp_path / "d", np.array([1, 2, 3, 4]).astype(written), dtype=dtype, stage=stage)
-    assert list(read_dump(path).ranks) == [0]
+    path = files(tmp_path / "d", np.array([1, 2, 3, 4]).astype(written), dtype=dtype, stage=stage)
+    assert list(read_files(path).ranks) == [0]
 
 
 @pytest.mark.parametrize(("stage", "dtype", "written", "message"), WRONG)
 def test_values_of_another_type_than_the_tensor_are_told(
     tmp_path: Path, stage: str, dtype: str, written: Any, message: str
 ) -> None:
-    path = dump(tmp_path / "d", np.array([1, 2, 3, 4]).astype(written), dtype=dtype, stage=stage)
+    path = files(tmp_path / "d", np.array([1, 2, 3, 4]).astype(written), dtype=dtype, stage=stage)
     with pytest.raises(DumpError) as caught:
-        read_dump(path)
+        read_files(path)
     assert caught.value.message == f"{path}/rank_00000.safetensors is damaged: {stage}/param/w {message}"
 
 
@@ -173,7 +173,7 @@ except Exception as error:
 
 
 def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path: Path) -> None:
-    path = dump(tmp_path / "d", np.arange(1, 5)) / "rank_00000.safetensors"
+    path = files(tmp_path / "d", np.arange(1, 5)) / "rank_00000.safetensors"
     path.chmod(0)
     for folder in (tmp_path, path.parent):
         folder.chmod(0o755)

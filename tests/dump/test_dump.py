@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from shardviz.dump.dump import ID_NONE, MAX_ELEMENTS, Model, expand_runs, model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import ID_NONE, MAX_ELEMENTS, Dump, dump_of, expand_runs
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from shardviz.dump.records import Stage
+    from shardviz.dump.records import Moment
     from shardviz.layout.layout import Layout
 
 MESH = parse_mesh("tp=2")
@@ -39,13 +39,13 @@ class Ranks:
     stamps: tuple[Stamp, ...] = ()
     digests: Mapping[str, str] | None = None
 
-    def model(self, path: Path) -> Model:
+    def dump(self, path: Path) -> Dump:
         prepare_folder(path, force=True)
         mesh = MeshRecord(("rank",), (len(self.held),), tuple(range(len(self.held))))
         write_run(path, RunRecord(1, "test", "none", len(self.held), mesh=mesh, stamps=self.stamps))
         for rank in range(len(self.held)):
             write_rank(path, self._record(rank, mesh))
-        return model_of(read_dump(path))
+        return dump_of(read_files(path))
 
     def _record(self, rank: int, mesh: MeshRecord) -> RankRecord:
         named, digests = self.held[rank], self.digests or {}
@@ -57,33 +57,33 @@ class Ranks:
         return RankRecord(1, rank, len(self.held), "host", (mesh,), bodies=tuple(bodies), tensors=tuple(tensors))
 
 
-def body(rows: int = 4, stage: Stage = "initial") -> Body:
-    return Body("param", stage, (4, 2), (rows, 2), "float32")
+def body(rows: int = 4, moment: Moment = "initial") -> Body:
+    return Body("param", moment, (4, 2), (rows, 2), "float32")
 
 
-def lines(model: Model) -> list[tuple[str, list[int]]]:
-    return [(tensor.name, list(tensor.shards)) for tensor in model.tensors]
+def lines(dump: Dump) -> list[tuple[str, list[int]]]:
+    return [(tensor.name, list(tensor.shards)) for tensor in dump.tensors]
 
 
 def test_layers_that_are_alike_on_every_rank_are_one_tensor(tmp_path: Path):
     names = [f"layers.{index}.w" for index in range(32)]
-    model = Ranks([dict.fromkeys(names, body())] * 3).model(tmp_path / "a")
-    assert lines(model) == [("layers.[0-31].w", [0, 1, 2])]
-    assert model.tensors[0].names == names
+    dump = Ranks([dict.fromkeys(names, body())] * 3).dump(tmp_path / "a")
+    assert lines(dump) == [("layers.[0-31].w", [0, 1, 2])]
+    assert dump.tensors[0].names == names
 
 
 def test_a_layer_that_differs_on_one_rank_splits_off_on_all(tmp_path: Path):
     alike = dict.fromkeys([f"layers.{index}.w" for index in range(8)], body())
-    model = Ranks([alike, alike | {"layers.3.w": body(2)}]).model(tmp_path / "a")
-    assert lines(model) == [("layers.[0-2,4-7].w", [0, 1]), ("layers.3.w", [0, 1])]
-    assert [shard.body.local_shape for shard in model.tensors[1].shards.values()] == [(4, 2), (2, 2)]
+    dump = Ranks([alike, alike | {"layers.3.w": body(2)}]).dump(tmp_path / "a")
+    assert lines(dump) == [("layers.[0-2,4-7].w", [0, 1]), ("layers.3.w", [0, 1])]
+    assert [shard.body.local_shape for shard in dump.tensors[1].shards.values()] == [(4, 2), (2, 2)]
 
 
 def test_pipeline_stages_keep_their_own_layers_together(tmp_path: Path):
     first = dict.fromkeys(["embed", "layers.0.w", "layers.1.w"], body())
     last = dict.fromkeys(["layers.2.w", "layers.3.w", "head"], body())
     stamps = tuple(Stamp(name, 1 + 8 * index, (4, 2)) for index, name in enumerate([*first, *last]))
-    assert lines(Ranks([first, first, last, last], stamps).model(tmp_path / "a")) == [
+    assert lines(Ranks([first, first, last, last], stamps).dump(tmp_path / "a")) == [
         ("embed", [0, 1]),
         ("layers.[0-1].w", [0, 1]),
         ("layers.[2-3].w", [2, 3]),
@@ -94,7 +94,7 @@ def test_pipeline_stages_keep_their_own_layers_together(tmp_path: Path):
 def test_stages_that_share_a_layer_have_it_as_a_tensor_of_its_own(tmp_path: Path):
     first = dict.fromkeys(["layers.0.w", "layers.1.w"], body())
     last = dict.fromkeys(["layers.1.w", "layers.2.w"], body())
-    assert lines(Ranks([first, last]).model(tmp_path / "a")) == [
+    assert lines(Ranks([first, last]).dump(tmp_path / "a")) == [
         ("layers.0.w", [0]),
         ("layers.1.w", [0, 1]),
         ("layers.2.w", [1]),
@@ -104,9 +104,9 @@ def test_stages_that_share_a_layer_have_it_as_a_tensor_of_its_own(tmp_path: Path
 def test_digests_follow_their_names_when_layers_are_regrouped(tmp_path: Path):
     digests = {f"layers.{index}.w": f"{index:016x}" for index in range(4)}
     alike = dict.fromkeys(digests, body())
-    model = Ranks([alike, alike | {"layers.1.w": body(2)}], digests=digests).model(tmp_path / "a")
-    assert [tensor.name for tensor in model.tensors] == ["layers.[0,2-3].w", "layers.1.w"]
-    for tensor in model.tensors:
+    dump = Ranks([alike, alike | {"layers.1.w": body(2)}], digests=digests).dump(tmp_path / "a")
+    assert [tensor.name for tensor in dump.tensors] == ["layers.[0,2-3].w", "layers.1.w"]
+    for tensor in dump.tensors:
         for shard in tensor.shards.values():
             assert [shard.digest(index) for index in range(len(tensor.names))] == [digests[n] for n in tensor.names]
 
@@ -115,12 +115,12 @@ def test_tensors_come_in_the_order_of_the_model(tmp_path: Path):
     names = ["tail", "w.2", "w.10", "embed", "late"]
     stamps = tuple(Stamp(name, 1 + 8 * index, (4, 2)) for index, name in enumerate(names[:-1]))
     held = {name: body(1 + index, "stamped") for index, name in enumerate(reversed(names))}
-    assert [tensor.name for tensor in Ranks([held], stamps).model(tmp_path / "a").tensors] == names
+    assert [tensor.name for tensor in Ranks([held], stamps).dump(tmp_path / "a").tensors] == names
 
 
 def test_stages_come_stamped_first_then_initial_then_step(tmp_path: Path):
-    model = model_of(read_dump(write_sample(tmp_path / "a.shardviz")))
-    assert [(tensor.stage, tensor.name) for tensor in model.tensors] == [
+    dump = dump_of(read_files(write_sample(tmp_path / "a.shardviz")))
+    assert [(tensor.moment, tensor.name) for tensor in dump.tensors] == [
         ("stamped", "embed"),
         ("stamped", "layers.[0-1].w"),
         ("stamped", "rope"),
@@ -130,31 +130,31 @@ def test_stages_come_stamped_first_then_initial_then_step(tmp_path: Path):
         ("initial", "layers.[0-1].w"),
         ("step", "output"),
     ]
-    assert [tensor.name for tensor in model.stage("step")] == ["output"]
+    assert [tensor.name for tensor in dump.at("step")] == ["output"]
 
 
-def ids_of(model: Model, rank: int, name: str) -> list[object]:
-    tensor = model.find("stamped", "param", name) or model.find("stamped", "buffer", name)
+def ids_of(dump: Dump, rank: int, name: str) -> list[object]:
+    tensor = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)
     assert tensor is not None
-    ids: list[object] = model.local_ids(tensor.shards[rank], name).tolist()
+    ids: list[object] = dump.local_ids(tensor.shards[rank], name).tolist()
     return ids
 
 
 def test_ids_count_from_one_in_their_own_tensor_in_every_form(tmp_path: Path):
-    model = model_of(read_dump(write_sample(tmp_path / "a.shardviz")))
-    assert ids_of(model, 0, "layers.1.w") == [[1, 2, 3], [4, 5, 6]]  # held
-    assert ids_of(model, 1, "layers.1.w") == [[7, 8, 9], [10, 11, 12]]
-    assert ids_of(model, 1, "flat") == [4, 5]  # held, in FSDP1's concatenation
-    assert ids_of(model, 1, "embed") == [[3, 4], [5, 6]]  # runs
-    assert ids_of(model, 1, "head") == [[3, 4], [5, 6]]  # runs of ids that it shares with what it is tied to
-    assert ids_of(model, 0, "rope") == [[1, 2], [3, ID_NONE]]  # runs, with a value that is no id
-    assert ids_of(model, 0, "big") == [[1, 2], [3, 4]]  # dense
+    dump = dump_of(read_files(write_sample(tmp_path / "a.shardviz")))
+    assert ids_of(dump, 0, "layers.1.w") == [[1, 2, 3], [4, 5, 6]]  # held
+    assert ids_of(dump, 1, "layers.1.w") == [[7, 8, 9], [10, 11, 12]]
+    assert ids_of(dump, 1, "flat") == [4, 5]  # held, in FSDP1's concatenation
+    assert ids_of(dump, 1, "embed") == [[3, 4], [5, 6]]  # runs
+    assert ids_of(dump, 1, "head") == [[3, 4], [5, 6]]  # runs of ids that it shares with what it is tied to
+    assert ids_of(dump, 0, "rope") == [[1, 2], [3, ID_NONE]]  # runs, with a value that is no id
+    assert ids_of(dump, 0, "big") == [[1, 2], [3, 4]]  # dense
 
 
 def test_zeros_strangers_and_no_ids_are_told_apart(tmp_path: Path):
     ids = {1: np.array([[0, -1], [3, 100]])}
     path = make_dump(tmp_path / "a.shardviz", MESH, {"other": "[100]", "w": Made("[4/tp, 2]", ids=ids)})
-    assert ids_of(model_of(read_dump(path)), 1, "w") == [[0, ID_NONE], [3, -1 - 200]]
+    assert ids_of(dump_of(read_files(path)), 1, "w") == [[0, ID_NONE], [3, -1 - 200]]
 
 
 def test_ids_of_a_plain_tensor_that_was_cut_by_hand_count_in_the_stamped_shape(tmp_path: Path):
@@ -163,8 +163,8 @@ def test_ids_of_a_plain_tensor_that_was_cut_by_hand_count_in_the_stamped_shape(t
         {"w": Body("param", "stamped", (2, 3), (2, 3), "float32", held=(((0, 2),), ((start, start + 3),)))}
         for start in (0, 3)
     ]
-    model = Ranks(ranks, (Stamp("w", 1, (2, 6)),)).model(tmp_path / "a")
-    assert [ids_of(model, rank, "w") for rank in range(2)] == [[[1, 2, 3], [7, 8, 9]], [[4, 5, 6], [10, 11, 12]]]
+    dump = Ranks(ranks, (Stamp("w", 1, (2, 6)),)).dump(tmp_path / "a")
+    assert [ids_of(dump, rank, "w") for rank in range(2)] == [[[1, 2, 3], [7, 8, 9]], [[4, 5, 6], [10, 11, 12]]]
 
 
 @settings(max_examples=60)
@@ -172,32 +172,32 @@ def test_ids_of_a_plain_tensor_that_was_cut_by_hand_count_in_the_stamped_shape(t
 def test_any_layout_written_to_a_dump_gives_back_its_own_ids(tmp_path_factory: pytest.TempPathFactory, layout: Layout):
     assume(layout.placements() is not None)
     path = make_dump(tmp_path_factory.mktemp("any") / "a.shardviz", layout.mesh, {"x": "[7]", "w": write(layout)})
-    model = model_of(read_dump(path))
-    tensor = model.find("stamped", "param", "w")
+    dump = dump_of(read_files(path))
+    tensor = dump.find("stamped", "param", "w")
     assert tensor is not None
     assert tensor.claimed is not None
     assert tensor.claimed.same_regions(layout)
     for rank, region in layout.regions():
-        found = model.local_ids(tensor.shards[rank], "w")
+        found = dump.local_ids(tensor.shards[rank], "w")
         assert np.array_equal(found, region.flat_ids(layout.index_shape) + 1)
 
 
 def test_ids_that_are_not_there_or_too_many_are_told(tmp_path: Path):
     giant = Body("param", "stamped", (1 << 40,), (1 << 40,), "float32", held=(((0, 1 << 40),),))
-    model = Ranks([{"none": body(stage="stamped"), "giant": giant}]).model(tmp_path / "a")
+    dump = Ranks([{"none": body(moment="stamped"), "giant": giant}]).dump(tmp_path / "a")
     for name, message in (
         ("none", "none: rank 0 has no ids in the dump"),
         ("giant", f"giant: rank 0 holds 1,099,511,627,776 ids, more than {MAX_ELEMENTS:,}"),
     ):
         with pytest.raises(DumpError) as caught:
-            ids_of(model, 0, name)
+            ids_of(dump, 0, name)
         assert caught.value.message == message
 
 
 def test_values_are_numbers_in_the_local_shape(tmp_path: Path):
-    model = model_of(read_dump(write_sample(tmp_path / "a.shardviz")))
-    (tensor,) = model.stage("initial")
-    found = model.values(tensor.shards[1], "layers.0.w")
+    dump = dump_of(read_files(write_sample(tmp_path / "a.shardviz")))
+    (tensor,) = dump.at("initial")
+    found = dump.values(tensor.shards[1], "layers.0.w")
     assert np.array_equal(found, [[1, 2.5, np.nan], [0, -1, -np.inf]], equal_nan=True)
 
 
@@ -205,7 +205,7 @@ def test_ranks_that_claim_differently_are_kept_apart(tmp_path: Path):
     path = make_dump(tmp_path / "a.shardviz", MESH, {"w": "[4/tp, 2]"})
     other = make_dump(tmp_path / "b.shardviz", MESH, {"w": Made("[4, 2/tp]", held="[4/tp, 2]")})
     (path / "rank_00001.json").write_bytes((other / "rank_00001.json").read_bytes())
-    (tensor,) = model_of(read_dump(path)).tensors
+    (tensor,) = dump_of(read_files(path)).tensors
     claims = {write(layout): [shard.rank for shard in of] for layout, of in tensor.by_claim.items() if layout}
     assert claims == {"[4/tp, 2]": [0], "[4, 2/tp]": [1]}
 

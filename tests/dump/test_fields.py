@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from tests.dump.samples import Change, both, put, refusal, spoil, write_sample
 
 if TYPE_CHECKING:
@@ -194,15 +194,15 @@ WRONG_RANK: list[tuple[Change, str]] = [
     ),
     (
         put([[0, 2], [1, 3]], "tensors", 0, "numbers"),
-        "tensors: param 'layers.*.w' of stage stamped stands twice, expected each name once",
+        "tensors: param 'layers.*.w' stamped appears twice, expected each name once",
     ),
     (
         put("embed", "tensors", 3, "name"),
-        "tensors: param 'embed' of stage stamped stands twice, expected each name once",
+        "tensors: param 'embed' stamped appears twice, expected each name once",
     ),
     (
         both(put("layers.0.w", "tensors", 1, "name"), put(0, "tensors", 1, "body")),
-        "tensors: param 'layers.*.w' of stage stamped stands twice, expected each name once",
+        "tensors: param 'layers.*.w' stamped appears twice, expected each name once",
     ),
     (put(".w", "tensors", 1, "suffix"), "tensors[1]: suffix is '.w', expected none without numbers"),
     (
@@ -276,7 +276,7 @@ RIGHT: list[Change] = [
 @pytest.mark.parametrize("number", range(len(RIGHT)))
 def test_what_looks_like_a_contradiction_and_is_none_is_read(restored: Path, number: int):
     spoil(restored / "rank_00001.json", RIGHT[number])
-    assert list(read_dump(restored).ranks) == [1]
+    assert list(read_files(restored).ranks) == [1]
 
 
 def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path):
@@ -290,11 +290,11 @@ def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path):
 
 AS_NOBODY = """
 import os
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 if os.getuid() == 0:
     os.setuid(65534)
 try:
-    read_dump("d")
+    read_files("d")
 except Exception as error:
     print(type(error).__name__, str(error).splitlines()[0])
 """

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.errors import DumpError
 from tests.dump.samples import Change, both, put, refusal, spoil
 
@@ -30,13 +30,13 @@ WRONG += [[], [1], [[0, 1]], [[1, 0]], [[0, 10**18]], ["Shard(0)"], {}, {"x": 1}
 def use_all(path: Path) -> None:
     """Do with a dump all that the checks and pictures do first: nothing but a `DumpError` may come of it."""
     try:
-        model = model_of(read_dump(path))
+        dump = dump_of(read_files(path))
         uses = [
             partial(content, shard, name)
-            for tensor in model.tensors
+            for tensor in dump.tensors
             for shard in tensor.shards.values()
             for name in tensor.names[:3]
-            for content in (model.local_ids, model.values)
+            for content in (dump.local_ids, dump.values)
             if math.prod(shard.body.local_shape) < 1 << 16
         ]
     except DumpError as error:
@@ -227,8 +227,8 @@ def test_a_label_that_takes_long_to_follow_costs_nothing_to_read(restored: Path)
     )
     spoil(restored / "rank_00001.json", change)
     started = time.process_time()
-    model = model_of(read_dump(restored))
+    dump = dump_of(read_files(restored))
     assert time.process_time() - started < 0.2
-    (layout,) = [tensor.shards[1].layout for tensor in model.tensors if tensor.name == "embed"]
+    (layout,) = [tensor.shards[1].layout for tensor in dump.tensors if tensor.name == "embed"]
     assert layout is not None
     assert layout.region((0, 1)).size > 1 << 59

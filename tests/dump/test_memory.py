@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardviz.dump.dump import model_of
+from shardviz.dump.dump import dump_of
 from shardviz.dump.memory import bytes_text, counted, elements_text, schemes, total, uses
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.picture.text.comms import comms_lines, received
@@ -25,7 +25,7 @@ def _model(path, **more):
     tensors = tuple(TensorRecord(name, body) for name, body in NAMES)
     for rank in range(2):
         write_rank(path, RankRecord(1, rank, 2, "testhost", bodies=BODIES, tensors=tensors, **more))
-    return model_of(read_dump(path))
+    return dump_of(read_files(path))
 
 
 def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
@@ -52,9 +52,9 @@ def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_wai
 
 
 def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):
-    model = _model(tmp_path / "dump")
-    assert sum(one.on(1) for one in counted(model)) == total(uses(model), 1) == 384
-    assert [one.on(7) for one in counted(model)] == [0] * 5
+    dump = _model(tmp_path / "dump")
+    assert sum(one.on(1) for one in counted(dump)) == total(uses(dump), 1) == 384
+    assert [one.on(7) for one in counted(dump)] == [0] * 5
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_tied_parameters_are_counted_once(tmp_path):
         1, 0, 1, "testhost", bodies=BODIES[:1], tensors=tensors, tied=(("embed.weight", "head.weight"),)
     )
     write_rank(tmp_path / "dump", record)
-    assert [use.name for use in uses(model_of(read_dump(tmp_path / "dump")))] == ["embed.weight"]
+    assert [use.name for use in uses(dump_of(read_files(tmp_path / "dump")))] == ["embed.weight"]
 
 
 def test_the_formulas_of_zero_deal_out_one_thing_after_the_other():

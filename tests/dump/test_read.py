@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardviz.dump.dense import read_array
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from tests.dump.samples import RUN, rank_record, spoil, write_sample
@@ -27,59 +27,59 @@ def sample(tmp_path: Path) -> Path:
 
 
 def test_every_record_comes_back_as_it_was_written(sample: Path):
-    dump = read_dump(sample)
-    assert dump.run == RUN
-    assert dump.ranks == {rank: rank_record(rank) for rank in range(2)}
-    assert (dump.missing_ranks, dump.damaged) == ((), {})
-    assert dump.mesh == parse_mesh("fsdp=1,tp=2")
+    files = read_files(sample)
+    assert files.run == RUN
+    assert files.ranks == {rank: rank_record(rank) for rank in range(2)}
+    assert (files.missing_ranks, files.damaged) == ((), {})
+    assert files.mesh == parse_mesh("fsdp=1,tp=2")
 
 
 def test_dense_values_come_back_in_their_shape(sample: Path):
-    assert read_dump(sample).dense(1, "stamped/param/big", (2, 2)).tolist() == [[42, 43], [44, 45]]
+    assert read_files(sample).dense(1, "stamped/param/big", (2, 2)).tolist() == [[42, 43], [44, 45]]
 
 
 def test_a_folder_may_be_named_by_a_string_and_be_a_link_itself(sample: Path, tmp_path: Path):
     (tmp_path / "link").symlink_to(sample)
-    assert read_dump(str(tmp_path / "link")).run == RUN
+    assert read_files(str(tmp_path / "link")).run == RUN
 
 
 def test_missing_rank_files_are_told_and_the_rest_is_read(sample: Path):
     (sample / "rank_00000.json").unlink()
-    dump = read_dump(sample)
-    assert (list(dump.ranks), dump.missing_ranks) == ([1], (0,))
+    files = read_files(sample)
+    assert (list(files.ranks), files.missing_ranks) == ([1], (0,))
 
 
 def test_a_run_without_a_mesh_is_one_axis_of_ranks(sample: Path):
     spoil(sample / "run.json", lambda run: run.pop("mesh"))
-    assert read_dump(sample).mesh == Mesh(("rank",), (2,))
+    assert read_files(sample).mesh == Mesh(("rank",), (2,))
 
 
 def test_read_leniently_a_damaged_file_is_noted_and_the_rest_is_read(sample: Path):
     (sample / "rank_00000.json").write_text("{")
-    dump = read_dump(sample, strict=False)
-    assert list(dump.ranks) == [1]
-    assert dump.damaged == {
+    files = read_files(sample, strict=False)
+    assert list(files.ranks) == [1]
+    assert files.damaged == {
         0: f"{sample}/rank_00000.json is damaged: Input data was truncated",
     }
     with pytest.raises(DumpError):
-        read_dump(sample)
+        read_files(sample)
 
 
 def test_progress_counts_the_rank_files(sample: Path):
     seen: list[tuple[int, int]] = []
-    read_dump(sample, on_progress=lambda done, total: seen.append((done, total)))
+    read_files(sample, on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
 
 
 def test_ranks_are_read_in_order_whatever_the_width_of_their_names(tmp_path: Path):
-    dump = read_dump(make_dump(tmp_path / "a.shardviz", parse_mesh("tp=12"), {"w": "[24/tp]"}))
-    assert list(dump.ranks) == list(range(12))
+    files = read_files(make_dump(tmp_path / "a.shardviz", parse_mesh("tp=12"), {"w": "[24/tp]"}))
+    assert list(files.ranks) == list(range(12))
 
 
 def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
     for name in (".rank_00001.json.tmp", "rank_1.json", "rank_00001.json~", "notes.txt", "rank_٠٠٠٠١.json"):
         (sample / name).write_text("{")
-    assert sorted(read_dump(sample).ranks) == [0, 1]
+    assert sorted(read_files(sample).ranks) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_what_is_no_dump_is_told(tmp_path: Path, name: str, message: str, hint: 
     (tmp_path / "mine.py").write_text("x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DumpError) as caught:
-        read_dump(tmp_path / name)
+        read_files(tmp_path / name)
     assert caught.value.message == message.format(path=str(tmp_path / name))
     assert caught.value.hint == hint.format(path=tmp_path / name)
 
 
 def test_a_path_with_a_null_byte_is_told():
     with pytest.raises(DumpError) as caught:
-        read_dump("a\0b")
+        read_files("a\0b")
     assert caught.value.message == "cannot read dump a\\u0000b: embedded null byte"
 
 
@@ -115,7 +115,7 @@ def test_a_link_is_not_followed(sample: Path, tmp_path: Path, name: str):
     (sample / name).rename(tmp_path / "elsewhere.json")
     (sample / name).symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(DumpError) as caught:
-        read_dump(sample)
+        read_files(sample)
     assert caught.value.message == f"{sample}/{name} is a link"
     assert caught.value.hint == "a dump's files are plain files; copy the target here"
 
@@ -125,7 +125,7 @@ def test_a_pipe_is_not_waited_for(sample: Path, name: str):
     (sample / name).unlink()
     os.mkfifo(sample / name)
     with pytest.raises(DumpError) as caught:
-        read_dump(sample)
+        read_files(sample)
     assert caught.value.message == f"{sample}/{name} is no plain file"
 
 
@@ -133,7 +133,7 @@ def test_a_folder_in_the_place_of_a_file_is_told(sample: Path):
     (sample / "rank_00001.json").unlink()
     (sample / "rank_00001.json").mkdir()
     with pytest.raises(DumpError) as caught:
-        read_dump(sample)
+        read_files(sample)
     assert caught.value.message == f"{sample}/rank_00001.json is no plain file"
 
 
@@ -144,7 +144,7 @@ def test_a_file_of_another_version_is_told_from_a_damaged_one(sample: Path, name
     if schema is None:
         spoil(sample / name, lambda content: content.pop("schema"))
     with pytest.raises(DumpError) as caught:
-        read_dump(sample)
+        read_files(sample)
     assert caught.value.message == f"{sample}/{name}: {found}, expected schema 1"
     assert caught.value.hint == "read it with the shardviz that wrote it"
 
@@ -161,13 +161,13 @@ def test_damaged_dense_values_are_told(sample: Path, spoilt: bytes, message: str
     path = sample / "rank_00001.safetensors"
     path.write_bytes(spoilt)
     with pytest.raises(DumpError) as caught:
-        read_dump(sample)
+        read_files(sample)
     assert caught.value.message == f"{path} is damaged: {message}"
 
 
 def test_dense_values_of_another_shape_are_told(sample: Path):
     with pytest.raises(DumpError) as caught:
-        read_dump(sample).dense(1, "stamped/param/big", (4,))
+        read_files(sample).dense(1, "stamped/param/big", (4,))
     path = sample / "rank_00001.safetensors"
     assert caught.value.message == f"{path} is damaged: stamped/param/big is [2, 2], expected [4]"
 
@@ -185,18 +185,18 @@ def test_a_missing_or_linked_file_of_dense_values_is_told(sample: Path, tmp_path
     path = sample / "rank_00001.safetensors"
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(DumpError, match=r"rank_00001\.safetensors is missing"):
-        read_dump(sample)
+        read_files(sample)
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DumpError) as caught:
-        read_dump(sample)
+        read_files(sample)
     assert caught.value.message == f"{path} is a link"
 
 
 def test_read_leniently_a_rank_without_its_dense_values_is_noted_and_the_rest_is_read(sample: Path):
     (sample / "rank_00001.safetensors").unlink()
-    dump = read_dump(sample, strict=False)
-    assert (list(dump.ranks), dump.missing_ranks) == ([0], (1,))
-    assert dump.damaged == {1: f"{sample}/rank_00001.safetensors is missing"}
+    files = read_files(sample, strict=False)
+    assert (list(files.ranks), files.missing_ranks) == ([0], (1,))
+    assert files.damaged == {1: f"{sample}/rank_00001.safetensors is missing"}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_, np.complex64])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MESH = MeshRecord(("tp",), (2,), (0, 1))
 
 
-def dump(
+def files(
     folder: Path, stamped: tuple[int, ...], shape: tuple[int, ...], local: tuple[int, ...], **content: Any
 ) -> Path:
     """Write a tensor of two ranks, split over its first dim as it says."""
@@ -59,7 +59,7 @@ def cheaply(work: Callable[[], Report], *, seconds: float = 1, megabytes: int = 
 
 def test_a_run_of_very_many_ids_is_not_laid_out_and_said_so(tmp_path: Path) -> None:
     side = 1 << 14
-    path = dump(
+    path = files(
         tmp_path / "d", (side, side), (side, side), (side // 2, side), runs=lambda rank: ((1, 1, side * side // 2),)
     )
     report = cheaply(lambda: check_dump(path))
@@ -71,7 +71,7 @@ def test_a_run_of_very_many_ids_is_not_laid_out_and_said_so(tmp_path: Path) -> N
 def test_runs_of_many_ids_are_laid_out(tmp_path: Path) -> None:
     side = 1 << 10
     half = side * side // 2
-    path = dump(
+    path = files(
         tmp_path / "d",
         (side, side),
         (side, side),
@@ -97,7 +97,7 @@ def test_ids_count_from_1_within_their_own_tensor() -> None:
 def test_a_global_shape_that_is_much_too_large_is_told_without_laying_it_out(tmp_path: Path) -> None:
     shape = (12, (1 << 28) + 1)
     held = {"held": lambda rank: (((rank * 6, rank * 6 + 6),), ((0, 12),))}
-    path = dump(tmp_path / "d", shape, (12, 12), (6, 12), **held)
+    path = files(tmp_path / "d", shape, (12, 12), (6, 12), **held)
     (finding,) = cheaply(lambda: check_dump(path)).findings
     assert finding.kind == "wrong-shape"
     assert f"the unsharded model has {list(shape)}" in finding.sentence
@@ -107,7 +107,7 @@ def test_a_long_dim_in_order_does_not_hide_the_short_one_that_is_not(tmp_path: P
     """Rows are flipped under Shard(0): each rank holds the other's half, backwards."""
     long = 1 << 40
     rows = {"held": lambda rank: ((((3 - 2 * rank), 4 - 2 * rank), ((2 - 2 * rank), 3 - 2 * rank)), ((0, long),))}
-    path = dump(tmp_path / "d", (4, long), (4, long), (2, long), **rows)
+    path = files(tmp_path / "d", (4, long), (4, long), (2, long), **rows)
     (finding,) = cheaply(lambda: check_dump(path)).findings
     assert "dim 0 is flipped" in finding.summary
 
@@ -124,7 +124,7 @@ def test_names_are_bounded_by_what_they_are_written_out(restored: Path) -> None:
     spoil(restored / "rank_00001.json", lambda rank: rank["tensors"].append(many))
     assert re.search("names are 1,574,[0-9,]+ characters written out, expected at most", refusal(restored).message)
     spoil(restored / "rank_00001.json", put([[0, 1000]], "tensors", -1, "numbers"))
-    assert len(read.read_dump(restored).ranks[1].tensors) == 9
+    assert len(read.read_files(restored).ranks[1].tensors) == 9
 
 
 def test_a_file_of_gigabytes_is_not_read(restored: Path) -> None:
@@ -142,7 +142,7 @@ def test_where_memory_ends_one_line_says_so(
     def full(*_args: object, **_more: object) -> None:
         raise MemoryError("Unable to allocate 30.0 GiB")
 
-    monkeypatch.setattr("shardviz.commands._dumps.read_dump", full)
+    monkeypatch.setattr("shardviz.commands._dumps.read_files", full)
     assert main(["check", str(restored)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[0]) == ("", "shardviz: error: there is not enough memory for this")
@@ -152,7 +152,7 @@ def test_a_label_of_very_many_segments_is_judged_by_its_shape(tmp_path: Path) ->
     rows = (1 << 59) + 1
     quarter = 1 << 57
     held = {"held": lambda rank: (((rank * quarter, rank * quarter + quarter),), ((0, 2),))}
-    path = dump(tmp_path / "d", (rows, 2), (rows, 2), (quarter, 2), **held)
+    path = files(tmp_path / "d", (rows, 2), (rows, 2), (quarter, 2), **held)
     for rank in range(2):
         label = ["_StridedShard(0, split_factor=65536)"]
         spoil(path / f"rank_0000{rank}.json", put(label, "layouts", 0, "placements"))
@@ -164,7 +164,7 @@ def test_segments_that_no_label_can_have_are_not_looked_for(tmp_path: Path) -> N
     """Every other of 2^40 rows, or so it begins: as a number of segments that would be half of them."""
     rows = 1 << 40
     held = {"held": lambda rank: (((rank, rank + 1), (rank + 2, rows // 2 + 1 + rank)), ((0, 2),))}
-    path = dump(tmp_path / "d", (rows, 2), (rows, 2), (rows // 2, 2), **held)
+    path = files(tmp_path / "d", (rows, 2), (rows, 2), (rows // 2, 2), **held)
     report = cheaply(lambda: check_dump(path))
     assert report.findings or report.not_checked
 
@@ -175,6 +175,6 @@ def test_shards_too_large_to_be_laid_out_are_misordered_all_the_same(tmp_path: P
     held = {
         "held": lambda rank: (((rank * side, rank * side + side),), ((1, end), (0, 1), (end, side))[:: 1 - 2 * rank])
     }
-    path = dump(tmp_path / "d", (2 * side, side), (2 * side, side), (side, side), **held)
+    path = files(tmp_path / "d", (2 * side, side), (2 * side, side), (side, side), **held)
     (finding,) = cheaply(lambda: check_dump(path), seconds=3, megabytes=200).findings
     assert (finding.kind, finding.held) == ("misordered-within-shard", "scrambled")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import RankRecord
 from shardviz.dump.write import check_folder, prepare_folder, replacing_folder, write_rank, write_run
 from shardviz.errors import DumpError
@@ -158,7 +158,7 @@ def test_a_new_dump_takes_its_place_once_it_is_whole(tmp_path: Path):
     with replacing_folder(path) as unfinished:
         write_sample(unfinished)
         assert not path.exists()
-    assert read_dump(path).run == RUN
+    assert read_files(path).run == RUN
     assert os.listdir(tmp_path) == ["a.shardviz"]
 
 
@@ -217,7 +217,7 @@ def test_a_dump_may_be_written_into_the_folder_one_stands_in(
     (tmp_path / "here" / "sub").rmdir()
     with replacing_folder(type(tmp_path)(name)) as unfinished:
         write_sample(unfinished)
-    assert read_dump(tmp_path / "here").run == RUN
+    assert read_files(tmp_path / "here").run == RUN
     assert os.listdir(tmp_path) == ["here"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
-from shardviz.check.run import check_model
-from shardviz.dump.dump import Model, model_of
-from shardviz.dump.read import read_dump
+from shardviz.check.run import report_on
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder
 from shardviz.layout.mesh import parse_mesh
 from shardviz.live.job import VALUES_LIMIT, ProbeJob
@@ -29,12 +29,12 @@ def batch(): return torch.randn(12, 6)
 """
 
 
-def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT) -> Model:
+def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT) -> Dump:
     """Return what the probe's ranks wrote."""
     recipe = probe_files.find(probe)
     mesh = parse_mesh(mesh_text, recipe.axes)
     ProbeJob.of(recipe, mesh, prepare_folder(folder), values_limit=values_limit).launch()
-    return model_of(read_dump(folder))
+    return dump_of(read_files(folder))
 
 
 def checked(text: str, mesh: str, folder: Path) -> Report:
@@ -42,4 +42,4 @@ def checked(text: str, mesh: str, folder: Path) -> Report:
     folder.mkdir(exist_ok=True)
     probe = folder / "mine.py"
     probe.write_text(HEAD + text)
-    return check_model(run_probe(str(probe), mesh, folder / "dump"))
+    return report_on(run_probe(str(probe), mesh, folder / "dump"))

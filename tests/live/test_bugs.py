@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardviz import probe_files
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from shardviz.cli import main
 from tests.live.probing import run_probe
 
@@ -20,7 +20,7 @@ SAID = {
 
 @pytest.mark.parametrize("recipe", BUGS, ids=[recipe.name for recipe in BUGS])
 def test_a_known_bug_is_found_and_named_and_nothing_else_is(recipe, tmp_path):
-    report = check_model(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
+    report = report_on(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
     assert {finding.kind for finding in report.findings} == set(recipe.kinds)
     for finding in report.findings:
         assert finding.summary
@@ -44,14 +44,14 @@ def test_a_known_bug_is_found_and_named_and_nothing_else_is(recipe, tmp_path):
     ],
 )
 def test_a_healthy_probe_gives_no_finding_at_any_mesh(probe, mesh, tmp_path):
-    report = check_model(run_probe(probe, mesh, tmp_path / "dump"))
+    report = report_on(run_probe(probe, mesh, tmp_path / "dump"))
     assert report.findings == ()
     assert report.not_checked == ()
 
 
 @pytest.mark.parametrize("recipe", QUIET, ids=[recipe.name for recipe in QUIET])
 def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
-    report = check_model(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
+    report = report_on(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
     assert report.findings == ()
     unseen = {one.why for one in report.not_checked}
     assert all(why.startswith(SAID.get(recipe.name, "nothing")) for why in unseen)

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
 from shardviz.check.run import check_dump
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
 from shardviz.layout.notation import write
 from shardviz.live.compat import fully_shard
@@ -44,7 +44,7 @@ def clean(folder):
     report = check_dump(folder)
     assert not report.findings, report.findings
     assert not report.not_checked, report.not_checked
-    return model_of(read_dump(folder))
+    return dump_of(read_files(folder))
 
 
 # Pipeline stages
@@ -186,7 +186,7 @@ def test_build_and_parallelize_of_a_bfloat16_job_are_checked_whole(mesh, casts, 
     assert [one.why for one in report.not_checked] == (
         ["full_tensor: ids were written in 2 passes, a digit a pass"] if casts else []
     )
-    seen = model_of(read_dump(shard_dump))
+    seen = dump_of(read_files(shard_dump))
     for tensor in seen.stage("stamped"):
         assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(tensor.claimed.regions())
     assert write(seen.find("stamped", "param", "0.weight").claimed) == "[30/fsdp, 40]"
@@ -205,7 +205,7 @@ def test_stages_of_a_bfloat16_job_are_built_one_by_one(mesh, shard_dump):
     torch.manual_seed(distributed.get_rank() // 2)
     shardviz.capture_sharding(build, parallelize, shard_dump, mesh=mesh, stage_axes=("pp",))
     assert not check_dump(shard_dump).findings
-    held = model_of(read_dump(shard_dump)).find("stamped", "param", "3.weight").shards[3].held
+    held = dump_of(read_files(shard_dump)).find("stamped", "param", "3.weight").shards[3].held
     assert str(held) == "[5:10, 0:12]"
 
 

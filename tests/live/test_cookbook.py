@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shardviz import probe_files
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from shardviz.check.step.agreement import agreement
 from shardviz.cli import main
 from shardviz.errors import EXIT_USAGE, ProbeError
@@ -75,7 +75,7 @@ def test_every_healthy_probe_has_two_meshes_to_be_tried_on_beside_its_own():
 def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(recipe, tmp_path):
     for number, mesh in enumerate((",".join(map(str, recipe.mesh)), *OTHERS[recipe.name])):
         model = run_probe(recipe.name, mesh, tmp_path / str(number))
-        report = check_model(model)
+        report = report_on(model)
         assert not report.findings, (mesh, report.findings)
         assert not report.not_checked, (mesh, report.not_checked)
         numbers = agreement(model)
@@ -121,14 +121,14 @@ def test_the_output_is_compared_with_the_unsharded_models_whole(probe, mesh, ran
 
 def test_output_tokens_in_another_order_are_a_finding(tmp_path):
     broken = _changed("cp", tmp_path, "return parts[order.argsort()]", "return parts")
-    report = check_model(run_probe(broken, "cp=2", tmp_path / "dump"))
+    report = report_on(run_probe(broken, "cp=2", tmp_path / "dump"))
     assert [(finding.kind, finding.tensor) for finding in report.findings] == [("misordered", "output")]
 
 
 def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_defined_to_give(tmp_path):
     largest = "distributed.all_reduce(row, op=distributed.ReduceOp.MAX, group=group)"
     broken = _changed("collectives", tmp_path, "distributed.all_reduce(row, group=group)", largest)
-    report = check_model(run_probe(broken, "outer=2,inner=2", tmp_path / "dump"))
+    report = report_on(run_probe(broken, "outer=2,inner=2", tmp_path / "dump"))
     assert [(finding.kind, finding.tensor, finding.ranks) for finding in report.findings] == [
         ("collective-mismatch", "inner.all_reduce", (0, 1, 2, 3)),
         ("collective-mismatch", "world.all_reduce", (0, 1, 2, 3)),
@@ -140,7 +140,7 @@ def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_def
 
 def test_a_collective_that_is_not_called_at_all_is_a_finding_too(tmp_path):
     broken = _changed("collectives", tmp_path, "distributed.broadcast(row, src=first, group=group)", "pass")
-    report = check_model(run_probe(broken, "outer=1,inner=3", tmp_path / "dump"))
+    report = report_on(run_probe(broken, "outer=1,inner=3", tmp_path / "dump"))
     assert [(finding.tensor, finding.ranks) for finding in report.findings] == [
         ("inner.broadcast", (1, 2)),
         ("world.broadcast", (1, 2)),

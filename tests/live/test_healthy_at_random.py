@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from tests.live.probing import run_probe
 
 SOURCE = """
@@ -87,7 +87,7 @@ def test_a_right_model_of_any_size_on_any_mesh_gives_no_finding(seed, tmp_path):
     kind, mesh, source = drawn(seed)
     probe = tmp_path / "drawn.py"
     probe.write_text(source)
-    report = check_model(run_probe(str(probe), mesh, tmp_path / "dump"))
+    report = report_on(run_probe(str(probe), mesh, tmp_path / "dump"))
     assert report.findings == (), f"{kind} on {mesh}"
     # Of one or two features a ReLU may pass none, and then gradients are zero: that is said, and is so.
     unchecked = [entry for entry in report.not_checked if "zero in every element" not in entry.why]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from shardviz.errors import ProbeError
 from tests.live.probing import run_probe
 
@@ -31,7 +31,7 @@ def test_what_context_parallel_reorders_is_held_against_what_was_cut_by_hand(tmp
         "    mine = torch.arange(24).chunk(3)[mesh.get_local_rank()]\n"
         "    return {'tokens': balanced(mesh), 'labels': balanced(mesh), 'positions': mine}\n"
     )
-    report = check_model(run_probe(str(probe), "cp=3", tmp_path / "dump"))
+    report = report_on(run_probe(str(probe), "cp=3", tmp_path / "dump"))
     (found,) = report.findings
     assert (found.kind, found.tensor, found.held) == ("sequence-order", "positions", "[24/cp]")
     assert "chunks i and 5-i of 6" in found.intended
@@ -41,7 +41,7 @@ def test_what_context_parallel_reorders_is_held_against_what_was_cut_by_hand(tmp
 @pytest.mark.parametrize("probe", ["cp", "quiet/head_and_tail"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_one_order_for_all_that_goes_along_the_sequence_is_right_on_any_mesh(probe, ranks, tmp_path):
-    report = check_model(run_probe(probe, f"cp={ranks}", tmp_path / "dump"))
+    report = report_on(run_probe(probe, f"cp={ranks}", tmp_path / "dump"))
     assert report.findings == ()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from tests.live.probing import run_probe
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def batch(): return torch.randn(12, 6)
 def checked(text: str, mesh: str, folder: Path, *, right: bool) -> Report:
     probe = folder / "mine.py"
     probe.write_text(text.replace("RIGHT", str(right)))
-    return check_model(run_probe(str(probe), mesh, folder / "dump"))
+    return report_on(run_probe(str(probe), mesh, folder / "dump"))
 
 
 @pytest.mark.parametrize(

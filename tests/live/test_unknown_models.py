@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shardviz.check.run import check_model
+from shardviz.check.run import report_on
 from shardviz.cli import main
 from shardviz.picture.text.report import listed_rows
 from tests.live.probing import HEAD, checked, run_probe
@@ -207,7 +207,7 @@ def test_a_stage_that_torch_runs_to_learn_its_shapes_is_not_taken_for_a_micro_ba
     probe = tmp_path / "mine.py"
     probe.write_text(HEAD + PIPELINE)
     model = run_probe(str(probe), "pp=2", tmp_path / "dump")
-    report = check_model(model)
+    report = report_on(model)
     assert (report.findings, report.not_checked) == ((), ())
     for record in model.dump.ranks.values():
         assert [(one.microbatch, one.backward) for one in record.schedule] == [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardviz
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
@@ -22,7 +22,7 @@ MESH = parse_mesh("fsdp=2,tp=4")
 
 
 @pytest.fixture
-def dump(tmp_path: Path) -> Path:
+def files(tmp_path: Path) -> Path:
     swapped = Made("[16/fsdp/tp, 8]", "[16/tp/fsdp, 8]")
     return make_dump(tmp_path / "d.shardviz", MESH, {"w": swapped, "a.b": "[8/tp]", "c.b": "[8/tp]"})
 
@@ -52,23 +52,23 @@ def test_a_mesh_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_dump_prints_its_report_by_path_or_as_it_was_read(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shardviz.show(dump)
+def test_a_dump_prints_its_report_by_path_or_as_it_was_read(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shardviz.show(files)
     by_path = capsys.readouterr().out
-    shardviz.show(str(dump))
+    shardviz.show(str(files))
     assert capsys.readouterr().out == by_path
-    shardviz.show(read_dump(dump))
+    shardviz.show(read_files(files))
     assert capsys.readouterr().out == by_path
     assert "✗ misordered  w" in by_path
 
 
-def test_one_tensor_of_a_dump_is_drawn(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shardviz.show(dump, "w")
+def test_one_tensor_of_a_dump_is_drawn(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shardviz.show(files, "w")
     assert "≠ 4" in capsys.readouterr().out
     with pytest.raises(ShardvizError, match=r"2 tensors end in 'b': a\.b, c\.b"):
-        shardviz.show(dump, "b")
+        shardviz.show(files, "b")
     with pytest.raises(ShardvizError, match=r"2 tensors fit '\*\.b'"):
-        shardviz.show(dump, "*.b")
+        shardviz.show(files, "*.b")
 
 
 def test_what_cannot_be_drawn_is_said() -> None:
@@ -79,13 +79,13 @@ def test_what_cannot_be_drawn_is_said() -> None:
 
 
 def test_under_torchrun_only_rank_0_prints(
-    dump: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")
-    shardviz.show(dump)
+    shardviz.show(files)
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("RANK", "0")
-    shardviz.show(dump)
+    shardviz.show(files)
     assert capsys.readouterr().out != ""
 
 
@@ -94,9 +94,9 @@ def python(code: str, *args: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_a_dump_is_shown_without_torch(dump: Path) -> None:
+def test_a_dump_is_shown_without_torch(files: Path) -> None:
     code = "import sys, shardviz; shardviz.show(sys.argv[1], 'w'); assert not {'torch', 'IPython'} & {*sys.modules}"
-    assert "≠ 4" in python(code, dump)
+    assert "≠ 4" in python(code, files)
 
 
 NOTEBOOK = """
@@ -113,14 +113,14 @@ for kind, text in sorted(shown.data.items()):
 """
 
 
-def test_in_ipython_a_tensor_is_svg_with_its_text_beside_it(dump: Path) -> None:
-    svg, text = python(NOTEBOOK, dump, "w").splitlines()
+def test_in_ipython_a_tensor_is_svg_with_its_text_beside_it(files: Path) -> None:
+    svg, text = python(NOTEBOOK, files, "w").splitlines()
     assert svg.startswith("image/svg+xml 0 b'<svg xmlns=")
     assert text.startswith("text/plain 0 b'w  float32 16 ")
 
 
-def test_in_ipython_a_dump_is_its_page_in_a_frame(dump: Path) -> None:
-    page, text = python(NOTEBOOK, dump).splitlines()
+def test_in_ipython_a_dump_is_its_page_in_a_frame(files: Path) -> None:
+    page, text = python(NOTEBOOK, files).splitlines()
     assert page.startswith("text/html 0 b'<iframe srcdoc=\"&lt;!doctype html&gt;")
     assert text.startswith("text/plain 0 b'  tensor")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
@@ -32,8 +32,8 @@ LAYOUTS = [
 
 def holders_of(text: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Holders, dict[tuple[int, ...], int]]:
     path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", MESH, {"w": text})
-    model = model_of(read_dump(path))
-    sides = sides_of(model, model.tensors[0])
+    dump = dump_of(read_files(path))
+    sides = sides_of(dump, dump.tensors[0])
     layout = parse(text).layout(MESH)
     masks = np.zeros(sides.holders.shape, object)
     for rank, region in layout.regions():
@@ -82,16 +82,16 @@ def test_scattered_ids_are_drawn_where_they_are(tmp_path_factory: pytest.TempPat
     path = make_dump(
         tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("tp=2"), {"w": Made("[3, 2/tp]", ids=ids)}
     )
-    model = model_of(read_dump(path))
-    sides = sides_of(model, model.tensors[0])
+    dump = dump_of(read_files(path))
+    sides = sides_of(dump, dump.tensors[0])
     assert [sides.at(index).held for index in np.ndindex(3, 2)] == [1, 2, 1, 2, 2, 1]
 
 
 def test_a_rank_whose_file_is_missing_is_claimed_but_not_held(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("tp=3"), {"w": "[6/tp, 2]"})
     (path / "rank_00001.json").unlink()
-    model = model_of(read_dump(path))
-    sides = sides_of(model, model.tensors[0])
+    dump = dump_of(read_files(path))
+    sides = sides_of(dump, dump.tensors[0])
     assert [ranks_text(sides.at((row, 0)).claimed) for row in (0, 2, 4)] == ["0", "1", "2"]
     assert [ranks_text(sides.at((row, 0)).held) for row in (0, 2, 4)] == ["0", "", "2"]
     assert [sides.at((row, 0)).different for row in (0, 2, 4)] == [False, True, False]
@@ -100,8 +100,8 @@ def test_a_rank_whose_file_is_missing_is_claimed_but_not_held(tmp_path_factory: 
 def test_a_cell_of_many_elements_is_different_if_any_of_them_is(tmp_path_factory: pytest.TempPathFactory) -> None:
     swapped = Made("[12/fsdp/tp, 12]", "[12/tp/fsdp, 12]")
     path = make_dump(tmp_path_factory.mktemp("dump") / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})
-    model = model_of(read_dump(path))
-    sides = sides_of(model, model.tensors[0])
+    dump = dump_of(read_files(path))
+    sides = sides_of(dump, dump.tensors[0])
     rows = np.array([[0, 12], [0, 3], [2, 4], [9, 12]])
     window = sides.holders.window(Plane(0, 1, (0, 0)), rows, np.array([[0, 12]]))
     assert [sides.cell(window.masks[code]).different for code in window.codes[:, 0]] == [True, False, True, False]

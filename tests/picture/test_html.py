@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from shardviz.cli import main
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRecord
 from shardviz.dump.write import write_rank
 from shardviz.layout.mesh import parse_mesh
@@ -34,8 +34,8 @@ HOSTILE = '"><img src=x onerror=alert(1)></title></style><script>alert(2)</scrip
 
 
 def page(tmp_path: Path, tensors: Mapping[str, Made | str], mesh: str = MESH) -> Path:
-    dump = make_dump(tmp_path / "run.shardviz", parse_mesh(mesh), tensors)
-    assert main(["show", str(dump), "-o", str(tmp_path / "run.html")]) == 0
+    files = make_dump(tmp_path / "run.shardviz", parse_mesh(mesh), tensors)
+    assert main(["show", str(files), "-o", str(tmp_path / "run.html")]) == 0
     return tmp_path / "run.html"
 
 
@@ -200,17 +200,17 @@ def test_maps_beyond_the_pages_room_are_left_out_and_said(tmp_path: Path, monkey
 @pytest.fixture
 def stepped(tmp_path: Path) -> Path:
     """The page of two stages of a pipeline that ran two micro-batches, with gradients and Adam."""
-    dump = make_dump(
+    files = make_dump(
         tmp_path / "run.shardviz", parse_mesh("pp=2"), {"layers.0.w": "[4/pp, 6]", "layers.1.w": "[4/pp, 6]"}
     )
-    for number, rank in read_dump(dump).ranks.items():
+    for number, rank in read_files(files).ranks.items():
         passes = tuple(StageRecord(number, at, backward) for backward in (False, True) for at in (0, 1))
         sent = tuple(CollectiveRecord("all_reduce", ("pp",), 2, f"layers.{at}", count=3, bytes=20_000) for at in (0, 1))
         whole = [Body(role, "step", (4, 6), (2, 6), "float64") for role in ("grad", "optim")]
         named = [TensorRecord("layers.", 1, ((0, 2),), ".w"), TensorRecord("layers.", 2, ((0, 2),), ".w.exp_avg")]
         more = {"bodies": (*rank.bodies, *whole), "tensors": (*rank.tensors, *named)}
-        write_rank(dump, replace(rank, schedule=passes, collectives=sent, **more))
-    assert main(["show", str(dump), "-o", str(tmp_path / "run.html")]) == 0
+        write_rank(files, replace(rank, schedule=passes, collectives=sent, **more))
+    assert main(["show", str(files), "-o", str(tmp_path / "run.html")]) == 0
     return tmp_path / "run.html"
 
 
@@ -264,9 +264,9 @@ def test_a_run_without_a_step_says_why_there_is_no_traffic(tmp_path: Path) -> No
 
 
 def test_a_schedule_that_cannot_be_says_so_and_the_rest_stands(stepped: Path) -> None:
-    dump = stepped.with_name("run.shardviz")
-    (dump / "rank_00000.json").unlink()
-    assert main(["show", str(dump), "-o", str(stepped)]) == 0
+    files = stepped.with_name("run.shardviz")
+    (files / "rank_00000.json").unlink()
+    assert main(["show", str(files), "-o", str(stepped)]) == 0
     assert "rank 1 ran stage 1 on micro-batch 0 before what it needs" in stepped.read_text(encoding="utf-8")
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference, found_in_place_of, path_text, paths
@@ -12,8 +12,8 @@ from tests.dumps import Made, make_dump
 
 
 def paths_of(tmp_path: Path, mesh: str, tensor: Made | str) -> list[str]:
-    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"w": tensor})))
-    return [path_text(path) for path in paths(sides_of(model, model.tensors[0]))]
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"w": tensor})))
+    return [path_text(path) for path in paths(sides_of(dump, dump.tensors[0]))]
 
 
 def test_swapped_axes_are_told_as_the_cycles_of_their_blocks(tmp_path: Path) -> None:
@@ -36,26 +36,26 @@ def test_tensors_in_order_have_no_paths(tmp_path: Path) -> None:
 
 def test_the_first_difference_is_found_in_whatever_slice_it_is(tmp_path: Path) -> None:
     swapped = Made("[8/fsdp/tp, 3, 4]", "[8/tp/fsdp, 3, 4]")
-    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})))
-    sides = sides_of(model, model.tensors[0])
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})))
+    sides = sides_of(dump, dump.tensors[0])
     assert first_difference(sides, Plane(1, 2, (0, 0, 0))) == (2, 0, 0)
     assert first_difference(sides, Plane(0, 1, (0, 0, 0))) == (2, 0, 0)
 
 
 def test_a_tensor_in_order_has_no_first_difference(tmp_path: Path) -> None:
-    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[8/tp, 3]"})))
-    assert first_difference(sides_of(model, model.tensors[0]), Plane(0, 1, (0, 0))) is None
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {"w": "[8/tp, 3]"})))
+    assert first_difference(sides_of(dump, dump.tensors[0]), Plane(0, 1, (0, 0))) is None
 
 
 def test_the_element_in_place_of_another_is_what_the_shard_holds_there(tmp_path: Path) -> None:
     swapped = Made("[8/fsdp/tp, 3]", "[8/tp/fsdp, 3]")
-    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})))
-    assert found_in_place_of(model.tensors[0], (3, 2), 1) == (5, 2)
-    assert found_in_place_of(model.tensors[0], (0, 1), 0) == (0, 1)
-    assert found_in_place_of(model.tensors[0], (0, 1), 3) is None
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": swapped})))
+    assert found_in_place_of(dump.tensors[0], (3, 2), 1) == (5, 2)
+    assert found_in_place_of(dump.tensors[0], (0, 1), 0) == (0, 1)
+    assert found_in_place_of(dump.tensors[0], (0, 1), 3) is None
 
 
 def test_a_shard_that_is_too_short_has_nothing_in_its_place(tmp_path: Path) -> None:
     uneven = Made("[12/fsdp/tp]", "[12/tp/fsdp]")
-    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=4"), {"w": uneven})))
-    assert found_in_place_of(model.tensors[0], (9,), 5) is None
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=4"), {"w": uneven})))
+    assert found_in_place_of(dump.tensors[0], (9,), 5) is None

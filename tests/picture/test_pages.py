@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.text.page import page_lines, rank_lines
@@ -43,8 +43,8 @@ def page(tmp_path: Path, mesh: str, tensor: Made | str, terminal: Terminal, *, m
     path = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": tensor})
     if missing is not None:
         (path / f"rank_{missing:05d}.json").unlink()
-    model = model_of(read_dump(path))
-    subject = of_tensor(model, model.tensors[0], "layers.0.weight")
+    dump = dump_of(read_files(path))
+    subject = of_tensor(dump, dump.tensors[0], "layers.0.weight")
     return terminal.render([*page_lines(subject, terminal), line(""), *rank_lines(subject, terminal)])
 
 

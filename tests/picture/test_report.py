@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from shardviz.check.finding import Finding, NotChecked, Report
-from shardviz.check.run import check_model
-from shardviz.dump.dump import Model, model_of
-from shardviz.dump.read import read_dump
+from shardviz.check.run import report_on
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.machine import report_github, report_json, report_junit
 from shardviz.picture.text.findings import findings_lines
@@ -53,8 +53,8 @@ def report(*findings: Finding, not_checked: tuple[NotChecked, ...] = (), num_ten
     return Report(8, num_tensors, findings, not_checked)
 
 
-def model(tmp_path: Path, tensors: dict[str, Made | str]) -> Model:
-    return model_of(read_dump(make_dump(tmp_path / "d.shardviz", MESH, tensors)))
+def dump(tmp_path: Path, tensors: dict[str, Made | str]) -> Dump:
+    return dump_of(read_files(make_dump(tmp_path / "d.shardviz", MESH, tensors)))
 
 
 def test_the_report_of_a_clean_dump(tmp_path: Path) -> None:
@@ -63,13 +63,13 @@ def test_the_report_of_a_clean_dump(tmp_path: Path) -> None:
         for layer in range(4)
         for name, layout in (("wq", "[16/tp/fsdp, 8]"), ("wo", "[8/fsdp, 16/tp]"), ("norm", "[9/fsdp]"))
     }
-    clean = model(tmp_path, {"embed.weight": "bfloat16[100/tp/fsdp, 8]", **layers})
-    check_golden("report_clean", TERMINAL.render(report_lines(clean, check_model(clean), TERMINAL)))
+    clean = dump(tmp_path, {"embed.weight": "bfloat16[100/tp/fsdp, 8]", **layers})
+    check_golden("report_clean", TERMINAL.render(report_lines(clean, report_on(clean), TERMINAL)))
 
 
 def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
     layers: dict[str, Made | str] = {f"layers.{layer}.w": "[16/fsdp/tp, 8]" for layer in range(4)}
-    broken = model(tmp_path, {"embed": "[8/tp, 8]", **layers, "head": "[8, 8] +tp"})
+    broken = dump(tmp_path, {"embed": "[8/tp, 8]", **layers, "head": "[8, 8] +tp"})
     found = report(
         *(swapped(f"layers.{layer}.w") for layer in (0, 1, 3)),
         LATE,
@@ -130,7 +130,7 @@ def test_what_a_step_put_out_is_not_counted_as_a_tensor_of_the_model() -> None:
 
 
 def test_names_with_markup_and_control_characters_are_shown_as_text(tmp_path: Path) -> None:
-    odd = model(tmp_path, {WEIRD: "[8/tp]"})
+    odd = dump(tmp_path, {WEIRD: "[8/tp]"})
     text = TERMINAL.render(report_lines(odd, report(swapped(WEIRD), num_tensors=1), TERMINAL))
     assert text.count("[red]w\\u001b[31m:100%,\\u000a") == 3
     assert "\x1b" not in text
@@ -197,10 +197,10 @@ def test_a_report_comes_out_of_another_process_as_it_went_in() -> None:
 
 def test_a_tensor_of_which_a_rank_left_no_file_is_not_said_to_be_in_order(tmp_path: Path) -> None:
     tensors = {"cut": "[8/tp, 4]", "bias": "[8]"}
-    dump = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), tensors)
-    (dump / "rank_00002.json").unlink()
-    model = model_of(read_dump(dump, strict=False))
-    report = check_model(model)
-    assert {name: row.verdict for name, row in listed_rows(model, report)} == {"cut": "unknown", "bias": "unknown"}
-    whole = model_of(read_dump(make_dump(tmp_path / "e.shardviz", parse_mesh("tp=4"), tensors)))
-    assert {row.verdict for _, row in listed_rows(whole, check_model(whole))} == {"good"}
+    files = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=4"), tensors)
+    (files / "rank_00002.json").unlink()
+    dump = dump_of(read_files(files, strict=False))
+    report = report_on(dump)
+    assert {name: row.verdict for name, row in listed_rows(dump, report)} == {"cut": "unknown", "bias": "unknown"}
+    whole = dump_of(read_files(make_dump(tmp_path / "e.shardviz", parse_mesh("tp=4"), tensors)))
+    assert {row.verdict for _, row in listed_rows(whole, report_on(whole))} == {"good"}

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from shardviz.cli import main
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.palette import RANK_COLOURS
@@ -30,8 +30,8 @@ GOLDEN = ("misordered_uneven", "misordered_line", "other_dim", "even", "flat", "
 
 
 def drawn(tmp_path: Path, mesh: str, tensor: Made | str, name: str = "layers.0.weight") -> str:
-    model = model_of(read_dump(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {name: tensor})))
-    return svg(of_tensor(model, model.tensors[0], name))
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {name: tensor})))
+    return svg(of_tensor(dump, dump.tensors[0], name))
 
 
 def texts(picture: str) -> list[str]:
@@ -111,10 +111,10 @@ def test_a_long_name_goes_on_below_and_a_picture_stays_as_wide_as_a_page(tmp_pat
 
 
 def test_a_rank_without_a_file_is_not_said_to_hold_what_it_claims(tmp_path: Path) -> None:
-    dump = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=4"), {"w": "[9/fsdp, 4]"})
-    (dump / "rank_00001.json").unlink()
-    model = model_of(read_dump(dump))
-    picture = svg(of_tensor(model, model.tensors[0], "w"))
+    files = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=4"), {"w": "[9/fsdp, 4]"})
+    (files / "rank_00001.json").unlink()
+    dump = dump_of(read_files(files))
+    picture = svg(of_tensor(dump, dump.tensors[0], "w"))
     assert "? as claimed, but rank 1 left no file" in texts(picture)
     assert "do not hold what they claim" not in picture
 
@@ -161,11 +161,11 @@ def test_show_writes_the_picture_that_the_files_ending_asks_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mesh, made = MISORDERED["misordered_uneven"]
-    dump = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": made})
-    assert main(["show", str(dump), "layers.0.weight", "-o", str(tmp_path / "w.svg")]) == 0
+    files = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": made})
+    assert main(["show", str(files), "layers.0.weight", "-o", str(tmp_path / "w.svg")]) == 0
     assert capsys.readouterr().out == ""
     check_golden("misordered_uneven", (tmp_path / "w.svg").read_text(encoding="utf-8"), "svg")
-    assert main(["show", str(dump), "--format", "svg"]) == 0
+    assert main(["show", str(files), "--format", "svg"]) == 0
     check_golden("misordered_uneven", capsys.readouterr().out, "svg")
-    assert main(["show", str(dump), "layers.0.weight", "-o", str(tmp_path / "w.pdf")]) == 2
+    assert main(["show", str(files), "layers.0.weight", "-o", str(tmp_path / "w.pdf")]) == 2
     assert not (tmp_path / "w.pdf").exists()

@@ -39,14 +39,14 @@ class Shown:
     result: Any
 
 
-def walk(dump: Path, *keys: str, **options: Any) -> Shown:
+def walk(files: Path, *keys: str, **options: Any) -> Shown:
     """Open a dump, press keys one after the other, and return what is shown then."""
-    (shown,) = walk_on(dump, {"": keys}, **options).values()
+    (shown,) = walk_on(files, {"": keys}, **options).values()
     return shown
 
 
 def walk_on(
-    dump: Path,
+    files: Path,
     walks: Mapping[str, Sequence[str]],
     *,
     size: tuple[int, int] = (120, 40),
@@ -56,7 +56,7 @@ def walk_on(
     """Open a dump, make several walks one after the other, and return what is shown at the end of each."""
 
     async def run() -> dict[str, Shown]:
-        app, shown = ShardvizApp(dump, other), {}
+        app, shown = ShardvizApp(files, other), {}
         async with app.run_test(size=size) as pilot:
             await app.workers.wait_for_complete()
             await pilot.pause()

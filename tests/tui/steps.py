@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRecord
 from shardviz.dump.write import write_rank
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_to_ranks(path: Path, change: Callable[[RankRecord], RankRecord]) -> None:
     """Write every rank file of a dump again."""
-    for record in read_dump(path).ranks.values():
+    for record in read_files(path).ranks.values():
         write_rank(path, change(record))
 
 

@@ -62,11 +62,11 @@ def differences(one: pyte.Screen, other: pyte.Screen) -> list[tuple[int, int, st
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dump", ["bug", "shapes", "stepped"])
-def test_the_terminal_shows_what_painting_all_anew_would(dump: str, seed: int, request: pytest.FixtureRequest) -> None:
+def test_the_terminal_shows_what_painting_all_anew_would(files: str, seed: int, request: pytest.FixtureRequest) -> None:
     keys = random.Random(seed).choices(KEYS, k=PRESSED)
 
     async def run() -> None:
-        app = Emulated(request.getfixturevalue(dump), SIZES[seed])
+        app = Emulated(request.getfixturevalue(files), SIZES[seed])
         async with app.run_test(size=SIZES[seed]) as pilot:
             await app.workers.wait_for_complete()
             for pressed, key in enumerate(keys, start=1):

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from shardviz.check.diff import compare
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.dump.dump import model_of
+from shardviz.dump.dump import dump_of
 from shardviz.dump.memory import total, uses
-from shardviz.dump.read import read_dump
+from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, TensorRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
@@ -43,7 +43,7 @@ MESH = parse_mesh("fsdp=2,tp=4")
 
 
 def document(path: Path, mesh: str, tensors: dict[str, Made | str]) -> Document:
-    return checked(Document(path, model_of(read_dump(make_dump(path, parse_mesh(mesh), tensors)))))
+    return checked(Document(path, dump_of(read_files(make_dump(path, parse_mesh(mesh), tensors)))))
 
 
 @pytest.mark.parametrize("mesh", ["5", "2,3", "2,3,4", "2,2,3,2", "2,1,2,2,3"])
@@ -69,7 +69,7 @@ def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
     here = document(tmp_path / "a.shardviz", "tp=2", {"same": "[4]", "held": "[4/tp]", "shape": "[4]", "here": "[2]"})
     changed = {"same": "[4]", "held": Made("[4/tp]", "[4]"), "shape": "[6]", "there": "[2]"}
     there = document(tmp_path / "b.shardviz", "tp=2", changed)
-    found = pairs(here, there, compare(here.model, there.model))
+    found = pairs(here, there, compare(here.dump, there.dump))
     assert [(pair.title, pair.relation, pair.what) for pair in found] == [
         ("held", "different", "held [4/tp] on (tp=2) → [4] on (tp=2)"),
         ("shape", "different", "shape [4] → [6], and claimed"),
@@ -84,7 +84,7 @@ def test_a_layer_that_differs_in_one_of_two_dumps_is_told_apart_from_its_like(tm
     here = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
     changed = {**dict.fromkeys(names, "[4/tp]"), names[1]: Made("[4/tp]", "[4]")}
     there = document(tmp_path / "b.shardviz", "tp=2", changed)
-    found = pairs(here, there, compare(here.model, there.model))
+    found = pairs(here, there, compare(here.dump, there.dump))
     assert [(pair.title, pair.relation) for pair in found] == [
         ("layers.1.weight", "different"),
         ("layers.[0,2-3].weight", "same"),
@@ -115,7 +115,7 @@ def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path
     told = replace(doc, report=report)
     verdicts = {entry.title: entry.verdict for entry in told.entries}
     assert verdicts == {"good": "good", "wrong": "error", "warned": "warning", "unseen": "unknown"}
-    assert verdicts == {name: row.verdict for name, row in listed_rows(doc.model, report)}
+    assert verdicts == {name: row.verdict for name, row in listed_rows(doc.dump, report)}
 
 
 def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> None:
@@ -124,11 +124,11 @@ def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> 
 
 def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
-    doc = Document(path, model_of(read_dump(path)))
-    assert (len(doc.entries), doc.bytes_of(0, 1), total(uses(doc.model), 1)) == (1, 16, 16)
+    doc = Document(path, dump_of(read_files(path)))
+    assert (len(doc.entries), doc.bytes_of(0, 1), total(uses(doc.dump), 1)) == (1, 16, 16)
     add_to_ranks(path, lambda rank: structs.replace(rank, tied=(("layers.0.w", "layers.1.w"),)))
-    tied = Document(path, model_of(read_dump(path)))
-    assert (len(tied.entries), tied.bytes_of(0, 1), total(uses(tied.model), 1)) == (1, 8, 8)
+    tied = Document(path, dump_of(read_files(path)))
+    assert (len(tied.entries), tied.bytes_of(0, 1), total(uses(tied.dump), 1)) == (1, 8, 8)
 
 
 def test_what_was_not_checked_is_told_once_for_identical_layers_and_without_a_name_where_it_has_none(
@@ -144,7 +144,7 @@ def test_what_was_not_checked_is_told_once_for_identical_layers_and_without_a_na
 def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"cube": "[2, 4/tp, 3]", "strided": "[8/2/tp]", "none": "[1/tp]"})
     cube, strided, none = (entry.tensor for entry in doc.entries)
-    memory = ids_in_memory(doc.model, cube, 1)
+    memory = ids_in_memory(doc.dump, cube, 1)
     assert [memory.row(row, 0, 9) for row in range(memory.num_rows)] == [
         ["7", "8", "9"],
         ["10", "11", "12"],
@@ -152,7 +152,7 @@ def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None
         ["22", "23", "24"],
     ]
     assert memory.row_title(2) == "1, 0"
-    assert ids_in_memory(doc.model, strided, 1).row(0, 1, 2) == ["4", "7"]
+    assert ids_in_memory(doc.dump, strided, 1).row(0, 1, 2) == ["4", "7"]
     assert part_text(strided.shards[1]) == "[2:4+6:8]"
     assert part_text(none.shards[1]) == "nothing"
 
@@ -166,7 +166,7 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
     )
     named = (TensorRecord("weight", 1), TensorRecord("weight", 2), TensorRecord("output", 3))
     add_to_ranks(path, lambda rank: structs.replace(rank, bodies=rank.bodies + bodies, tensors=rank.tensors + named))
-    doc = checked(Document(path, model_of(read_dump(path))))
+    doc = checked(Document(path, dump_of(read_files(path))))
     by_role = {entry.tensor.role: index for index, entry in enumerate(doc.entries)}
     assert [entry.layout for entry in doc.entries][:1] == ["bfloat16[8/tp, 4]"]
     assert doc.entries[0].short_layout == "[8/tp, 4]"
@@ -175,7 +175,7 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
         "grad": 32,
         "output": None,
     }
-    assert total(uses(doc.model), 1) == 64
+    assert total(uses(doc.dump), 1) == 64
     assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain
 
 

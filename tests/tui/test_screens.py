@@ -20,14 +20,14 @@ def test_the_first_screen_says_what_is_wrong_at_every_size(bug: Path, size: tupl
 
 
 @pytest.mark.parametrize("dump", ["healthy", "even_bug", "damaged"])
-def test_each_view_of_each_dump(dump: str, request: pytest.FixtureRequest) -> None:
-    for view, shown in walk_on(request.getfixturevalue(dump), VIEWS, size=(100, 30)).items():
-        assert_golden(shown, f"{view}-{dump}")
+def test_each_view_of_each_dump(files: str, request: pytest.FixtureRequest) -> None:
+    for view, shown in walk_on(request.getfixturevalue(files), VIEWS, size=(100, 30)).items():
+        assert_golden(shown, f"{view}-{files}")
 
 
 @pytest.mark.parametrize("dump", ["stepped", "pipelined", "lost_stage", "bug", "damaged"])
-def test_the_step_of_each_dump(dump: str, request: pytest.FixtureRequest) -> None:
-    assert_golden(walk(request.getfixturevalue(dump), "5", size=(100, 30)), f"step-{dump}")
+def test_the_step_of_each_dump(files: str, request: pytest.FixtureRequest) -> None:
+    assert_golden(walk(request.getfixturevalue(files), "5", size=(100, 30)), f"step-{files}")
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

@@ -6,8 +6,8 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from shardviz.dump.dump import model_of
-from shardviz.dump.read import read_dump
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.model.step import moments, step_of
 from tests.tui.driving import walk, walk_on
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_identical_layers_are_one_line_in_the_order_in_which_they_began(stepped: Path) -> None:
-    step = step_of(model_of(read_dump(stepped)))
+    step = step_of(dump_of(read_files(stepped)))
     found = [(one.record.op, str(one.modules), one.count, one.bytes, one.received) for one in step.collectives]
     assert found == [
         ("all_gather", "layers.[0-3]", 4, 9984, 4992),
@@ -28,17 +28,17 @@ def test_identical_layers_are_one_line_in_the_order_in_which_they_began(stepped:
 
 
 def test_an_axis_that_nothing_ran_along_is_said_to_receive_nothing(stepped: Path) -> None:
-    step = step_of(model_of(read_dump(stepped)))
+    step = step_of(dump_of(read_files(stepped)))
     assert dict(step.received) == {("hsdp",): 0, ("fsdp",): 5004992, ("tp",): 23040, ("fsdp", "tp"): 12}
     assert "hsdp 0 B · fsdp 4.77 MiB" in walk(stepped, "5").text
 
 
 def test_before_and_after_are_kept_by_group(stepped: Path) -> None:
-    model = model_of(read_dump(stepped))
-    found = moments(model, step_of(model).collectives[-1])
+    dump = dump_of(read_files(stepped))
+    found = moments(dump, step_of(dump).collectives[-1])
     assert [moment.rank for moment in found] == list(range(8))
     assert (found[1].before, found[1].after) == ((10, 11, 12, 13), (1, 11, 21, 31))
-    assert moments(model, step_of(model).collectives[0]) == []
+    assert moments(dump, step_of(dump).collectives[0]) == []
 
 
 def test_the_axis_key_keeps_what_ran_along_one(stepped: Path) -> None:
@@ -90,8 +90,8 @@ def test_help_and_the_palette_know_the_step(stepped: Path) -> None:
 
 
 def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepped: Path) -> None:
-    async def run(dump: Path, target: str, offset: tuple[int, int]) -> str:
-        app = ShardvizApp(dump)
+    async def run(files: Path, target: str, offset: tuple[int, int]) -> str:
+        app = ShardvizApp(files)
         async with app.run_test(size=(120, 40)) as pilot:
             await app.workers.wait_for_complete()
             await pilot.click("#tabs", offset=(42, 0))

@@ -290,11 +290,11 @@ def test_ranks_appear_while_a_job_still_writes_them(
         async with app.run_test() as pilot:
             for wanted, arriving in ((3, files[4:]), (8, [])):
                 for _ in range(500):
-                    if app.document is not None and len(app.document.model.dump.ranks) == wanted:
+                    if app.document is not None and len(app.document.dump.files.ranks) == wanted:
                         break
                     await pilot.pause(0.01)
                 assert app.document is not None
-                seen.append(len(app.document.model.dump.ranks))
+                seen.append(len(app.document.dump.files.ranks))
                 for file in arriving:
                     (live / file.name).write_bytes(file.read_bytes())
         return seen

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding, Report
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.picture.model.sides import Sides
     from shardviz.text import Fold
 
@@ -72,13 +72,13 @@ class Document:
 
     Attributes:
         path: Its folder.
-        model: Its tensors.
+        dump: Its tensors.
         report: What the check found; None while it is running.
         failed: Why there is no report and will be none; empty where there is or will be one.
     """
 
     path: Path
-    model: Model
+    dump: Dump
     report: Report | None = None
     failed: str = ""
     _sides: dict[int, Sides] = field(default_factory=dict, compare=False, repr=False)
@@ -107,17 +107,17 @@ class Document:
 
         The unsharded model's, which rank 0 writes down to compare with, are no part of the run.
         """
-        stamped = {(name, tensor.role) for tensor in self.model.stage("stamped") for name in tensor.names}
+        stamped = {(name, tensor.role) for tensor in self.dump.at("stamped") for name in tensor.names}
         shown = [
             tensor
-            for tensor in self.model.tensors
-            if tensor.stage == "stamped"
-            or (tensor.stage != "reference" and (tensor.names[0], tensor.role) not in stamped)
+            for tensor in self.dump.tensors
+            if tensor.moment == "stamped"
+            or (tensor.moment != "reference" and (tensor.names[0], tensor.role) not in stamped)
         ]
         return tuple(map(self._entry, shown))
 
     def _entry(self, tensor: Tensor) -> Entry:
-        dtype = own_dtype(self.model, tensor, tensor.names[0])
+        dtype = own_dtype(self.dump, tensor, tensor.names[0])
         if self.report is None:
             return Entry(tensor, dtype, "unknown" if self.failed else "pending")
         names = [tensor.name, *tensor.names]
@@ -125,7 +125,7 @@ class Document:
         verdicts: list[Verdict] = [self.findings[index].severity for index in found]
         unseen = not self._unseen.isdisjoint(names)
         return Entry(
-            tensor, dtype, worst([*verdicts, "unknown" if unseen else without_finding(self.model, tensor)]), found
+            tensor, dtype, worst([*verdicts, "unknown" if unseen else without_finding(self.dump, tensor)]), found
         )
 
     @cached_property
@@ -141,12 +141,12 @@ class Document:
         """Return the rank that is looked at: the chosen one; until one was, the first of some ranks, or of the mesh."""
         if selection.rank is not None:
             return selection.rank
-        return among[0] if among else self.model.dump.mesh.ranks[0]
+        return among[0] if among else self.dump.files.mesh.ranks[0]
 
     @cached_property
     def counted(self) -> list[Counted]:
         """The tensors that take memory, as `shardviz show --memory` counts them."""
-        return counted(self.model)
+        return counted(self.dump)
 
     @cached_property
     def _counted_of(self) -> dict[tuple[str, str], Counted]:
@@ -171,7 +171,7 @@ class Document:
     @cached_property
     def step(self) -> Step:
         """What the dump says of a training step."""
-        return step_of(self.model)
+        return step_of(self.dump)
 
     def sides(self, entry: int) -> Sides:
         """Return both sides of an entry's tensor, made once.
@@ -182,5 +182,5 @@ class Document:
         from shardviz.picture.model.sides import sides_of
 
         if entry not in self._sides:
-            self._sides[entry] = sides_of(self.model, self.entries[entry].tensor)
+            self._sides[entry] = sides_of(self.dump, self.entries[entry].tensor)
         return self._sides[entry]

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
     """Light the holders of the element under the map's cursor, and the group of a rank along an axis."""
-    dump = document.model.dump
+    files = document.dump.files
     group: frozenset[int] = frozenset()
-    if axis and rank is not None and rank in dump.mesh:
-        group = frozenset(dump.mesh.group_of(rank, axis))
-    missing = frozenset(dump.missing_ranks)
+    if axis and rank is not None and rank in files.mesh:
+        group = frozenset(files.mesh.group_of(rank, axis))
+    missing = frozenset(files.missing_ranks)
     if selection.plane is None:
         return Lights(missing=missing, group=group)
     try:
@@ -36,5 +36,5 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
     """Light the ranks that take part in a collective, with the group of one of them."""
-    dump, mask = document.model.dump, mask_of(collective.ranks)
-    return Lights(mask, mask, frozenset(dump.missing_ranks), group_of(collective, dump.mesh, rank))
+    files, mask = document.dump.files, mask_of(collective.ranks)
+    return Lights(mask, mask, frozenset(files.missing_ranks), group_of(collective, files.mesh, rank))

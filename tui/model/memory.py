@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
 
     from .document import Document
 
@@ -34,7 +34,7 @@ def part_text(shard: Shard) -> str:
     if shard.held is not None:
         flat = shard.layout is not None and shard.layout.flat is not None
         return f"flat {shard.held}" if flat else str(shard.held)
-    return "scattered ids" if shard.body.stage == "stamped" else str(list(shard.body.local_shape))
+    return "scattered ids" if shard.body.moment == "stamped" else str(list(shard.body.local_shape))
 
 
 @dataclass(frozen=True)
@@ -86,27 +86,27 @@ class Memory:
         return ", ".join(map(str, parts))
 
 
-def ids_in_memory(model: Model, tensor: Tensor, rank: int) -> Memory:
+def ids_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory:
     """Return the ids that a rank holds, counted from 1 within the tensor.
 
     Raises:
         DumpError: The dump has no ids of it, or they are too many to lay out.
     """
     shard = tensor.shards[rank]
-    if tensor.stage != "stamped":
+    if tensor.moment != "stamped":
         raise DumpError(f"{tensor.name} was not stamped: there are no ids")
     if shard.held is not None:
         shape = shard.layout.index_shape if shard.layout else tensor.shape
         strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
         return Memory("ids", shard.held.shape, tuple(indices(ranges) for ranges in shard.held.dims), strides)
-    ids = model.local_ids(shard, tensor.names[0])
+    ids = dump.local_ids(shard, tensor.names[0])
     return Memory("ids", ids.shape, array=ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1))
 
 
-def values_in_memory(model: Model, tensor: Tensor, rank: int) -> Memory | None:
+def values_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory | None:
     """Return the real values that a rank held, of the latest stage that has them; None where the dump has none."""
     for stage in ("step", "initial"):
-        for other in model.stage(stage):
+        for other in dump.at(stage):
             if other.role == tensor.role and tensor.names[0] in other.names and rank in other.shards:
                 body = other.shards[rank].body
                 if body.values is not None and 0 not in body.local_shape:

@@ -16,7 +16,7 @@ from shardviz.text import Fold, fold, natural_key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import CollectiveRecord
 
 WHAT = {
@@ -92,30 +92,30 @@ class Step:
         return sum(count for _, count in self.received)
 
 
-def step_of(model: Model) -> Step:
+def step_of(dump: Dump) -> Step:
     """Return what a dump says of its step."""
-    ranks = model.dump.ranks.values()
-    has_run = bool(model.stage("step")) or any(rank.collectives or rank.schedule for rank in ranks)
-    schedules, pipeline, undrawn = one_pipeline(model), None, ""
+    ranks = dump.files.ranks.values()
+    has_run = bool(dump.at("step")) or any(rank.collectives or rank.schedule for rank in ranks)
+    schedules, pipeline, undrawn = one_pipeline(dump), None, ""
     try:
         pipeline = timeline(schedules) if schedules else None
     except ShardvizError as error:
         undrawn = f"{error.message}: {error.hint}"
-    return Step(has_run, tuple(_collectives(model)), tuple(_received(model)), pipeline, undrawn)
+    return Step(has_run, tuple(_collectives(dump)), tuple(_received(dump)), pipeline, undrawn)
 
 
-def _collectives(model: Model) -> list[Collective]:
-    found = [(one.record.module, (structs.replace(one.record, module=""), one.ranks)) for one in traffic(model)]
+def _collectives(dump: Dump) -> list[Collective]:
+    found = [(one.record.module, (structs.replace(one.record, module=""), one.ranks)) for one in traffic(dump)]
     began = {one: at for at, one in reversed([*enumerate(found)])}
     folds = fold(sorted(found, key=lambda one: natural_key(one[0])))
     folds.sort(key=lambda one: min(began[name, one[1]] for name in one[0].names()))
     return [Collective(record, modules, ranks) for modules, (record, ranks) in folds]
 
 
-def _received(model: Model) -> list[tuple[tuple[str, ...], int]]:
+def _received(dump: Dump) -> list[tuple[tuple[str, ...], int]]:
     """Return the bytes that the busiest rank took in: along every axis, then along what else there was."""
-    totals: dict[tuple[str, ...], int] = {(axis,): 0 for axis in model.dump.mesh.axes if model.dump.run.mesh}
-    for rank in model.dump.ranks.values():
+    totals: dict[tuple[str, ...], int] = {(axis,): 0 for axis in dump.files.mesh.axes if dump.files.run.mesh}
+    for rank in dump.files.ranks.values():
         own: dict[tuple[str, ...], int] = {}
         for record in rank.collectives:
             own[record.axes] = own.get(record.axes, 0) + received(record)
@@ -144,32 +144,32 @@ class Moment:
     after: tuple[float, ...] | None
 
 
-def moments(model: Model, collective: Collective) -> list[Moment]:
+def moments(dump: Dump, collective: Collective) -> list[Moment]:
     """Return what every rank had before and after, where its module kept both: a collective probe's modules do."""
     name = collective.modules.names()[0]
-    before, after = (model.find("step", "activation", one) for one in (name + BEFORE, name))
+    before, after = (dump.find("step", "activation", one) for one in (name + BEFORE, name))
     if before is None or after is None:
         return []
     return [
-        Moment(rank, _numbers(model, name + BEFORE, rank), _numbers(model, name, rank))
-        for rank in _by_group(model, collective)
+        Moment(rank, _numbers(dump, name + BEFORE, rank), _numbers(dump, name, rank))
+        for rank in _by_group(dump, collective)
     ]
 
 
-def _by_group(model: Model, collective: Collective) -> list[int]:
+def _by_group(dump: Dump, collective: Collective) -> list[int]:
     """Return the ranks that took part, those of a group after each other."""
-    axes, mesh = collective.record.axes, model.dump.mesh
+    axes, mesh = collective.record.axes, dump.files.mesh
     if not axes or not set(axes) <= set(mesh.axes):
         return list(collective.ranks)
     took_part = frozenset(collective.ranks)
     return [rank for group in mesh.groups(*axes) for rank in group if rank in took_part]
 
 
-def _numbers(model: Model, name: str, rank: int) -> tuple[float, ...] | None:
-    tensor = model.find("step", "activation", name)
+def _numbers(dump: Dump, name: str, rank: int) -> tuple[float, ...] | None:
+    tensor = dump.find("step", "activation", name)
     if tensor is None or rank not in tensor.shards:
         return None
     try:
-        return tuple(model.values(tensor.shards[rank], name).ravel().tolist())
+        return tuple(dump.values(tensor.shards[rank], name).ravel().tolist())
     except ShardvizError:
         return None

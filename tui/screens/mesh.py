@@ -62,7 +62,7 @@ class MeshView(View):
         """Show the chosen rank, and the holders of the place under the map's cursor."""
         if document is None:
             return
-        mesh = document.model.dump.mesh
+        mesh = document.dump.files.mesh
         rank = document.rank_of(selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
@@ -85,7 +85,7 @@ class MeshView(View):
     def action_next_axis(self) -> None:
         """Go through the axes, and none."""
         if self.app.document is not None:
-            self._axis = (self._axis + 2) % (self.app.document.model.dump.mesh.ndim + 1) - 1
+            self._axis = (self._axis + 2) % (self.app.document.dump.files.mesh.ndim + 1) - 1
             self.show(self.app.document, self.app.selection)
 
     async def action_open_rank(self) -> None:

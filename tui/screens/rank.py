@@ -104,7 +104,7 @@ class RankView(View):
     def action_step(self, step: int) -> None:
         """Go so many ranks on, in the mesh's order, and around."""
         if self.app.document is not None:
-            ranks, rank = self.app.document.model.dump.mesh.ranks, self.app.document.rank_of(self.app.selection)
+            ranks, rank = self.app.document.dump.files.mesh.ranks, self.app.document.rank_of(self.app.selection)
             at = ranks.index(rank) if rank in ranks else 0
             self.app.selection = replace(self.app.selection, rank=ranks[(at + step) % len(ranks)])
 
@@ -146,9 +146,9 @@ def _memory(document: Document, entry: int, rank: int, *, values: bool) -> tuple
         return None, f"rank {rank} has nothing of this tensor"
     tensor = document.entries[entry].tensor
     try:
-        own = values_in_memory(document.model, tensor, rank)
-        if values or tensor.stage != "stamped":
+        own = values_in_memory(document.dump, tensor, rank)
+        if values or tensor.moment != "stamped":
             return own, "" if own else "the dump has no values of this tensor"
-        return ids_in_memory(document.model, tensor, rank), ""
+        return ids_in_memory(document.dump, tensor, rank), ""
     except ShardvizError as error:
         return None, printable(error.message)

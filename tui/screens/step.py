@@ -93,7 +93,7 @@ class StepView(View):
         for part in ("#comms-box", "#comm"):
             self.query_one(part).display = bool(step.collectives)
         self.query_one("#schedule-box").display = step.pipeline is not None or bool(step.undrawn)
-        self._show_schedule(step, document.model.dump.mesh)
+        self._show_schedule(step, document.dump.files.mesh)
         self._list(step)
         self._show_collective(document, selection)
 
@@ -116,10 +116,10 @@ class StepView(View):
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
         rank = document.rank_of(selection, chosen.ranks)
         self.query_one("#comm-box", Box).entitle(collective_title(chosen))
-        self.query_one("#comm-card", Static).update(collective_text(chosen, document.model.dump.mesh, rank))
+        self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
         self.query_one("#part-box", Box).entitle("● takes part", f"underlined: with rank {rank}")
-        self.query_one(MeshGrid).show(document.model.dump.mesh, rank, takes_part(document, chosen, rank))
-        self._moments = moments(document.model, chosen)
+        self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
+        self._moments = moments(document.dump, chosen)
         lines = self.query_one(MomentLines)
         lines.display = bool(self._moments)
         self.query_one("#comm").set_class(bool(self._moments), "kept")

@@ -46,7 +46,7 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     at = selection.plane.at
     cell = sides.at(at)
     index = at[len(at) - len(entry.tensor.shape) :]
-    mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.model.dump.mesh
+    mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
     text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"), no_wrap=True, overflow="ellipsis")
     if sides.has_claimed:
         text.append("  claimed ", "dim").append(_who(cell.claimed, mesh))

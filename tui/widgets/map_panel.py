@@ -74,7 +74,7 @@ class MapPanel(Box):
         self.query_one(SideBar).show(selection.side)
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, pending_text(entry))
         self.query_one(Inspector).show(document, selection, sides, why)
-        mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.model.dump.mesh
+        mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
         grid = self.query_one("#small-mesh", MeshGrid)
         grid.show(mesh, selection.rank, lights_of(document, selection))
         grid.tooltip = LEGEND

@@ -32,13 +32,13 @@ class RankCard(Static):
 
 def rank_text(document: Document, rank: int) -> Text:
     """Write what a rank is."""
-    dump = document.model.dump
-    mesh = dump.mesh
-    text = Text.assemble((f"rank {rank}", "bold"), f" of {dump.run.num_ranks:,}")
-    if rank in dump.ranks:
+    files = document.dump.files
+    mesh = files.mesh
+    text = Text.assemble((f"rank {rank}", "bold"), f" of {files.run.num_ranks:,}")
+    if rank in files.ranks:
         found = [one for one in document.counted if rank in one.tensor.shards]
         count, taken = sum(len(one.widths) for one in found), sum(one.on(rank) for one in found)
-        text.append(f" on {printable(dump.ranks[rank].hostname)}")
+        text.append(f" on {printable(files.ranks[rank].hostname)}")
         text.append(f"\nholds {bytes_text(taken)} in {count:,} tensor{'' if count == 1 else 's'}")
     else:
         text.append("\n? no readable file of this rank in the dump", verdict_style("warning"))

@@ -37,13 +37,13 @@ def title_text(document: Document | None, note: str = "") -> Text:
     name = printable(document.path.name.removesuffix(".shardviz")) if document is not None else "shardviz"
     text = Text.assemble((name, "bold"), no_wrap=True, overflow="ellipsis")
     if document is not None:
-        run = document.model.dump.run
+        run = document.dump.files.run
         text.append("  ").append_text(_verdict(document))
-        if missing := len(document.model.dump.missing_ranks):
+        if missing := len(document.dump.files.missing_ranks):
             text.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
         if note:
             text.append(f" · {note}", "dim")
-        text.append(f" · {counted(run.num_ranks, 'rank')} {document.model.dump.mesh}", "dim")
+        text.append(f" · {counted(run.num_ranks, 'rank')} {document.dump.files.mesh}", "dim")
         return text.append(f" · {counted(_num_weights(document), 'tensor')}", "dim")
     return text.append(f"  {note}", "dim") if note else text
 

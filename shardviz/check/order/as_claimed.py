@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from shardviz.layout.layout import Layout
 
 if TYPE_CHECKING:
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.region import Ranges
 
 
-def is_as_claimed(model: Model, tensor: Tensor) -> bool:
+def is_as_claimed(dump: Dump, tensor: Tensor) -> bool:
     """Whether every rank claims the same layout of the whole stamped tensor, and holds what that says."""
     layout = tensor.claimed
     if layout is None or len(tensor.shards) != len(layout.mesh.ranks):
@@ -31,7 +31,7 @@ def is_as_claimed(model: Model, tensor: Tensor) -> bool:
             return False
         if 0 in body.local_shape and all(wanted.get(rank, ((),))):
             return False
-    return all(name not in model.stamps or model.stamps[name].shape == layout.tensor_shape for name in tensor.names)
+    return all(name not in dump.stamps or dump.stamps[name].shape == layout.tensor_shape for name in tensor.names)
 
 
 @lru_cache(maxsize=256)

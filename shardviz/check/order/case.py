@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
 
@@ -34,7 +34,7 @@ class Case:
     """One stamped tensor over the ranks of one mesh.
 
     Attributes:
-        model: The dump that it is from.
+        dump: The dump that it is from.
         tensor: The tensor, or the fold that it stands for.
         name: Its name, or the first of the fold's.
         mesh: The mesh that it claims; the run's for a plain tensor.
@@ -45,7 +45,7 @@ class Case:
             another tensor.
     """
 
-    model: Model
+    dump: Dump
     tensor: Tensor
     name: str
     mesh: Mesh
@@ -57,7 +57,7 @@ class Case:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape in which regions count."""
-        return self.claimed.index_shape if self.claimed else _own_shape(self.model, self.tensor, self.name)
+        return self.claimed.index_shape if self.claimed else _own_shape(self.dump, self.tensor, self.name)
 
     @property
     def numel(self) -> int:
@@ -107,16 +107,16 @@ class Case:
 
     def owner(self, model_id: int) -> tuple[str, int]:
         """Return the tensor that an id of the model belongs to, and the element's number in it."""
-        firsts, names = self.model.id_owners
+        firsts, names = self.dump.id_owners
         at = bisect_right(firsts, model_id) - 1
         return names[at], model_id - firsts[at]
 
 
-def cases_of(model: Model, tensor: Tensor, name: str, *, claims: bool = True) -> Iterator[Case]:
+def cases_of(dump: Dump, tensor: Tensor, name: str, *, claims: bool = True) -> Iterator[Case]:
     """Lay a tensor out as cases, one for each mesh that its ranks are on.
 
     Args:
-        model: The dump.
+        dump: The dump.
         tensor: The tensor, or the fold that it is in.
         name: Its name.
         claims: Whether what the placements say is taken up; where even the global shape is wrong, it cannot be.
@@ -124,45 +124,45 @@ def cases_of(model: Model, tensor: Tensor, name: str, *, claims: bool = True) ->
     Raises:
         DumpError: The dump does not have the ids, or they are too many to lay out.
     """
-    for mesh, shards in _by_mesh(model, tensor).items():
+    for mesh, shards in _by_mesh(dump, tensor).items():
         usual = Counter(shard.layout for shard in shards.values()).most_common(1)[0][0]
-        yield _case(model, tensor, name, mesh, usual if claims else None, shards)
+        yield _case(dump, tensor, name, mesh, usual if claims else None, shards)
 
 
-def _by_mesh(model: Model, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
+def _by_mesh(dump: Dump, tensor: Tensor) -> dict[Mesh, dict[Coord, Shard]]:
     meshes: dict[Mesh, dict[Coord, Shard]] = {}
     for rank, shard in tensor.shards.items():
-        mesh = shard.layout.mesh if shard.layout else model.dump.mesh
+        mesh = shard.layout.mesh if shard.layout else dump.files.mesh
         if rank in mesh:
             meshes.setdefault(mesh, {})[mesh.coord_of(rank)] = shard
     return meshes
 
 
 def _case(
-    model: Model, tensor: Tensor, name: str, mesh: Mesh, claimed: Layout | None, shards: dict[Coord, Shard]
+    dump: Dump, tensor: Tensor, name: str, mesh: Mesh, claimed: Layout | None, shards: dict[Coord, Shard]
 ) -> Case:
-    shape = claimed.index_shape if claimed else _own_shape(model, tensor, name)
+    shape = claimed.index_shape if claimed else _own_shape(dump, tensor, name)
     regions: dict[Coord, Region] = {}
     ids: dict[Coord, NDArray[np.int64]] = {}
     for coord, shard in shards.items():
-        region = _region(model, shard, name, shape)
-        own = model.local_ids(shard, name) if region is None else None
+        region = _region(dump, shard, name, shape)
+        own = dump.local_ids(shard, name) if region is None else None
         if own is not None and shard.body.runs is not None:
             region = region_of(own, shape)
         if region is not None:
             regions[coord] = region
         elif own is not None:
             ids[coord] = own
-    return Case(model, tensor, name, mesh, claimed, shards, regions, ids)
+    return Case(dump, tensor, name, mesh, claimed, shards, regions, ids)
 
 
-def _own_shape(model: Model, tensor: Tensor, name: str) -> tuple[int, ...]:
+def _own_shape(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
     """Return the shape of the whole of a plain tensor: that which was stamped, for each rank knows its own only."""
-    stamp = model.stamps.get(name)
+    stamp = dump.stamps.get(name)
     return stamp.shape if stamp else tensor.shape
 
 
-def _region(model: Model, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | None:
+def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | None:
     body = shard.body
     if not math.prod(body.local_shape):
         empty = body.local_shape if len(body.local_shape) == len(shape) else (0,) * len(shape)
@@ -170,5 +170,5 @@ def _region(model: Model, shard: Shard, name: str, shape: tuple[int, ...]) -> Re
     if shard.held is not None:
         return shard.held if len(shard.held.dims) == len(shape) else None
     if body.dense:
-        return region_of(model.dense(shard, name), shape, model.first_ids.get(name, 1))
+        return region_of(dump.dense(shard, name), shape, dump.first_ids.get(name, 1))
     return None

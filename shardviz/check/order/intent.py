@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardviz.check.order.case import Case
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
@@ -37,10 +37,10 @@ def intended_text(intended: Mapping[str, str], name: str) -> str:
     return next((text for pattern, text in intended.items() if fnmatchcase(name, pattern)), "")
 
 
-def unmatched(model: Model) -> Iterator[NotChecked]:
+def unmatched(dump: Dump) -> Iterator[NotChecked]:
     """Yield the patterns that fit no name, misspelt ones among them."""
-    names = [name for tensor in model.stage("stamped") for name in tensor.names]
-    for pattern in model.dump.run.intended if names else ():
+    names = [name for tensor in dump.at("stamped") for name in tensor.names]
+    for pattern in dump.files.run.intended if names else ():
         if not any(fnmatchcase(name, pattern) for name in names):
             yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
 

@@ -52,7 +52,7 @@ def check_places(case: Case) -> Iterator[Finding]:
         yield _explained(case)
         return
     counts = count_ids(case)
-    if counts.num_missing and case.model.dump.missing_ranks:
+    if counts.num_missing and case.dump.files.missing_ranks:
         raise CountError(f"{counts.num_missing:,} elements are on no rank that is there; others may hold them")
     if not counts.even:
         yield from _uneven(case, counts)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import GatherRecord, Stamp
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
@@ -40,30 +40,30 @@ OF_PLACES = (
 )
 
 
-def check_gathered(model: Model, findings: Iterable[Finding]) -> list[Finding]:
+def check_gathered(dump: Dump, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with what torch's collectives made of the tensors, and those of the collectives' own.
 
     Args:
-        model: The dump.
+        dump: The dump.
         findings: What is wrong with the shards themselves.
     """
-    wrong, seen = _gathered(model)
-    told = [_with_consequence(model, finding, wrong, seen) for finding in findings]
+    wrong, seen = _gathered(dump)
+    told = [_with_consequence(dump, finding, wrong, seen) for finding in findings]
     explained = {finding.tensor for finding in told if finding.kind in OF_PLACES}
-    own = [_finding(model, name, call, ranks) for (name, call), ranks in wrong.items() if name not in explained]
+    own = [_finding(dump, name, call, ranks) for (name, call), ranks in wrong.items() if name not in explained]
     return told + own
 
 
-def _gathered(model: Model) -> tuple[Wrong, set[tuple[str, str]]]:
+def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
     """Return what came back wrong, and all that came back."""
     wrong: Wrong = {}
     seen: set[tuple[str, str]] = set()
-    whole = {name: Region.whole(stamp.shape).dims for name, stamp in model.stamps.items()}
-    for rank, record in sorted(model.dump.ranks.items()):
+    whole = {name: Region.whole(stamp.shape).dims for name, stamp in dump.stamps.items()}
+    for rank, record in sorted(dump.files.ranks.items()):
         for gathered in record.gathered:
             key = (gathered.name, gathered.collective)
             seen.add(key)
-            stamp = model.stamps.get(gathered.name)
+            stamp = dump.stamps.get(gathered.name)
             is_whole = gathered.held is not None and gathered.held == whole.get(gathered.name)
             if not gathered.error and (is_whole or stamp is None or _is_in_order(stamp, gathered)):
                 continue
@@ -71,12 +71,12 @@ def _gathered(model: Model) -> tuple[Wrong, set[tuple[str, str]]]:
     return wrong, seen
 
 
-def _with_consequence(model: Model, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
+def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
     if finding.kind not in OF_PLACES:
         return finding
     calls = [call for name, call in seen if name == finding.tensor]
     said = [
-        f"{call}() {_said(model, finding.tensor, wrong[finding.tensor, call])}"
+        f"{call}() {_said(dump, finding.tensor, wrong[finding.tensor, call])}"
         if (finding.tensor, call) in wrong
         else f"{call}() gives it back in order all the same"
         for call in sorted(calls)
@@ -84,20 +84,20 @@ def _with_consequence(model: Model, finding: Finding, wrong: Wrong, seen: set[tu
     return replace(finding, details=(*finding.details, *said))
 
 
-def _said(model: Model, name: str, ranks: dict[int, GatherRecord]) -> str:
+def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
     rank, gathered = next(iter(ranks.items()))
-    return f"raised {gathered.error}" if gathered.error else f"gives {_difference(model.stamps[name], rank, gathered)}"
+    return f"raised {gathered.error}" if gathered.error else f"gives {_difference(dump.stamps[name], rank, gathered)}"
 
 
-def _finding(model: Model, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
-    tensors = [tensor for tensor in model.stage("stamped") if name in tensor.names]
+def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
+    tensors = [tensor for tensor in dump.at("stamped") if name in tensor.names]
     claimed = tensors[0].claimed if tensors else None
     return Finding(
         "collective-mismatch",
         "error",
         name,
         tuple(ranks),
-        f"the shards are as claimed, but {call}() {_said(model, name, ranks)}",
+        f"the shards are as claimed, but {call}() {_said(dump, name, ranks)}",
         claimed=write(claimed) if claimed is not None else "",
         cause="torch's own collective is wrong for this layout, or the process groups are not in the mesh's order",
         fix="choose sizes that the axes divide, or redistribute one axis at a time; shardviz audit gives a repro to "

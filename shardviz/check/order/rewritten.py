@@ -50,7 +50,7 @@ def _is_whole_in_shape(case: Case) -> bool:
 def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bool:
     """Whether all ranks have the same numbers, some of which are no ids, in the filled model and in its own."""
     first = next(iter(ids.values()))
-    initial = case.model.find("initial", "buffer", case.name)
+    initial = case.dump.find("initial", "buffer", case.name)
     if case.regions or initial is None or not np.any(first == -1):
         return False
     index = initial.names.index(case.name)

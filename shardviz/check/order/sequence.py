@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardviz.check.order.infer.explanation import Disorder
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 3
@@ -56,9 +56,9 @@ class Order:
         return any(ranges != ((0, self.size),) for ranges in self.held.values())
 
 
-def check_sequence(model: Model) -> Iterator[Finding | NotChecked]:
+def check_sequence(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield tensors whose positions on a rank are not those of the others that share their sequence."""
-    found = list(_orders(model))
+    found = list(_orders(dump))
     yield from (one for one in found if isinstance(one, NotChecked))
     orders = [one for one in found if isinstance(one, Order) and one.is_split]
     if len(orders) < 2:
@@ -66,25 +66,25 @@ def check_sequence(model: Model) -> Iterator[Finding | NotChecked]:
     times = Counter(_signature(one) for one in orders)
     usual = max(orders, key=lambda one: (times[_signature(one)], one.leads))
     for one in orders:
-        yield from _compare(model, one, usual)
+        yield from _compare(dump, one, usual)
 
 
-def _orders(model: Model) -> Iterator[Order | NotChecked]:
-    unseen = set(model.dump.run.sequence)
-    for tensor in model.stage("stamped"):
+def _orders(dump: Dump) -> Iterator[Order | NotChecked]:
+    unseen = set(dump.files.run.sequence)
+    for tensor in dump.at("stamped"):
         for name in tensor.names:
-            pattern = next((text for text in model.dump.run.sequence if fnmatchcase(name, text)), None)
+            pattern = next((text for text in dump.files.run.sequence if fnmatchcase(name, text)), None)
             if pattern is not None:
                 unseen.discard(pattern)
-                yield _order(model, tensor, name, model.dump.run.sequence[pattern])
+                yield _order(dump, tensor, name, dump.files.run.sequence[pattern])
     why = "no tensor that shares a sequence has this name"
     yield from (NotChecked(pattern, why, "order") for pattern in sorted(unseen))
 
 
-def _order(model: Model, tensor: Tensor, name: str, dim: int) -> Order | NotChecked:
+def _order(dump: Dump, tensor: Tensor, name: str, dim: int) -> Order | NotChecked:
     held: dict[int, Ranges] = {}
     try:
-        for case in cases_of(model, tensor, name):
+        for case in cases_of(dump, tensor, name):
             if dim >= len(case.shape):
                 return NotChecked(name, f"its order along the sequence: it has no dim {dim}", "order")
             if case.ids:
@@ -100,7 +100,7 @@ def _signature(one: Order) -> tuple[tuple[int, Ranges], ...]:
     return tuple(sorted(one.held.items()))
 
 
-def _compare(model: Model, one: Order, usual: Order) -> Iterator[Finding | NotChecked]:
+def _compare(dump: Dump, one: Order, usual: Order) -> Iterator[Finding | NotChecked]:
     both = [rank for rank in sorted(one.held) if rank in usual.held]
     wrong = tuple(rank for rank in both if one.held[rank] != usual.held[rank])
     counts = {rank: (length(one.held[rank]), length(usual.held[rank])) for rank in wrong}
@@ -111,10 +111,10 @@ def _compare(model: Model, one: Order, usual: Order) -> Iterator[Finding | NotCh
         own, others = counts[uneven]
         yield NotChecked(one.name, f"rank {uneven} has {own} positions of it and {others} of {usual.name}", "order")
     elif wrong:
-        yield _finding(model, one, usual, wrong)
+        yield _finding(dump, one, usual, wrong)
 
 
-def _finding(model: Model, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
+def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Finding:
     rank = wrong[0]
     same = len(one.held) > 1 and len(set(one.held.values())) == 1
     name: Disorder = "sequence-restart" if same else "sequence-order"
@@ -126,8 +126,8 @@ def _finding(model: Model, one: Order, usual: Order, wrong: tuple[int, ...]) -> 
         wrong,
         f"{len(wrong)} of {len(one.held)} ranks have other positions of the sequence here than of {usual.name}: "
         f"rank {rank} has {own} where {usual.name} has {others}",
-        held=_in_words(model.dump.mesh, one),
-        intended=f"as {usual.name}: {_in_words(model.dump.mesh, usual)}",
+        held=_in_words(dump.files.mesh, one),
+        intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
         cause=CATALOGUE[name].cause,
         fix=CATALOGUE[name].fix.format(name=one.name, other=usual.name),
         refs=CATALOGUE[name].refs,

@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.check.step.compared import Compared, compared
 
 if TYPE_CHECKING:
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Agreement:
     farthest: float
 
 
-def agreement(model: Model) -> Agreement | None:
+def agreement(dump: Dump) -> Agreement | None:
     """Return how near the step came; None where the dump has none."""
-    found = [one for one in compared(model) if not one.incomparable] if model.stage("reference") else []
+    found = [one for one in compared(dump) if not one.incomparable] if dump.at("reference") else []
     losses = [one for one in found if one.role == "scalar" and one.name == "loss" and one.reduced]
     gradients = [one for one in found if one.role == "grad"]
     if not losses and not gradients:

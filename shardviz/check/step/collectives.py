@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import CallRecord
 
     Values = NDArray[np.float64]
@@ -58,19 +58,19 @@ DEFINITIONS: Mapping[str, Callable[[Values, int], Values | None]] = {
 """
 
 
-def check_collectives(model: Model) -> Iterator[Finding | NotChecked]:
+def check_collectives(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield the collectives of a step that did not give what they are defined to give, once for all groups."""
-    calls = dict.fromkeys(call for rank in model.dump.ranks.values() for call in rank.calls)
+    calls = dict.fromkeys(call for rank in dump.files.ranks.values() for call in rank.calls)
     wrong: dict[tuple[str, str], dict[int, Wrong]] = {}
     for call in calls:
         try:
-            wrong.setdefault((call.module, call.op), {}).update(_wrong(model, call))
+            wrong.setdefault((call.module, call.op), {}).update(_wrong(dump, call))
         except (DumpError, ValueError) as error:
             yield NotChecked(call.module, f"{call.op} over ranks {listed(call.ranks, MAX_SHOWN)}: {error}", "step")
     yield from (_finding(module, op, ranks) for (module, op), ranks in wrong.items() if ranks)
 
 
-def _wrong(model: Model, call: CallRecord) -> dict[int, Wrong]:
+def _wrong(dump: Dump, call: CallRecord) -> dict[int, Wrong]:
     """Return the ranks of a group that have something else than is defined.
 
     Raises:
@@ -79,22 +79,22 @@ def _wrong(model: Model, call: CallRecord) -> dict[int, Wrong]:
     """
     if call.op not in DEFINITIONS:
         raise ValueError(f"shardviz has no definition of {call.op}")
-    before = np.stack([_values(model, f"{call.module}.before", rank) for rank in call.ranks])
+    before = np.stack([_values(dump, f"{call.module}.before", rank) for rank in call.ranks])
     found = {}
     for me, rank in enumerate(call.ranks):
         wanted = DEFINITIONS[call.op](before, me)
         if wanted is not None:
-            after = _values(model, call.module, rank)
+            after = _values(dump, call.module, rank)
             if after.shape != wanted.shape or not np.allclose(after, wanted, rtol=RTOL, atol=0):
                 found[rank] = Wrong(call, after, wanted)
     return found
 
 
-def _values(model: Model, name: str, rank: int) -> Values:
-    tensor = model.find("step", "activation", name)
+def _values(dump: Dump, name: str, rank: int) -> Values:
+    tensor = dump.find("step", "activation", name)
     if tensor is None or rank not in tensor.shards:
         raise DumpError(f"rank {rank} wrote no {name}")
-    return model.values(tensor.shards[rank], name)
+    return dump.values(tensor.shards[rank], name)
 
 
 def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:

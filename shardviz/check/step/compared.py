@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
@@ -177,27 +177,27 @@ REDUCTIONS = {
 }
 
 
-def compared(model: Model) -> Iterator[Compared]:
+def compared(dump: Dump) -> Iterator[Compared]:
     """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
-    references = {(tensor.role, name): tensor for tensor in model.stage("reference") for name in tensor.names}
-    rounding = rounding_of(model)
-    for tensor in model.stage("step"):
+    references = {(tensor.role, name): tensor for tensor in dump.at("reference") for name in tensor.names}
+    rounding = rounding_of(dump)
+    for tensor in dump.at("step"):
         for name in tensor.names:
             reference = references.get((tensor.role, name))
             if reference is not None and tensor.role in ("grad", "output", "scalar"):
-                wanted = model.values(reference.first, name)
-                yield laid_out(model, tensor, name, wanted, rounding)
+                wanted = dump.values(reference.first, name)
+                yield laid_out(dump, tensor, name, wanted, rounding)
 
 
-def rounding_of(model: Model) -> Rounding:
+def rounding_of(dump: Dump) -> Rounding:
     """Return what the step allows for rounding, from the tensors that took part in it."""
-    dtypes = {shard.body.dtype for tensor in model.stage("step") for shard in tensor.shards.values()}
-    dtypes |= {dtype for record in model.dump.ranks.values() for dtype in record.narrowed_to}
+    dtypes = {shard.body.dtype for tensor in dump.at("step") for shard in tensor.shards.values()}
+    dtypes |= {dtype for record in dump.files.ranks.values() for dtype in record.narrowed_to}
     epsilon = max((EPSILONS.get(dtype, 0.0) for dtype in dtypes), default=0.0)
-    whole = list(model.stage("reference"))
+    whole = list(dump.at("reference"))
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     gradients = [
-        float(np.max(np.abs(model.values(tensor.first, name)), initial=0.0))
+        float(np.max(np.abs(dump.values(tensor.first, name)), initial=0.0))
         for tensor in whole
         for name in tensor.names
         if tensor.role == "grad"
@@ -205,30 +205,30 @@ def rounding_of(model: Model) -> Rounding:
     return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
 
 
-def laid_out(model: Model, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
+def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
     """Lay what every rank holds of a tensor beside the values that are wanted."""
     claimed = tensor.claimed
     if claimed is not None and claimed.flat:
         wanted = wanted.ravel()
     values, regions = {}, {}
     for rank, shard in tensor.shards.items():
-        values[rank] = model.values(shard, name)
-        regions[rank] = _region(model, shard, name, wanted.shape)
-    mesh = claimed.mesh if claimed else model.dump.mesh
+        values[rank] = dump.values(shard, name)
+        regions[rank] = _region(dump, shard, name, wanted.shape)
+    mesh = claimed.mesh if claimed else dump.files.mesh
     return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding)
 
 
-def _region(model: Model, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
+def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:
     """Return the part that a rank holds: what is claimed of it, or what its parameter was seen to hold."""
     if shard.layout is not None:
         return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
-    stamped = model.find("stamped", "param", name)
+    stamped = dump.find("stamped", "param", name)
     if shard.body.local_shape != shape and stamped is not None and shard.rank in stamped.shards:
         ids = stamped.shards[shard.rank]
         if ids.held is not None and ids.held.shape == shard.body.local_shape:
             return ids.held
         if ids.body.runs is not None and ids.body.local_shape == shard.body.local_shape:
-            numbers = model.local_ids(ids, name) - 1
+            numbers = dump.local_ids(ids, name) - 1
             if numbers.min(initial=0) >= 0:
                 return Elements(tuple(numbers.ravel().tolist()), shard.body.local_shape)
     return Region.whole(shape)

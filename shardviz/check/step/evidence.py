@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import RankRecord
 
 
@@ -21,11 +21,11 @@ class Evidence:
     """Every result of a step that the unsharded model's has too.
 
     Attributes:
-        model: The dump.
+        dump: The dump.
         results: Gradients, outputs and logged values beside their references.
     """
 
-    model: Model
+    dump: Dump
     results: tuple[Compared, ...]
 
     @cached_property
@@ -47,12 +47,12 @@ class Evidence:
     @cached_property
     def without_gradient(self) -> tuple[str, ...]:
         """Parameters with a gradient in the unsharded model's step and none on any rank of the sharded one."""
-        names = [name for tensor in self.model.stage("reference") if tensor.role == "grad" for name in tensor.names]
-        return tuple(name for name in names if self.model.find("step", "grad", name) is None)
+        names = [name for tensor in self.dump.at("reference") if tensor.role == "grad" for name in tensor.names]
+        return tuple(name for name in names if self.dump.find("step", "grad", name) is None)
 
     def tied_to(self, name: str) -> tuple[str, ...]:
         """Return the other names under which a tensor stood in the unsharded model."""
-        owner = {stamp.name: stamp.tied_to or stamp.name for stamp in self.model.dump.run.stamps}
+        owner = {stamp.name: stamp.tied_to or stamp.name for stamp in self.dump.files.run.stamps}
         return tuple(other for other in owner if other != name and owner[other] == owner.get(name))
 
     @cached_property
@@ -68,13 +68,13 @@ class Evidence:
     @cached_property
     def _odd(self) -> list[tuple[tuple[str, str], str]]:
         """For every rank the first of the modules just before the first odd one that put out a sum, and that one."""
-        return [self._first_odd(record) for record in self.model.dump.ranks.values()]
+        return [self._first_odd(record) for record in self.dump.files.ranks.values()]
 
     def _first_odd(self, record: RankRecord) -> tuple[tuple[str, str], str]:
         pending = ("", "")
         for tensor in record.tensors:
             body = record.bodies[tensor.body]
-            if (body.role, body.stage) == ("activation", "step"):
+            if (body.role, body.moment) == ("activation", "step"):
                 name = Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
                 if body.layout is None:
                     return pending, name

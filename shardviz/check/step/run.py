@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 
-def check_step(model: Model, earlier: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
+def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
     """Yield what a step shows, where the weights that it started from are right.
 
     Args:
-        model: The dump.
+        dump: The dump.
         earlier: What was found of the weights: numbers that come of wrong weights say nothing new.
     """
-    steps = model.stage("step")
+    steps = dump.at("step")
     if not steps:
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
         yield NotChecked("", f"the step: its numbers come of weights that are wrong ({_named(wrong[0])})", "step")
         return
-    if not model.stage("reference"):
+    if not dump.at("reference"):
         yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing", "step")
         return
-    missing = [name for tensor in steps for name in tensor.names if not _has_reference(model, tensor.role, name)]
+    missing = [name for tensor in steps for name in tensor.names if not _has_reference(dump, tensor.role, name)]
     why = "the unsharded model's step has no tensor of this name"
     yield from (NotChecked(name, why, "step") for name in missing)
-    evidence = Evidence(model, tuple(compared(model)))
+    evidence = Evidence(dump, tuple(compared(dump)))
     why = "its gradient: .grad is None on every rank after the step"
     yield from (NotChecked(name, why, "step") for name in evidence.without_gradient)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
@@ -69,8 +69,8 @@ def _named(finding: Finding) -> str:
     return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
-def _has_reference(model: Model, role: str, name: str) -> bool:
-    return role in ("param", "activation", "optim") or model.find("reference", role, name) is not None
+def _has_reference(dump: Dump, role: str, name: str) -> bool:
+    return role in ("param", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
 def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:

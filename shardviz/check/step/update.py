@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 LEAST = 1e-6
 """Gradients are said not to be zero from this size on, relative to the largest one: less may be lost in rounding."""
@@ -28,33 +28,33 @@ LEAST = 1e-6
 MAX_LISTED = 8
 
 
-def check_update(model: Model, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
+def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotChecked]:
     """Yield what the weights show after the optimizer's step, where those that it started from are right.
 
     Args:
-        model: The dump.
+        dump: The dump.
         step: What was found of the step: wrong gradients make other weights.
     """
-    tensors = [tensor for tensor in model.stage("step") if tensor.role == "param"]
-    if not tensors or not model.stage("reference"):
+    tensors = [tensor for tensor in dump.at("step") if tensor.role == "param"]
+    if not tensors or not dump.at("reference"):
         return
     if step:
         why = f"the weights after the optimizer's step: it began with what is wrong ({step[0].kind}: {step[0].tensor})"
         yield NotChecked("", why, "step")
         return
-    rounding, seen = rounding_of(model), []
+    rounding, seen = rounding_of(dump), []
     for tensor in tensors:
         for name in tensor.names:
-            before = model.find("reference", "param", name)
+            before = dump.find("reference", "param", name)
             if before is not None:
-                one = laid_out(model, tensor, name, model.values(before.first, name), rounding)
+                one = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
                 if one.incomparable:
                     yield NotChecked(name, f"its value after the optimizer's step: {one.incomparable}", "step")
                 elif one.copies_differ_along:
                     yield _differing(one)
                 else:
                     seen.append(one)
-    yield from _check_moved(model, seen)
+    yield from _check_moved(dump, seen)
 
 
 def _differing(one: Compared) -> Finding:
@@ -85,11 +85,11 @@ def _pairs(one: Compared) -> list[tuple[int, int, float]]:
     ]
 
 
-def _check_moved(model: Model, weights: Sequence[Compared]) -> Iterator[Finding]:
+def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     """Yield weights that are what they were, on ranks whose part of the gradient is not zero; in one where all are."""
-    found = [(one, still) for one in weights if (still := _still(model, one))]
-    judged = [one for one in weights if _with_gradient(model, one)]
-    whole = all(set(still) == set(_with_gradient(model, one)) for one, still in found)
+    found = [(one, still) for one in weights if (still := _still(dump, one))]
+    judged = [one for one in weights if _with_gradient(dump, one)]
+    whole = all(set(still) == set(_with_gradient(dump, one)) for one, still in found)
     if found and whole and len(found) == len(judged) > 1:
         ranks = tuple(sorted({rank for _, still in found for rank in still}))
         text = f"the optimizer's step changed none of the {len(found)} weights, whose gradients are not zero"
@@ -118,16 +118,16 @@ AFTER_SHARDING = (
 )
 
 
-def _still(model: Model, one: Compared) -> tuple[int, ...]:
+def _still(dump: Dump, one: Compared) -> tuple[int, ...]:
     """Return the ranks with a gradient on which a weight is what it was."""
-    return tuple(rank for rank in _with_gradient(model, one) if np.array_equal(one.values[rank], one.wanted_of(rank)))
+    return tuple(rank for rank in _with_gradient(dump, one) if np.array_equal(one.values[rank], one.wanted_of(rank)))
 
 
-def _with_gradient(model: Model, one: Compared) -> tuple[int, ...]:
-    gradient = model.find("reference", "grad", one.name)
+def _with_gradient(dump: Dump, one: Compared) -> tuple[int, ...]:
+    gradient = dump.find("reference", "grad", one.name)
     if gradient is None:
         return ()
-    sizes = np.abs(model.values(gradient.first, one.name)).ravel()
+    sizes = np.abs(dump.values(gradient.first, one.name)).ravel()
     least = LEAST * one.rounding.size
     return tuple(
         rank

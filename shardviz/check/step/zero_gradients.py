@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardviz.check.finding import Finding
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 MAX_LISTED = 4
 
 
-def check_zero_gradients(model: Model, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
+def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
     """Say once of which parameters on several ranks the gradient shows nothing, but for those of earlier findings."""
     found = {finding.tensor for finding in earlier}
-    gradients = [tensor for tensor in model.stage("reference") if tensor.role == "grad"]
+    gradients = [tensor for tensor in dump.at("reference") if tensor.role == "grad"]
     names = [
         name
         for tensor in gradients
         for name in tensor.names
-        if name not in found and _on_several(model, name) and not np.any(model.values(tensor.first, name))
+        if name not in found and _on_several(dump, name) and not np.any(dump.values(tensor.first, name))
     ]
     if names:
         whose = listed((str(folded) for folded, _ in fold((name, None) for name in names)), MAX_LISTED)
@@ -38,7 +38,7 @@ def check_zero_gradients(model: Model, earlier: Sequence[Finding]) -> Iterator[N
         yield NotChecked("", why, "step")
 
 
-def _on_several(model: Model, name: str) -> bool:
+def _on_several(dump: Dump, name: str) -> bool:
     """Whether several ranks have a gradient of this name after the step."""
-    gradient = model.find("step", "grad", name)
+    gradient = dump.find("step", "grad", name)
     return gradient is not None and len(gradient.shards) > 1

@@ -21,21 +21,21 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.mesh import Mesh
 
 Groups = list[list["Shard"]]
 MAX_LISTED = 8
 
 
-def check_copies(model: Model) -> Iterator[Finding | NotChecked]:
+def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the initial stage whose copies differ."""
-    stamped = {name: tensor for tensor in model.stage("stamped") for name in tensor.names}
-    for tensor in model.stage("initial"):
+    stamped = {name: tensor for tensor in dump.at("stamped") for name in tensor.names}
+    for tensor in dump.at("initial"):
         for ids, numbers in _by_stamped(tensor, stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
-                yield from _compare(model, tensor, numbers, groups)
+                yield from _compare(dump, tensor, numbers, groups)
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
                 yield from (NotChecked(tensor.names[number], why, "values") for number in numbers)
@@ -86,19 +86,19 @@ def _pending(shard: Shard) -> tuple[int, ...]:
     return tuple(coord[layout.mesh.axis_index(axis)] for axis, _ in layout.partial)
 
 
-def _compare(model: Model, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:
+def _compare(dump: Dump, tensor: Tensor, numbers: list[int], groups: Groups) -> Iterator[Finding]:
     for index in numbers:
         differing = [group for group in groups if len({shard.digest(index) for shard in group}) > 1]
         if differing:
-            yield _finding(model, tensor, index, differing)
+            yield _finding(dump, tensor, index, differing)
 
 
-def _finding(model: Model, tensor: Tensor, index: int, differing: Groups) -> Finding:
+def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Finding:
     others: list[int] = []
     for group in differing:
         usual = Counter(shard.digest(index) for shard in group).most_common(1)[0][0]
         others += [shard.rank for shard in group if shard.digest(index) != usual]
-    mesh = tensor.claimed.mesh if tensor.claimed else model.dump.mesh
+    mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
     axes = _axes(mesh, differing, index)
     group = differing[0]
     other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))

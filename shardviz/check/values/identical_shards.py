@@ -16,16 +16,16 @@ from shardviz.layout.notation import write
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
 
 Lines = list[list["Shard"]]
 
 
-def check_identical_shards(model: Model) -> Iterator[Finding]:
+def check_identical_shards(dump: Dump) -> Iterator[Finding]:
     """Yield tensors of the initial stage whose shards repeat each other."""
-    for tensor in model.stage("initial"):
+    for tensor in dump.at("initial"):
         if "float" not in tensor.dtype and "complex" not in tensor.dtype:
             continue
         for layout in tensor.by_claim:

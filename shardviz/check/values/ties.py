@@ -14,19 +14,19 @@ from shardviz.check.finding import Finding, NotChecked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import RankRecord, Stamp
 
 
-def check_ties(model: Model) -> Iterator[Finding | NotChecked]:
+def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield ties of the unsharded model that some rank does not have any more."""
-    stamps = [stamp for stamp in model.dump.run.stamps if stamp.tied_to]
+    stamps = [stamp for stamp in dump.files.run.stamps if stamp.tied_to]
     if not stamps:
         return
-    names = {rank: _names_with_storage(record) for rank, record in model.dump.ranks.items()}
+    names = {rank: _names_with_storage(record) for rank, record in dump.files.ranks.items()}
     for stamp in stamps:
         both = [rank for rank, own in names.items() if stamp.name in own and stamp.tied_to in own]
-        untied = tuple(sorted(rank for rank in both if not _tied(model.dump.ranks[rank], stamp)))
+        untied = tuple(sorted(rank for rank in both if not _tied(dump.files.ranks[rank], stamp)))
         if untied:
             yield _finding(stamp, untied, len(both))
         elif not both and all(any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)):
@@ -39,7 +39,7 @@ def _names_with_storage(record: RankRecord) -> set[str]:
     names = set()
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
-        if body.stage != "reference" and 0 not in body.local_shape:
+        if body.moment != "reference" and 0 not in body.local_shape:
             if tensor.numbers:
                 numbers = (number for start, stop in tensor.numbers for number in range(start, stop))
                 names |= {f"{tensor.name}{number}{tensor.suffix}" for number in numbers}

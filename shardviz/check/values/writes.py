@@ -13,13 +13,13 @@ from shardviz.check.finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 
-def check_writes(model: Model) -> Iterator[Finding]:
+def check_writes(dump: Dump) -> Iterator[Finding]:
     """Yield every tensor that did not read back as it was filled."""
     said: dict[tuple[str, str], list[int]] = {}
-    for rank, record in sorted(model.dump.ranks.items()):
+    for rank, record in sorted(dump.files.ranks.items()):
         for name, reason in record.not_applied:
             said.setdefault((name, reason), []).append(rank)
     for (name, reason), ranks in said.items():

@@ -14,60 +14,60 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardviz.dump.dump import Model, Tensor
-    from shardviz.dump.read import Dump
+    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.dump.read import DumpFiles
     from shardviz.dump.records import Stamp
 
 MAX_LISTED = 8
 
 
-def check_completeness(model: Model) -> Iterator[Finding]:
+def check_completeness(dump: Dump) -> Iterator[Finding]:
     """Yield what a dump lacks."""
-    dump = model.dump
-    for rank, why in sorted(dump.damaged.items()):
-        said = why.replace(f"{dump.path}/", "")
+    files = dump.files
+    for rank, why in sorted(files.damaged.items()):
+        said = why.replace(f"{files.path}/", "")
         yield Finding("incomplete", "warning", "", (rank,), said, fix="write the dump again")
-    missing = tuple(rank for rank in dump.missing_ranks if rank not in dump.damaged)
+    missing = tuple(rank for rank in files.missing_ranks if rank not in files.damaged)
     if missing:
         yield Finding(
             "incomplete",
             "warning",
             "",
             missing,
-            f"{len(missing)} of {dump.run.num_ranks} ranks wrote no file: {listed(missing, MAX_LISTED)}",
+            f"{len(missing)} of {files.run.num_ranks} ranks wrote no file: {listed(missing, MAX_LISTED)}",
             cause="A rank died, hung or wrote to a disk that was not collected",
             fix="copy the rank_* files of every rank into the folder, or run again",
         )
-    for tensor in model.tensors:
-        yield from _absent_shards(dump, tensor)
-    if not dump.missing_ranks:
-        yield from _absent_tensors(model)
+    for tensor in dump.tensors:
+        yield from _absent_shards(files, tensor)
+    if not files.missing_ranks:
+        yield from _absent_tensors(dump)
 
 
-def _absent_shards(dump: Dump, tensor: Tensor) -> Iterator[Finding]:
+def _absent_shards(files: DumpFiles, tensor: Tensor) -> Iterator[Finding]:
     """Yield ranks whose file is there but has no shard of a DTensor on their mesh."""
-    if tensor.stage not in ("initial", "stamped") or len(tensor.shards) == dump.run.num_ranks:
+    if tensor.moment not in ("initial", "stamped") or len(tensor.shards) == files.run.num_ranks:
         return
     wanted = {rank for layout in tensor.by_claim if layout is not None for rank in layout.mesh.ranks}
-    absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in dump.ranks))
+    absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in files.ranks))
     for name in tensor.names if absent else ():
         ranks = listed(absent, MAX_LISTED)
-        what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.stage} shard of it: {ranks}"
+        what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
         cause = "The module was dropped or renamed on these ranks"
         yield Finding(
             "incomplete", "warning", name, absent, what, cause=cause, fix="build the same modules on every rank"
         )
 
 
-def _absent_tensors(model: Model) -> Iterator[Finding]:
+def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     """Yield stamped tensors that no rank has under any name."""
-    stamped = {name for tensor in model.stage("stamped") for name in tensor.names}
-    unseen = {stamp.name: stamp for stamp in model.dump.run.stamps if stamp.name not in stamped}
+    stamped = {name for tensor in dump.at("stamped") for name in tensor.names}
+    unseen = {stamp.name: stamp for stamp in dump.files.run.stamps if stamp.name not in stamped}
     if not stamped or not unseen:
         return
-    said = {name for record in model.dump.ranks.values() for name, _ in record.not_checked}
-    present = {model.stamps[name].first for name in stamped if name in model.stamps}
-    elsewhere = _ids_elsewhere(model, unseen.values())
+    said = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
+    present = {dump.stamps[name].first for name in stamped if name in dump.stamps}
+    elsewhere = _ids_elsewhere(dump, unseen.values())
     for name, stamp in unseen.items():
         if name not in said and name not in elsewhere and stamp.first not in present and 0 not in stamp.shape:
             yield Finding(
@@ -81,7 +81,7 @@ def _absent_tensors(model: Model) -> Iterator[Finding]:
             )
 
 
-def _ids_elsewhere(model: Model, stamps: Iterable[Stamp]) -> set[str]:
+def _ids_elsewhere(dump: Dump, stamps: Iterable[Stamp]) -> set[str]:
     """Return those of the stamped tensors whose first id some other tensor's record holds."""
-    starts = {run[0] for rank in model.dump.ranks.values() for body in rank.bodies for run in body.runs or ()}
+    starts = {run[0] for rank in dump.files.ranks.values() for body in rank.bodies for run in body.runs or ()}
     return {stamp.name for stamp in stamps if stamp.first in starts}

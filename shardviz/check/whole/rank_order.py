@@ -14,16 +14,16 @@ from shardviz.dump.read import mesh_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import MeshRecord
 
 Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
 """For a mesh and one of its axes: the ranks that differ, with their coordinate and their number in the group."""
 
 
-def check_rank_order(model: Model) -> Iterator[Finding]:
+def check_rank_order(dump: Dump) -> Iterator[Finding]:
     """Yield each axis of each mesh along which group ranks are not coordinates, once."""
-    for (record, axis), ranks in _differing(model).items():
+    for (record, axis), ranks in _differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
         name = record.axes[axis]
         yield Finding(
@@ -38,9 +38,9 @@ def check_rank_order(model: Model) -> Iterator[Finding]:
         )
 
 
-def _differing(model: Model) -> Places:
+def _differing(dump: Dump) -> Places:
     found: Places = {}
-    for rank, record in model.dump.ranks.items():
+    for rank, record in dump.files.ranks.items():
         for position in record.positions:
             if position.coord == position.group_ranks:
                 continue

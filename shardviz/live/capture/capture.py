@@ -19,10 +19,10 @@ from shardviz.dump.records import (
     GatherRecord,
     LayoutRecord,
     MeshRecord,
+    Moment,
     Position,
     RankRecord,
     RunRecord,
-    Stage,
     TensorRecord,
 )
 from shardviz.live.capture import describe
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Capture:
-    """What one rank has to say, gathered stage by stage.
+    """What one rank has to say, gathered moment by moment.
 
     Attributes:
         rank: The global rank.
         num_ranks: The world's size.
         stamps: The stamped tensors by name.
         values_limit: Local tensors of at most this many elements are written out.
-        dense: The arrays that go into a file beside the record, by `stage/role/name`, each of the local shape.
+        dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
         not_checked: What could not be looked at, and why: `(name, reason)`.
         not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
         collectives: What the step sent between ranks, in the order in which it began.
@@ -98,18 +98,18 @@ class Capture:
         for mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
             self.add_mesh(mesh)
 
-    def add_values(self, local: Local, stage: Stage) -> None:
+    def add_values(self, local: Local, moment: Moment) -> None:
         """Write down a tensor's own values: a digest, and the values themselves where they are few or compared."""
         if local.values.is_meta:
-            self._add(local.name, self._body(local, stage), "")
+            self._add(local.name, self._body(local, moment), "")
             return
         small = local.values.numel() <= self.values_limit
-        dense = not small and stage in ("step", "reference")
+        dense = not small and moment in ("step", "reference")
         constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
         values = describe.nested(local.values) if small else None
-        body = self._body(local, stage, values=values, constant=constant, dense=dense)
+        body = self._body(local, moment, values=values, constant=constant, dense=dense)
         if dense:
-            self.dense[f"{stage}/{local.role}/{local.name}"] = describe.as_numpy(local.values)
+            self.dense[f"{moment}/{local.role}/{local.name}"] = describe.as_numpy(local.values)
         self._add(local.name, body, describe.digest(local.values))
 
     def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:
@@ -184,10 +184,10 @@ class Capture:
             self._body_list.append(body)
         self._tensors.append((name, self._bodies[key], digest))
 
-    def _body(self, local: Local, stage: Stage, **content: Any) -> Body:
+    def _body(self, local: Local, moment: Moment, **content: Any) -> Body:
         return Body(
             role=local.role,
-            stage=stage,
+            moment=moment,
             shape=local.shape,
             local_shape=tuple(local.values.shape),
             dtype=str(local.values.dtype).removeprefix("torch."),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.stages import Stage
+    from shardviz.live.capture.pipeline_parts import PipelinePart
 
 
 @dataclass(frozen=True)
@@ -52,85 +52,83 @@ class Sharding:
         return self.parallelize(model), stamped
 
 
-def capture_passes(seen: Capture, sharding: Sharding, stage: Stage) -> Stamped:
+def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Stamped:
     """Capture where every element went, by its id, and what torch gathers from the shards. Every rank calls this.
 
     Args:
         seen: What this rank has to say.
         sharding: How the model comes to be sharded.
-        stage: What this rank's part of the model is to the dump; without stamps, the whole model is built on all ranks.
+        part: What this rank's part of the model is to the dump; without stamps, the whole model is built on all ranks.
 
     Returns:
         What stamping did.
     """
     model, stamped = sharding.stamped()
-    seen.stamps = {one.name: one for one in stage.stamps or stamped.stamps}
-    locals_ = stage.own(local_tensors(unwrapped(model), sharding.mesh))
+    seen.stamps = {one.name: one for one in part.stamps or stamped.stamps}
+    locals_ = part.own(local_tensors(unwrapped(model), sharding.mesh))
     own = min((exact_bits(local.values.dtype) or 64 for local in locals_), default=64)
     of_all = of_all_ranks((own, stamped.last))  # every rank shards in every pass, whatever its stage needs
     bits, last = min(bits for bits, _ in of_all), max(last for _, last in of_all)
     if last < 2**bits:
-        add_ids(seen, locals_, stamped, stage)
-        _gather(seen, model, last, stage)
+        add_ids(seen, locals_, stamped, part)
+        _gather(seen, model, last, part)
     else:
         del model, locals_
-        _capture_digits(seen, sharding, 2**bits - 1, last, stage)
+        _capture_digits(seen, sharding, 2**bits - 1, last, part)
     return stamped
 
 
-def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, stage: Stage) -> int:
+def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> int:
     """Write down the whole ids of a stamped and sharded model, and why there are none where a dtype cannot hold them.
 
     Args:
         seen: What this rank has to say.
         locals_: What this rank holds, as the dump names it.
         stamped: What stamping did.
-        stage: What this rank's part of the model is to the dump.
+        part: What this rank's part of the model is to the dump.
 
     Returns:
         How many tensors could not hold their ids.
     """
-    rounded = dict(stage.renamed(stamped.not_exact))
+    rounded = dict(part.renamed(stamped.not_exact))
     for local in locals_:
         bits = exact_bits(local.values.dtype)
         if bits and stamped.last >= 2**bits:
             rounded[local.name] = inexact(stamped.last, local.values.dtype)
         elif bits and local.name not in rounded:
-            seen.add_ids(local, stage.shifted(describe.ids_of(local.values, stamped.last)))
-    seen.not_applied += stage.renamed(stamped.not_applied)
-    seen.not_checked += [*_without_place(locals_, stamped, stage), *rounded.items()]
+            seen.add_ids(local, part.shifted(describe.ids_of(local.values, stamped.last)))
+    seen.not_applied += part.renamed(stamped.not_applied)
+    seen.not_checked += [*_without_place(locals_, stamped, part), *rounded.items()]
     return len(rounded)
 
 
-def _without_place(locals_: Sequence[Local], stamped: Stamped, stage: Stage) -> list[tuple[str, str]]:
+def _without_place(locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> list[tuple[str, str]]:
     """Return the tensors without ids, and why, but for those that are there whole: such have one place only."""
-    whole = {
-        local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, stage)
-    }
-    return [(name, why) for name, why in stage.renamed(stamped.not_stamped) if name not in whole]
+    whole = {local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, part)}
+    return [(name, why) for name, why in part.renamed(stamped.not_stamped) if name not in whole]
 
 
-def _unsharded(local: Local, stamped: Stamped, stage: Stage) -> tuple[int, ...] | None:
-    return stamped.shapes.get(local.name.removeprefix(stage.prefix))
+def _unsharded(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
+    return stamped.shapes.get(local.name.removeprefix(part.prefix))
 
 
-def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, stage: Stage) -> None:
+def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, part: PipelinePart) -> None:
     """Stamp again, a digit a pass, where some dtype is too narrow for whole ids."""
     places = math.ceil(math.log(last + 1, base))
     ids: dict[str, NDArray[np.int64]] = {}
     known: dict[str, Local] = {}
     for place in range(places):
         model, stamped = sharding.stamped(Digits(base, place))
-        locals_ = stage.own(local_tensors(unwrapped(model), sharding.mesh))
+        locals_ = part.own(local_tensors(unwrapped(model), sharding.mesh))
         for local in locals_:
             if exact_bits(local.values.dtype):
                 digits = describe.ids_of(local.values, base)
                 ids[local.name] = _with_digits(ids.get(local.name, np.zeros_like(digits)), digits, base**place)
                 known[local.name] = local
     for name, local in known.items():
-        seen.add_ids(local, stage.shifted(ids[name]))
-    seen.not_applied += stage.renamed(stamped.not_applied)
-    seen.not_checked += _without_place(locals_, stamped, stage)
+        seen.add_ids(local, part.shifted(ids[name]))
+    seen.not_applied += part.renamed(stamped.not_applied)
+    seen.not_checked += _without_place(locals_, stamped, part)
     seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, a digit a pass"))
 
 
@@ -140,10 +138,10 @@ def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: i
     return np.where((digits == 0) & (before == 0), 0, whole)
 
 
-def _gather(seen: Capture, model: nn.Module, last: int, stage: Stage) -> None:
+def _gather(seen: Capture, model: nn.Module, last: int, part: PipelinePart) -> None:
     """Let torch reassemble every DTensor, to be laid beside shardviz's own reassembly."""
     sharded = {
-        stage.prefix + clean_name(name): tensor
+        part.prefix + clean_name(name): tensor
         for _, name, tensor in named_tensors(unwrapped(model))
         if isinstance(tensor, DTensor) and exact_bits(tensor.dtype)
     }
@@ -158,7 +156,7 @@ def _gather(seen: Capture, model: nn.Module, last: int, stage: Stage) -> None:
         except Exception as error:
             seen.add_gather_error(name, "full_tensor", error)
         else:
-            seen.add_gathered(name, "full_tensor", stage.shifted(describe.ids_of(full, last)))
+            seen.add_gathered(name, "full_tensor", part.shifted(describe.ids_of(full, last)))
 
 
 def _holds_ids(model: nn.Module) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.finding import Finding, Report
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.text import Fold
 
 MOST_BYTES = 4_000_000
@@ -38,88 +38,88 @@ MOST_FINDINGS = 200
 FULL = "the page has no more room; shardviz show draws it"
 
 
-def html(model: Model, report: Report) -> str:
+def html(dump: Dump, report: Report) -> str:
     """Write the page of a run.
 
     Args:
-        model: The dump's tensors.
+        dump: The dump's tensors.
         report: What the check found.
     """
-    entries = _entries(model, report)
+    entries = _entries(dump, report)
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = element(
         "head",
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        element("title", words(f"shardviz: {model.dump.path.name}")),
-        f"<style>{PAGE_STYLE}{STYLE}{light_rules(model.dump.mesh.ranks)}</style>",
+        element("title", words(f"shardviz: {dump.files.path.name}")),
+        f"<style>{PAGE_STYLE}{STYLE}{light_rules(dump.files.mesh.ranks)}</style>",
     )
     findings, shown = _findings(report, entries)
     parts = {
         "findings": findings,
         "tensors": _tensors(entries, report, shown),
-        "mesh": _mesh(model),
-        "memory": memory_section(model),
-        "comms": comms_section(model),
-        "schedule": schedule_section(model),
+        "mesh": _mesh(dump),
+        "memory": memory_section(dump),
+        "comms": comms_section(dump),
+        "schedule": schedule_section(dump),
     }
     body = element(
         "body",
         element("a", "Skip to the findings", href="#findings", class_="skip"),
         f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
-        _header(model, report),
+        _header(dump, report),
         _nav([anchor for anchor, part in parts.items() if part]),
         element("main", *parts.values()),
     )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
 
-def _entries(model: Model, report: Report) -> list[Entry]:
+def _entries(dump: Dump, report: Report) -> list[Entry]:
     """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
     by_name: dict[str, Tensor] = {}
-    for tensor in model.tensors:
+    for tensor in dump.tensors:
         for name in tensor.names:
             by_name.setdefault(name, tensor)
-    where = {id(tensor): at for at, tensor in enumerate(model.tensors)}
-    folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(model, report))
+    where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
+    folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(dump, report))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
     entries: dict[int, Entry] = {}
     left = MOST_BYTES
     for at in order:
         names, (row, index) = folded[at]
-        picture, ranks, why = _drawn(model, model.tensors[index], names) if left > 0 else ("", "", FULL)
+        picture, ranks, why = _drawn(dump, dump.tensors[index], names) if left > 0 else ("", "", FULL)
         entries[at] = Entry(at, names, row, picture, ranks, why)
         left -= len(picture) + len(ranks)
     return [entries[at] for at in range(len(folded))]
 
 
-def _drawn(model: Model, tensor: Tensor, names: Fold) -> tuple[str, str, str]:
+def _drawn(dump: Dump, tensor: Tensor, names: Fold) -> tuple[str, str, str]:
     """Return a map and its table of ranks, or why they cannot be."""
     try:
-        subject = of_tensor(model, tensor, names.names()[0])
+        subject = of_tensor(dump, tensor, names.names()[0])
     except ShardvizError as error:
         return "", "", error.message
     return element("figure", figure(subject, style=False), tabindex=0), rank_table(subject), ""
 
 
-def _header(model: Model, report: Report) -> str:
-    run = model.dump.run
+def _header(dump: Dump, report: Report) -> str:
+    run = dump.files.run
     verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
     facts = [
-        ("mesh", words(model.dump.mesh)),
+        ("mesh", words(dump.files.mesh)),
         ("ranks", f"{run.num_ranks:,}"),
         ("tensors", f"{report.num_tensors:,}"),
         ("torch", words(run.torch)),
         ("shardviz", words(run.shardviz)),
-        ("step", words(step_text(model))),
+        ("step", words(step_text(dump))),
         ("command", element("code", words(" ".join(run.command)))),
     ]
     known = (element("div", element("dt", title), element("dd", text)) for title, text in facts if text not in _EMPTY)
     return element(
         "header",
         element("p", "shardviz", class_="soft"),
-        element("h1", words(model.dump.path.name)),
-        element("p", words(summary_line(report, Terminal(), step_results(model)).plain), class_=f"verdict {verdict}"),
+        element("h1", words(dump.files.path.name)),
+        element("p", words(summary_line(report, Terminal(), step_results(dump)).plain), class_=f"verdict {verdict}"),
         element("dl", *known, class_="facts"),
     )
 
@@ -197,6 +197,6 @@ def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) ->
     return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
 
 
-def _mesh(model: Model) -> str:
-    picture = element("figure", mesh_figure(model.dump.mesh, style=False), tabindex=0)
-    return section("mesh", TITLES["mesh"], element("p", words(model.dump.mesh)), picture)
+def _mesh(dump: Dump) -> str:
+    picture = element("figure", mesh_figure(dump.files.mesh, style=False), tabindex=0)
+    return section("mesh", TITLES["mesh"], element("p", words(dump.files.mesh)), picture)

@@ -19,7 +19,7 @@ from shardviz.text import cut_at_comma, fold
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.memory import Use
     from shardviz.picture.text.comms import Traffic
 
@@ -30,21 +30,21 @@ ForRole = dict[str, int]
 """Bytes by role."""
 
 
-def memory_section(model: Model) -> str:
+def memory_section(dump: Dump) -> str:
     """Write what a rank's tensors take, by role and by tensor, beside the schemes of data parallel."""
-    found = uses(model)
+    found = uses(dump)
     if not found:
         return section("memory", "Memory", element("p", "The dump has no tensors that take memory."))
     roles = [role for role in ROLES if any(use.role == role for use in found)]
-    by_rank = _by_rank(model, found)
+    by_rank = _by_rank(dump, found)
     parts = [_ranks(by_rank, roles, found)]
     if {"grad", "optim"} <= set(roles):
-        parts.append(_schemes(model, found, by_rank))
+        parts.append(_schemes(dump, found, by_rank))
     return section("memory", "Memory", *parts, _tensors(found))
 
 
-def _by_rank(model: Model, found: Sequence[Use]) -> dict[int, ForRole]:
-    taken: dict[int, ForRole] = {rank: Counter() for rank in sorted(model.dump.ranks)}
+def _by_rank(dump: Dump, found: Sequence[Use]) -> dict[int, ForRole]:
+    taken: dict[int, ForRole] = {rank: Counter() for rank in sorted(dump.files.ranks)}
     for use in found:
         for rank, count in use.bytes.items():
             taken[rank][use.role] += count
@@ -82,9 +82,9 @@ def _some(ranks: Sequence[int]) -> str:
     return text if len(text) <= 40 else f"{cut_at_comma(text, 40)} ({len(ranks):,})"
 
 
-def _schemes(model: Model, found: Sequence[Use], by_rank: dict[int, ForRole]) -> str:
+def _schemes(dump: Dump, found: Sequence[Use], by_rank: dict[int, ForRole]) -> str:
     """Write what data parallel with Adam takes by its closed formulas, and what the fullest rank here has."""
-    params, num_ranks = sum(use.whole for use in found if use.role == "param"), model.dump.run.num_ranks
+    params, num_ranks = sum(use.whole for use in found if use.role == "param"), dump.files.run.num_ranks
     here = max(sum(taken[role] for role in ("param", "grad", "optim")) for taken in by_rank.values())
     known = [(one.name, words(one.formula), one.bytes) for one in schemes(params, num_ranks)]
     lines = [*known, ("this run", "the fullest rank", here)]
@@ -114,14 +114,14 @@ def _tensors(found: Sequence[Use]) -> str:
     return closed + _more(len(folded), "shardviz show --memory --all")
 
 
-def comms_section(model: Model) -> str:
+def comms_section(dump: Dump) -> str:
     """Write the collectives of a step, axis by axis."""
-    found = traffic(model)
+    found = traffic(dump)
     if not found:
         why = "No collective ran in a step: a probe with a batch() is stepped, a captured job is not."
         return section("comms", "Communication", element("p", why))
     axes = sorted(dict.fromkeys(one.record.axes for one in found), key=lambda names: (len(names), names))
-    most = {names: _most(model, names) for names in axes}
+    most = {names: _most(dump, names) for names in axes}
     rows = [
         [words(_where(names)), bytes_cell(most[names]), bar([("this", most[names], "")], max(most.values()))]
         for names in axes
@@ -135,8 +135,8 @@ def _where(axes: Sequence[str]) -> str:
     return f"along {' and '.join(axes)}" if axes else "over ranks that are no axis"
 
 
-def _most(model: Model, axes: tuple[str, ...]) -> int:
-    ranks = model.dump.ranks.values()
+def _most(dump: Dump, axes: tuple[str, ...]) -> int:
+    ranks = dump.files.ranks.values()
     return max(sum(received(one) for one in rank.collectives if one.axes == axes) for rank in ranks)
 
 
@@ -153,10 +153,10 @@ def _collectives(found: Sequence[Traffic]) -> str:
     return table(heads, rows, "Collectives of a step", left=4) + _more(len(folded), "shardviz show --comms")
 
 
-def schedule_section(model: Model) -> str:
+def schedule_section(dump: Dump) -> str:
     """Draw the schedule of a pipeline; nothing where there is none."""
     try:
-        drawn = schedule_drawing(model)
+        drawn = schedule_drawing(dump)
     except ShardvizError as error:
         return section("schedule", "Schedule", element("p", words(error.message)))
     if drawn is None:

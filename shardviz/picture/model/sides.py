@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Ranges, Region
     from shardviz.picture.model.holders import Mask, Masks
@@ -77,41 +77,41 @@ class Sides:
         return self.cell(frozenset((self.holders.at(index),)))
 
 
-def sides_of(model: Model, tensor: Tensor, name: str = "") -> Sides:
+def sides_of(dump: Dump, tensor: Tensor, name: str = "") -> Sides:
     """Lay both sides of a tensor over each other.
 
     A rank whose file is missing is claimed where the others' mesh says it is, and holds nothing.
 
     Args:
-        model: The model that the tensor is in.
+        dump: The model that the tensor is in.
         tensor: The tensor.
         name: Which of the fold's names, where its ids differ from those of the others; the first by default.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    shift = model.dump.run.num_ranks
+    shift = dump.files.run.num_ranks
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
-    for rank, region, flat in _claims(model, tensor):
+    for rank, region, flat in _claims(dump, tensor):
         _add(regions, runs, region, flat, 1 << rank)
     has_claimed = bool(regions or runs)
     has_held = False
-    for rank, shard in tensor.shards.items() if tensor.stage == "stamped" else ():
+    for rank, shard in tensor.shards.items() if tensor.moment == "stamped" else ():
         has_held = True
         if shard.held is not None:
             flat = shard.layout is not None and shard.layout.flat is not None
             _add(regions, runs, shard.held, flat, 1 << shift + rank)
         elif shard.body.runs is not None or shard.body.dense:
-            stretches = _stretches(_scattered_ids(model, tensor, rank, name or tensor.names[0]))
+            stretches = _stretches(_scattered_ids(dump, tensor, rank, name or tensor.names[0]))
             runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    mesh = tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh
+    mesh = tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh
     return Sides(Holders(shape, regions, runs), shift, has_claimed, has_held, mesh)
 
 
-def _claims(model: Model, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
-    missing = set(model.dump.missing_ranks)
+def _claims(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
+    missing = set(dump.files.missing_ranks)
     for layout, shards in tensor.by_claim.items():
         if layout is not None:
             own = {shard.rank for shard in shards} | missing
@@ -125,11 +125,11 @@ def _add(regions: dict[Region, Mask], runs: dict[Ranges, Mask], region: Region, 
         regions[region] = regions.get(region, 0) | mask
 
 
-def _scattered_ids(model: Model, tensor: Tensor, rank: int, name: str) -> NDArray[np.int64]:
+def _scattered_ids(dump: Dump, tensor: Tensor, rank: int, name: str) -> NDArray[np.int64]:
     size = math.prod(tensor.shards[rank].body.local_shape)
     if size > MAX_SCATTERED:
         raise DumpError(f"{name}: rank {rank} holds {size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn")
-    return model.local_ids(tensor.shards[rank], name)
+    return dump.local_ids(tensor.shards[rank], name)
 
 
 def _stretches(ids: NDArray[np.int64]) -> Ranges:

@@ -13,7 +13,7 @@ from shardviz.picture.model.sides import Sides, sides_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Ranges, Region
@@ -69,7 +69,7 @@ NOTHING = "nothing"
 NO_FILE = "no file"
 
 
-def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
+def of_tensor(dump: Dump, tensor: Tensor, name: str) -> Subject:
     """Describe one tensor of a dump.
 
     Raises:
@@ -77,7 +77,7 @@ def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
     """
     from shardviz.check.order.case import cases_of
 
-    case = next(iter(cases_of(model, tensor, name)), None) if tensor.stage == "stamped" else None
+    case = next(iter(cases_of(dump, tensor, name)), None) if tensor.moment == "stamped" else None
     claims = {
         rank: region_text(region)
         for layout in tensor.by_claim
@@ -88,21 +88,21 @@ def of_tensor(model: Model, tensor: Tensor, name: str) -> Subject:
         name=name,
         shape=tensor.shape,
         dtype=tensor.dtype,
-        mesh=tensor.claimed.mesh if tensor.claimed is not None else model.dump.mesh,
+        mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
         held=case.held if case is not None else None,
-        sides=sides_of(model, tensor, name),
+        sides=sides_of(dump, tensor, name),
         claims=claims,
-        holds=_holds(model, tensor, name),
+        holds=_holds(dump, tensor, name),
     )
 
 
-def _holds(model: Model, tensor: Tensor, name: str) -> dict[int, str]:
+def _holds(dump: Dump, tensor: Tensor, name: str) -> dict[int, str]:
     """Say what each rank holds, by rank; nothing is known of a tensor that was not stamped."""
-    if tensor.stage != "stamped":
+    if tensor.moment != "stamped":
         return {}
-    holds = {rank: _held_text(model, shard, name) for rank, shard in tensor.shards.items()}
-    holds |= dict.fromkeys(model.dump.missing_ranks, NO_FILE)
+    holds = {rank: _held_text(dump, shard, name) for rank, shard in tensor.shards.items()}
+    holds |= dict.fromkeys(dump.files.missing_ranks, NO_FILE)
     return dict(sorted(holds.items()))
 
 
@@ -139,12 +139,12 @@ def region_text(region: Region) -> str:
     return str(region) if region.dims else "the number"
 
 
-def _held_text(model: Model, shard: Shard, name: str) -> str:
+def _held_text(dump: Dump, shard: Shard, name: str) -> str:
     if shard.held is not None:
         return region_text(shard.held)
     if not math.prod(shard.body.local_shape):
         return NOTHING
-    ids = model.local_ids(shard, name)
+    ids = dump.local_ids(shard, name)
     kinds = {
         "own ids, scattered": int((ids > 0).sum()),
         "ids of other tensors": int((ids < ID_NONE).sum()),

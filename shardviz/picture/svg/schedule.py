@@ -11,7 +11,7 @@ from shardviz.picture.svg.map import CHAR, classes_of
 from shardviz.picture.text.schedule import bubble_text, label, legend, one_pipeline, stages_of
 
 if TYPE_CHECKING:
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
 
@@ -21,7 +21,7 @@ MOST_PASSES = 4096
 """Passes that are drawn; a longer schedule is for the text picture, which can be searched."""
 
 
-def schedule_drawing(model: Model) -> tuple[str, str] | None:
+def schedule_drawing(dump: Dump) -> tuple[str, str] | None:
     """Draw the pipeline that the lowest rank is in.
 
     Returns:
@@ -30,13 +30,13 @@ def schedule_drawing(model: Model) -> tuple[str, str] | None:
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.
     """
-    schedules = one_pipeline(model)
+    schedules = one_pipeline(dump)
     if not schedules:
         return None
     times = timeline(schedules)
     if sum(map(len, times.begins.values())) > MOST_PASSES:
         return "", f"{bubble_text(times)}; too long to draw here: shardviz show --schedule prints it"
-    return _svg(times, model.dump.mesh), f"{legend(times)}; {bubble_text(times)}"
+    return _svg(times, dump.files.mesh), f"{legend(times)}; {bubble_text(times)}"
 
 
 def _svg(times: Timeline, mesh: Mesh) -> str:

@@ -14,7 +14,7 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import CollectiveRecord
 
 
@@ -41,10 +41,10 @@ def received(record: CollectiveRecord) -> int:
     return 0 if record.op in ("send", "barrier") else whole
 
 
-def traffic(model: Model) -> list[Traffic]:
+def traffic(dump: Dump) -> list[Traffic]:
     """Return the step's collectives, those of all ranks that are alike together."""
     found: dict[tuple[object, ...], dict[int, CollectiveRecord]] = {}
-    for number, rank in sorted(model.dump.ranks.items()):
+    for number, rank in sorted(dump.files.ranks.items()):
         for record in rank.collectives:
             key = (record.axes, record.op, record.module, record.when, record.size)
             by_rank = found.setdefault(key, {})
@@ -57,9 +57,9 @@ def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecor
     return structs.replace(one, count=one.count + other.count, bytes=one.bytes + other.bytes)
 
 
-def comms_lines(model: Model) -> list[Text]:
+def comms_lines(dump: Dump) -> list[Text]:
     """Return the table of a step's collectives, axis by axis."""
-    found = traffic(model)
+    found = traffic(dump)
     if not found:
         return [line("no collective ran in a step"), line("a probe with a batch() is stepped; a captured job is not")]
     axes = list(dict.fromkeys(one.record.axes for one in found))
@@ -67,13 +67,13 @@ def comms_lines(model: Model) -> list[Text]:
     for group in sorted(axes, key=lambda names: (len(names), names)):
         own = [one for one in found if one.record.axes == group]
         where = "along " + " and ".join(group) if group else "over ranks that are no axis"
-        heading = f"{where}: up to {_most(model, group)} bytes received by a rank"
+        heading = f"{where}: up to {_most(dump, group)} bytes received by a rank"
         lines += [*([line("")] if lines else []), line((heading, "bold")), *_table(own)]
     return lines
 
 
-def _most(model: Model, axes: tuple[str, ...]) -> str:
-    ranks = model.dump.ranks.values()
+def _most(dump: Dump, axes: tuple[str, ...]) -> str:
+    ranks = dump.files.ranks.values()
     return f"{max(sum(received(one) for one in rank.collectives if one.axes == axes) for rank in ranks):,}"
 
 

@@ -13,36 +13,36 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.memory import Use
 
 MAX_RANKS = 16
 MAX_NAMES = 40
 
 
-def memory_lines(model: Model, *, all_ranks: bool = False) -> list[Text]:
+def memory_lines(dump: Dump, *, all_ranks: bool = False) -> list[Text]:
     """Return the tables of what a run's tensors take.
 
     Args:
-        model: The dump.
+        dump: The dump.
         all_ranks: Every rank's line and every tensor's, however many there are.
     """
-    found = uses(model)
+    found = uses(dump)
     roles = [role for role in ROLES if any(use.role == role for use in found)]
     if not found:
         return [line("the dump has no tensors that take memory")]
     return [
-        *_by_rank(model, found, roles, all_ranks=all_ranks),
-        *_under_way(model),
+        *_by_rank(dump, found, roles, all_ranks=all_ranks),
+        *_under_way(dump),
         line(""),
         *_by_tensor(found, all_names=all_ranks),
         line(""),
-        *_formulas(model, found),
+        *_formulas(dump, found),
     ]
 
 
-def _by_rank(model: Model, found: Sequence[Use], roles: Sequence[str], *, all_ranks: bool) -> list[Text]:
-    ranks = sorted(model.dump.ranks)
+def _by_rank(dump: Dump, found: Sequence[Use], roles: Sequence[str], *, all_ranks: bool) -> list[Text]:
+    ranks = sorted(dump.files.ranks)
     shown = ranks if all_ranks else ranks[:MAX_RANKS]
     rows = [["bytes", *roles, "together"]]
     rows += [
@@ -58,9 +58,9 @@ def _by_rank(model: Model, found: Sequence[Use], roles: Sequence[str], *, all_ra
     return lines
 
 
-def _under_way(model: Model) -> list[Text]:
+def _under_way(dump: Dump) -> list[Text]:
     """Say how often a pipeline's activations are counted."""
-    counts = {under_way(record.schedule) for record in model.dump.ranks.values() if record.schedule}
+    counts = {under_way(record.schedule) for record in dump.files.ranks.values() if record.schedule}
     if counts <= {1.0}:
         return []
     most = f"{min(counts):g} to {max(counts):g}" if len(counts) > 1 else f"{max(counts):g}"
@@ -83,12 +83,12 @@ def _range(sizes: Iterable[int]) -> str:
     return f"{known[0]:,}" if known[0] == known[-1] else f"{known[0]:,} to {known[-1]:,}"
 
 
-def _formulas(model: Model, found: Sequence[Use]) -> list[Text]:
+def _formulas(dump: Dump, found: Sequence[Use]) -> list[Text]:
     """Return what DDP and the ZeRO stages would take, beside what the fullest rank has without its activations."""
     params = sum(use.whole for use in found if use.role == "param")
-    num_ranks = model.dump.run.num_ranks
+    num_ranks = dump.files.run.num_ranks
     counted = [use for use in found if use.role in ("param", "grad", "optim")]
-    most = max((total(counted, rank) for rank in model.dump.ranks), default=0)
+    most = max((total(counted, rank) for rank in dump.files.ranks), default=0)
     rows = [[f"P = {params:,} bytes, N = {num_ranks} ranks, Adam", "param + grad + optim", "bytes a rank"]]
     rows += [[scheme.name, scheme.formula, f"{scheme.bytes:,}"] for scheme in schemes(params, num_ranks)]
     rows.append(["this run", "the fullest rank", f"{most:,}"])

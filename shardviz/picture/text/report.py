@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Report
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.picture.text.terminal import Terminal
 
 MOST_SHAPES = 3
@@ -49,29 +49,29 @@ class Row:
     local: str
 
 
-def report_lines(model: Model, report: Report, terminal: Terminal) -> list[Text]:
+def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the whole report."""
     found = findings_lines(report.findings, terminal)
-    unchecked, told = not_checked_lines(report, terminal), step_text(model)
+    unchecked, told = not_checked_lines(report, terminal), step_text(dump)
     return [
-        *table_lines(model, report, terminal),
+        *table_lines(dump, report, terminal),
         line(""),
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
         *([line((f"  step: {told}", DIM))] if told else []),
-        summary_line(report, terminal, step_results(model)),
+        summary_line(report, terminal, step_results(dump)),
     ]
 
 
-def step_results(model: Model) -> frozenset[str]:
+def step_results(dump: Dump) -> frozenset[str]:
     """Return the names of what a step put out or logged: no tensors of the model."""
-    steps = (tensor for tensor in model.stage("step") if tensor.role in ("output", "scalar", "activation"))
+    steps = (tensor for tensor in dump.at("step") if tensor.role in ("output", "scalar", "activation"))
     return frozenset(name for tensor in steps for name in tensor.names)
 
 
-def step_text(model: Model) -> str:
+def step_text(dump: Dump) -> str:
     """Return the numbers of the step beside the unsharded model's; empty where none were compared."""
-    found = agreement(model)
+    found = agreement(dump)
     if found is None:
         return ""
     gradients = f"{counted(found.num_gradients, 'gradient')} within {found.farthest:.2g}" if found.num_gradients else ""
@@ -79,17 +79,17 @@ def step_text(model: Model) -> str:
     return "; ".join(filter(None, [losses, gradients]))
 
 
-def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list[Text]:
+def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[Text]:
     """Return a line for each tensor: its verdict, name, layout, and what a rank holds.
 
     Names whose lines are the same are folded.
 
     Args:
-        model: The dump's tensors.
+        dump: The dump's tensors.
         report: What the check found; None where nothing was checked.
         terminal: What the table is for.
     """
-    rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(model, report))]
+    rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
     width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
     layouts = max((len(row.layout) for _, row in rows), default=0)
     lines = [line(("  " + "tensor".ljust(width) + "  " + "layout".ljust(layouts) + "  on a rank", DIM))] if rows else []
@@ -98,32 +98,32 @@ def table_lines(model: Model, report: Report | None, terminal: Terminal) -> list
     return lines
 
 
-def listed_rows(model: Model, report: Report | None) -> list[tuple[str, Row]]:
+def listed_rows(dump: Dump, report: Report | None) -> list[tuple[str, Row]]:
     """Return every name that is listed, with its line."""
     verdicts = _verdicts(report) if report else {}
     rows = []
-    for name, tensor in _listed(model, verdicts):
-        verdict = verdicts.get(name) or (without_finding(model, tensor) if report else "unknown")
-        rows.append((name, _row(model, tensor, name, verdict)))
+    for name, tensor in _listed(dump, verdicts):
+        verdict = verdicts.get(name) or (without_finding(dump, tensor) if report else "unknown")
+        rows.append((name, _row(dump, tensor, name, verdict)))
     return rows
 
 
-def own_dtype(model: Model, tensor: Tensor, name: str) -> str:
+def own_dtype(dump: Dump, tensor: Tensor, name: str) -> str:
     """Return the model's own element type: it may have been stamped in a wider one."""
-    own = model.find("initial", tensor.role, name)
+    own = dump.find("initial", tensor.role, name)
     return own.dtype if own else tensor.dtype
 
 
-def _listed(model: Model, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
+def _listed(dump: Dump, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
     """Return each name once: all that a model is made of, and of a step's those of which there is something to tell.
 
     What was stamped is listed as it was then; where neither ids nor values were captured, every name as it was first.
     """
     seen: set[str] = set()
-    weights = [*model.stage("stamped"), *model.stage("initial")]
-    for tensor in [*weights, *model.tensors]:
+    weights = [*dump.at("stamped"), *dump.at("initial")]
+    for tensor in [*weights, *dump.tensors]:
         for name in tensor.names:
-            if name not in seen and (tensor.stage in ("stamped", "initial") or not weights or name in told):
+            if name not in seen and (tensor.moment in ("stamped", "initial") or not weights or name in told):
                 seen.add(name)
                 yield name, tensor
 
@@ -136,10 +136,10 @@ def _verdicts(report: Report) -> dict[str, Verdict]:
     return found
 
 
-def _row(model: Model, tensor: Tensor, name: str, verdict: Verdict) -> Row:
-    some = "" if len(tensor.shards) == len(model.dump.ranks) else f"  on {ranks_in_words(tuple(tensor.shards))}"
+def _row(dump: Dump, tensor: Tensor, name: str, verdict: Verdict) -> Row:
+    some = "" if len(tensor.shards) == len(dump.files.ranks) else f"  on {ranks_in_words(tuple(tensor.shards))}"
     role = "" if tensor.role == "param" else f" {tensor.role}"
-    return Row(verdict, layout_text(tensor, own_dtype(model, tensor, name)) + role, _local_text(tensor) + some)
+    return Row(verdict, layout_text(tensor, own_dtype(dump, tensor, name)) + role, _local_text(tensor) + some)
 
 
 def layout_text(tensor: Tensor, dtype: str = "") -> str:

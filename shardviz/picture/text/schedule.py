@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import StageRecord
     from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
@@ -24,20 +24,20 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 """A rank's first stage, its second, ...: small letters run forward, capitals backward."""
 
 
-def schedule_lines(model: Model, columns: int = PIPE_WIDTH) -> list[Text]:
+def schedule_lines(dump: Dump, columns: int = PIPE_WIDTH) -> list[Text]:
     """Return the picture of the pipeline that the lowest rank is in, and its bubble beside the closed formula.
 
     Args:
-        model: The dump.
+        dump: The dump.
         columns: How wide the picture may be; a long schedule is wider.
     """
-    schedules = one_pipeline(model)
+    schedules = one_pipeline(dump)
     if not schedules:
         return [line("no pipeline ran in a step")]
     times = timeline(schedules)
     width = 1 + len(str(times.num_microbatches - 1))
     width += LABEL + times.length * (width + 1) <= columns
-    rows = [_row(rank, times, width, model.dump.mesh) for rank in schedules]
+    rows = [_row(rank, times, width, dump.files.mesh) for rank in schedules]
     return [*rows, line(""), line((legend(times), DIM)), line(bubble_text(times))]
 
 
@@ -55,13 +55,13 @@ def bubble_text(times: Timeline) -> str:
     return f"bubble {times.bubble:.1%} of the time; {formula}"
 
 
-def one_pipeline(model: Model) -> dict[int, tuple[StageRecord, ...]]:
+def one_pipeline(dump: Dump) -> dict[int, tuple[StageRecord, ...]]:
     """Return the schedules of the ranks of one pipeline: for every set of stages the lowest rank that ran them."""
     found: dict[frozenset[int], int] = {}
-    for rank, record in sorted(model.dump.ranks.items()):
+    for rank, record in sorted(dump.files.ranks.items()):
         if record.schedule:
             found.setdefault(frozenset(one.stage for one in record.schedule), rank)
-    return {rank: model.dump.ranks[rank].schedule for rank in sorted(found.values())}
+    return {rank: dump.files.ranks[rank].schedule for rank in sorted(found.values())}
 
 
 def stages_of(times: Timeline, rank: int) -> list[int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.check.order.reassembly import OF_PLACES
-from shardviz.check.run import check_model
-from shardviz.dump.dump import Model, model_of
-from shardviz.dump.read import Dump, read_dump
+from shardviz.check.run import report_on
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import DumpFiles, read_files
 from shardviz.errors import ShardvizError
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import Stamped
     from shardviz.testing.assertions.subjects import Subject
 
-AnyDump = Dump | Path | str
+AnyDump = DumpFiles | Path | str
 
 
 def assert_clean(dump: AnyDump) -> None:
@@ -38,13 +38,13 @@ def assert_clean(dump: AnyDump) -> None:
         ShardvizError: It is a module.
     """
     __tracebackhide__ = True
-    if not isinstance(dump, Dump | Path | str):
+    if not isinstance(dump, DumpFiles | Path | str):
         raise ShardvizError(
             f"assert_clean is about a dump, not a {type(dump).__name__}",
             "give it what shardviz.capture wrote; assert_ordered and assert_layout take a module",
         )
     model = _read(dump)
-    raise_for(model, check_model(model).findings)
+    raise_for(model, report_on(model).findings)
 
 
 def assert_ordered(
@@ -70,9 +70,9 @@ def assert_ordered(
     """
     __tracebackhide__ = True
     seen = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh, stamps, stage_axes)
-    if not seen.dump.run.stamps:
-        raise ShardvizError(f"{seen.dump.path} has no ids", "write it with stamps=shardviz.stamp(model)")
-    report = check_model(seen)
+    if not seen.files.run.stamps:
+        raise ShardvizError(f"{seen.files.path} has no ids", "write it with stamps=shardviz.stamp(model)")
+    report = report_on(seen)
     raise_for(seen, [finding for finding in report.findings if finding.kind in (*OF_PLACES, "incomplete")])
     _refuse(report.not_checked)
 
@@ -170,13 +170,13 @@ def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: Devi
     raise_for(seen, tied.check_tied(seen, first, others))
 
 
-def _read(dump: AnyDump) -> Model:
-    return model_of(dump if isinstance(dump, Dump) else read_dump(dump, strict=False))
+def _read(dump: AnyDump) -> Dump:
+    return dump_of(dump if isinstance(dump, DumpFiles) else read_files(dump, strict=False))
 
 
 def _gather_ids(
     model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None = None, stage_axes: Sequence[str] = ()
-) -> Model:
+) -> Dump:
     from shardviz.live.capture.stamp import stamps_of
     from shardviz.testing.assertions.gathering import gather_ids
     from shardviz.testing.assertions.subjects import device_mesh_of
@@ -193,7 +193,7 @@ def _gather_ids(
 
 def _gather_values(
     subject: Any, mesh: DeviceMesh | None, of: Collection[Role] = ("param", "buffer"), *, compared: bool = False
-) -> Model:
+) -> Dump:
     from torch import nn
 
     from shardviz.testing.assertions.gathering import gather
@@ -214,8 +214,8 @@ def _gather_values(
 
 
 def _with_held(
-    seen: Model, findings: list[Finding], subject: Any, mesh: DeviceMesh | None
-) -> tuple[Model, list[Finding]]:
+    seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None
+) -> tuple[Dump, list[Finding]]:
     """Return findings with what ranks hold, and the ids to draw it by, where the subject was stamped and has them."""
     from shardviz.testing.assertions import held
 
@@ -224,7 +224,7 @@ def _with_held(
     return (ids if ids is not None and any(finding.held for finding in told) else seen), told
 
 
-def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Model | None:
+def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:
     """Return the ids that ranks hold of a module; None where it was not stamped."""
     from torch import nn
 

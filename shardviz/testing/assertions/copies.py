@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.values.copies import check_copies
-from shardviz.dump.dump import Model, model_of
-from shardviz.dump.read import Dump
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import DumpFiles
 from shardviz.layout.notation import write
 
 if TYPE_CHECKING:
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 
-def check_axis(model: Model, axis: str) -> list[Finding]:
+def check_axis(dump: Dump, axis: str) -> list[Finding]:
     """Return what differs, or is not held in copies, along an axis.
 
     Raises:
         MeshError: The mesh has no such axis.
     """
-    mesh = model.dump.mesh
+    mesh = dump.files.mesh
     mesh.axis_index(axis)
-    split = list(_not_copies(model, axis))
+    split = list(_not_copies(dump, axis))
     known = {finding.tensor for finding in split}
-    return split + [finding for finding in _differing(model, mesh, axis) if finding.tensor not in known]
+    return split + [finding for finding in _differing(dump, mesh, axis) if finding.tensor not in known]
 
 
-def _not_copies(model: Model, axis: str) -> Iterator[Finding]:
-    for tensor in model.stage("initial"):
+def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
+    for tensor in dump.at("initial"):
         layout = tensor.claimed
         if layout is None or axis not in layout.mesh.axes or axis in layout.replicate_axes:
             continue
@@ -49,20 +49,21 @@ def _not_copies(model: Model, axis: str) -> Iterator[Finding]:
             )
 
 
-def _differing(model: Model, mesh: Mesh, axis: str) -> list[Finding]:
+def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
     """Return one finding a tensor, with the ranks of all groups along the axis in which copies differ."""
     found: dict[str, Finding] = {}
     for group in mesh.groups(axis):
-        for result in check_copies(_restricted(model, group)):
+        for result in check_copies(_restricted(dump, group)):
             if isinstance(result, Finding):
                 ranks = {*found.get(result.tensor, result).ranks, *result.ranks}
                 found[result.tensor] = replace(found.get(result.tensor, result), ranks=tuple(sorted(ranks)))
     return [_worded(finding, mesh, axis) for finding in found.values()]
 
 
-def _restricted(model: Model, ranks: tuple[int, ...]) -> Model:
-    dump = model.dump
-    return model_of(Dump(dump.path, dump.run, {rank: dump.ranks[rank] for rank in ranks if rank in dump.ranks}))
+def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
+    files = dump.files
+    kept = {rank: files.ranks[rank] for rank in ranks if rank in files.ranks}
+    return dump_of(DumpFiles(files.path, files.run, kept))
 
 
 def _worded(finding: Finding, mesh: Mesh, axis: str) -> Finding:

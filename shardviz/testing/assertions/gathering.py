@@ -14,8 +14,8 @@ import msgspec
 from safetensors.numpy import load, save
 from torch import distributed
 
-from shardviz.dump.dump import Model, model_of
-from shardviz.dump.read import Dump
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import DumpFiles
 from shardviz.dump.records import RankRecord
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh
@@ -24,7 +24,7 @@ from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stages import agree
+from shardviz.live.capture.pipeline_parts import agree
 from shardviz.live.capture.stamp import Stamped
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gathered(Dump):
+class Gathered(DumpFiles):
     """A dump that was never written.
 
     Attributes:
-        arrays: Each rank's dense values, by rank and by `stage/role/name`.
+        arrays: Each rank's dense values, by rank and by `moment/role/name`.
     """
 
     arrays: dict[int, dict[str, NDArray[np.generic]]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Gathered(Dump):
         return array
 
 
-def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage_axes: Sequence[str]) -> Model:
+def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage_axes: Sequence[str]) -> Dump:
     """Return what all ranks hold of a stamped model. Every rank of the job calls this.
 
     Args:
@@ -74,11 +74,11 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
     inner = unwrapped(model)
     names = [local.name for local in local_tensors(inner)]
-    stage = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
-    return gather(lambda seen: add_model(seen, inner, mesh, stamps, stage), mesh, Stamped(stage.stamps))
+    part = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
+    return gather(lambda seen: add_model(seen, inner, mesh, stamps, part), mesh, Stamped(part.stamps))
 
 
-def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Model:
+def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Dump:
     """Let every rank capture, and return what all of them hold. Every rank of the job calls this.
 
     Args:
@@ -99,7 +99,7 @@ def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: St
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
     run = run_record(_job_mesh(mesh), stamps, None)
-    return model_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))
+    return dump_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))
 
 
 def _job_mesh(mesh: DeviceMesh | None) -> Mesh:

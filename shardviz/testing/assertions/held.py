@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding
     from shardviz.check.order.case import Case
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 
-def with_held(model: Model, findings: Iterable[Finding]) -> list[Finding]:
+def with_held(dump: Dump, findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with what the ranks that they are about hold, by the ids in a stamped model."""
-    return [finding if finding.held else replace(finding, held=_held(model, finding)) for finding in findings]
+    return [finding if finding.held else replace(finding, held=_held(dump, finding)) for finding in findings]
 
 
-def _held(model: Model, finding: Finding) -> str:
+def _held(dump: Dump, finding: Finding) -> str:
     """Return the layout by which a tensor is held; empty where its values are no ids (any more)."""
     try:
-        case = next(case for case in _cases(model, finding.tensor) if {*finding.ranks} & {*case.mesh.ranks})
+        case = next(case for case in _cases(dump, finding.tensor) if {*finding.ranks} & {*case.mesh.ranks})
         if not case.held:
             return "no layout of the notation" if _has_ids(case) else ""
     except (StopIteration, ShardvizError):
@@ -33,10 +33,10 @@ def _held(model: Model, finding: Finding) -> str:
     return write(case.held, case.tensor.dtype)
 
 
-def _cases(model: Model, name: str) -> Iterator[Case]:
-    for tensor in model.stage("stamped"):
+def _cases(dump: Dump, name: str) -> Iterator[Case]:
+    for tensor in dump.at("stamped"):
         if name in tensor.names:
-            yield from cases_of(model, tensor, name)
+            yield from cases_of(dump, tensor, name)
 
 
 def _has_ids(case: Case) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.finding import Finding
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
 
 MAX_TOLD = 3
 """Findings that are told in full; of the others, the names."""
@@ -28,11 +28,11 @@ class ShardAssertionError(AssertionError):
     __module__ = "shardviz.testing"
 
 
-def raise_for(model: Model | None, findings: Sequence[Finding]) -> None:
+def raise_for(dump: Dump | None, findings: Sequence[Finding]) -> None:
     """Raise if there are findings; in a job of the user's own, on all ranks but the first in a line.
 
     Args:
-        model: What they are about, for the pictures.
+        dump: What they are about, for the pictures.
         findings: Worst first.
 
     Raises:
@@ -40,7 +40,7 @@ def raise_for(model: Model | None, findings: Sequence[Finding]) -> None:
     """
     __tracebackhide__ = True
     if findings:
-        text = tell(model, findings)
+        text = tell(dump, findings)
         rank = _rank_in_job()
         raise ShardAssertionError(text if not rank else f"{text.splitlines()[0]} (rank 0 tells the whole)")
 
@@ -53,13 +53,13 @@ def _rank_in_job() -> int:
     return int(distributed.get_rank())
 
 
-def tell(model: Model | None, findings: Sequence[Finding]) -> str:
+def tell(dump: Dump | None, findings: Sequence[Finding]) -> str:
     """Return the text for findings: the first ones in full, those of identical layers once."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault(_alike(finding), []).append(finding)
     told = list(groups.values())
-    parts = [_told(model, group) for group in told[:MAX_TOLD]]
+    parts = [_told(dump, group) for group in told[:MAX_TOLD]]
     if rest := [finding.tensor for group in told[MAX_TOLD:] for finding in group]:
         parts.append(f"and {len(rest)} more: {_names(rest)}")
     return "\n\n".join(parts)
@@ -72,7 +72,7 @@ def _alike(finding: Finding) -> tuple[object, ...]:
     return finding.kind, finding.ranks, *layouts, *(text.replace(name, "") if name else text for text in texts)
 
 
-def _told(model: Model | None, group: Sequence[Finding]) -> str:
+def _told(dump: Dump | None, group: Sequence[Finding]) -> str:
     first = group[0]
     names = _names([finding.tensor for finding in group]) if first.tensor else first.kind
     lines = [f"{names}: {printable(first.summary)}"]
@@ -83,7 +83,7 @@ def _told(model: Model | None, group: Sequence[Finding]) -> str:
         ("intended", first.intended),
     )
     lines += [f"{'':{INDENT}}{title:<{COLUMN}}{printable(text)}" for title, text in rows if text]
-    if picture := _picture(model, first.tensor):
+    if picture := _picture(dump, first.tensor):
         lines += ["", *picture, ""]
     others = [("or", text) for text in first.also]
     advice = (("cause", first.cause), ("fix", first.fix), *others, ("see", ", ".join(first.refs)))
@@ -91,10 +91,10 @@ def _told(model: Model | None, group: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _picture(model: Model | None, name: str) -> list[str]:
+def _picture(dump: Dump | None, name: str) -> list[str]:
     """Draw a tensor as `shardviz show` does, where there is something to draw."""
-    tensor = _find(model, name) if model is not None and name else None
-    if model is None or tensor is None or not (tensor.claimed or tensor.stage == "stamped"):
+    tensor = _find(dump, name) if dump is not None and name else None
+    if dump is None or tensor is None or not (tensor.claimed or tensor.moment == "stamped"):
         return []
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import picture_lines
@@ -102,14 +102,14 @@ def _picture(model: Model | None, name: str) -> list[str]:
 
     terminal = Terminal(WIDTH)
     try:
-        text = terminal.render(picture_lines(of_tensor(model, tensor, name), terminal))
+        text = terminal.render(picture_lines(of_tensor(dump, tensor, name), terminal))
     except ShardvizError as error:
         return [f"{'':{INDENT}}no picture: {error.message}"]
     return [f"{'':{INDENT}}{line}".rstrip() for line in text.rstrip().splitlines()]
 
 
-def _find(model: Model, name: str) -> Tensor | None:
-    return next((tensor for tensor in model.tensors if name in tensor.names), None)
+def _find(dump: Dump, name: str) -> Tensor | None:
+    return next((tensor for tensor in dump.tensors if name in tensor.names), None)
 
 
 def _names(names: Sequence[str]) -> str:

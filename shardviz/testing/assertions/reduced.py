@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Model, Shard, Tensor
+    from shardviz.dump.dump import Dump, Shard, Tensor
     from shardviz.live.capture.capture import Capture
 
 
-def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Model, list[Finding]]:
+def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Dump, list[Finding]]:
     """Return what all ranks hold, and the gradients whose copies differ. Every rank of the job calls this.
 
     Args:
@@ -50,7 +50,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
 
     digests = gather(add_digests, known)
     if axis is not None:
-        digests.dump.mesh.axis_index(axis)
+        digests.files.mesh.axis_index(axis)
     if not digests.tensors:
         raise ShardAssertionError(
             "no parameter has a gradient on any rank\n"
@@ -78,11 +78,11 @@ def _differing(tensor: Tensor) -> list[int]:
     ]
 
 
-def _findings(model: Model, tensor: Tensor, axis: str | None) -> list[Finding]:
-    rounding = rounding_of(model)
+def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
+    rounding = rounding_of(dump)
     found = []
     for name in tensor.names:
-        one = laid_out(model, tensor, name, assembled(model, tensor, name), rounding)
+        one = laid_out(dump, tensor, name, assembled(dump, tensor, name), rounding)
         if axes := tuple(along for along in one.copies_differ_along if axis in (None, along)):
             found.append(_finding(one, axes))
     return found
@@ -130,12 +130,12 @@ def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
     )
 
 
-def assembled(model: Model, tensor: Tensor, name: str) -> NDArray[np.float64]:
+def assembled(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
     """Return the whole gradient, each element as the lowest rank that has it says."""
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
     whole = np.full(shape, np.nan)
     for shard in reversed(tensor.shards.values()):
-        values = model.values(shard, name)
+        values = dump.values(shard, name)
         if shard.layout is None:
             whole = values
         else:

@@ -15,7 +15,7 @@ from shardviz.testing.assertions.message import ShardAssertionError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.notation import Pattern
 
@@ -23,11 +23,11 @@ ANY = "any"
 """Stands for a rule that allows every layout."""
 
 
-def check_rules(model: Model, layouts: Mapping[str, str | None]) -> list[Finding]:
+def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
     """Return a finding for each tensor that is laid out in another way than intended.
 
     Args:
-        model: What all ranks hold.
+        dump: What all ranks hold.
         layouts: Layouts in the notation by pattern over names; None for any.
 
     Raises:
@@ -37,7 +37,7 @@ def check_rules(model: Model, layouts: Mapping[str, str | None]) -> list[Finding
     __tracebackhide__ = True
     rules = {pattern: ANY if text is None else text for pattern, text in layouts.items()}
     patterns = {text: parse(text) for text in rules.values() if text != ANY}
-    tensors = model.stage("stamped") or model.stage("initial")
+    tensors = dump.at("stamped") or dump.at("initial")
     used = _check_complete(tensors, rules)
     return [
         finding

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.check.finding import Finding
-    from shardviz.dump.dump import Model, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records import Role
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
@@ -227,7 +227,7 @@ def _is_suspect(local: Local, wanted: Wanted) -> bool:
     return wanted.is_far(got, wanted.values.ravel()[part.flat_ids(wanted.values.shape)].reshape(got.shape))
 
 
-def _compare(model: Model, tensor: Tensor, wanted: Mapping[Key, Wanted]) -> list[Finding]:
+def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Wanted]) -> list[Finding]:
     """Return the findings of a tensor; those of names that only other ranks have, as a pipeline's, are theirs."""
     found = []
     for name in tensor.names:
@@ -237,7 +237,7 @@ def _compare(model: Model, tensor: Tensor, wanted: Mapping[Key, Wanted]) -> list
         if tensor.shape != reference.values.shape:
             found.append(misshapen(tensor, name, reference.values.shape))
             continue
-        one = laid_out(model, tensor, name, reference.values, reference.rounding)
+        one = laid_out(dump, tensor, name, reference.values, reference.rounding)
         if any(values.shape != one.regions[rank].shape for rank, values in one.values.items()):
             found.append(misshapen(tensor, name, reference.values.shape))
         elif far := [rank for rank, got in one.reduced.items() if reference.is_far(got, one.wanted_of(rank))]:

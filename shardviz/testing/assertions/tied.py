@@ -9,7 +9,7 @@ import msgspec
 
 from shardviz.check.finding import Finding
 from shardviz.check.values.ties import check_ties
-from shardviz.dump.dump import Model
+from shardviz.dump.dump import Dump
 from shardviz.dump.records import Stamp
 from shardviz.testing.assertions.message import ShardAssertionError
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def check_tied(model: Model, first: str, others: Iterable[str]) -> list[Finding]:
+def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
     """Return the names that do not share the first one's storage on some rank.
 
     Raises:
         ShardAssertionError: No rank has a tensor of one of the names, or no rank has both.
     """
     __tracebackhide__ = True
-    shapes = {name: tensor.shape for tensor in model.tensors for name in tensor.names}
+    shapes = {name: tensor.shape for tensor in dump.tensors for name in tensor.names}
     for name in (first, *others):
         if name not in shapes:
             raise ShardAssertionError(f"no rank has a tensor {name}\n  fix       name one of {', '.join(shapes)}")
     stamps = (Stamp(first, 1, shapes[first]), *(Stamp(name, 1, shapes[name], tied_to=first) for name in others))
-    run = msgspec.structs.replace(model.dump.run, stamps=stamps)
-    wanted = Model(replace(model.dump, run=run), model.tensors)
+    run = msgspec.structs.replace(dump.files.run, stamps=stamps)
+    wanted = Dump(replace(dump.files, run=run), dump.tensors)
     results = list(check_ties(wanted))
     for result in results:
         if not isinstance(result, Finding):

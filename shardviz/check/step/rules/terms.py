@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.dump.dump import Model
+    from shardviz.dump.dump import Dump
 
 DIFFERING = f"{UNEXPLAINED}, and another thing on each rank along"
 MAX_LISTED = 8
@@ -31,10 +31,10 @@ MAX_LISTED = 8
 
 def check_terms(evidence: Evidence, one: Compared) -> Finding:
     """Return the finding of a tensor that is off by no ratio."""
-    model = evidence.model
+    dump = evidence.dump
     rank = one.wrong[0]
     excess = one.reduced[rank] - one.wanted_of(rank)
-    for name, bias in _vectors(model, excess.shape[-1:] if excess.ndim else ()):
+    for name, bias in _vectors(dump, excess.shape[-1:] if excess.ndim else ()):
         times = _times_added(one, excess, bias)
         if times:
             return _added_too_often(one, name, times)
@@ -45,7 +45,7 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
     right = [rank for rank in one.reduced if rank not in one.wrong]
     is_on_some_ranks = bool(one.copies_differ_along and right)
     if is_on_some_ranks:
-        cause, fix = _on_some_ranks(model, one, right)
+        cause, fix = _on_some_ranks(dump, one, right)
     elif one.copies_differ_along:
         cause = f"{DIFFERING} {' and '.join(one.copies_differ_along)}: no sum or mean of them is right"
     return Finding(
@@ -74,10 +74,10 @@ def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
     return text
 
 
-def _vectors(model: Model, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.float64]]]:
+def _vectors(dump: Dump, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.float64]]]:
     return [
-        (name, model.values(tensor.first, name))
-        for tensor in model.stage("reference")
+        (name, dump.values(tensor.first, name))
+        for tensor in dump.at("reference")
         if tensor.role == "param" and tensor.shape == shape
         for name in tensor.names
     ]
@@ -143,13 +143,13 @@ def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
     )
 
 
-def _on_some_ranks(model: Model, one: Compared, right: list[int]) -> tuple[str, str]:
+def _on_some_ranks(dump: Dump, one: Compared, right: list[int]) -> tuple[str, str]:
     """Return cause and fix where some ranks are right: what they have and the others lack, if there is any."""
     ranks = listed(one.wrong, MAX_LISTED)
     alone = len(one.wrong) == 1
     lacking = [
         name
-        for tensor in model.stage("initial")
+        for tensor in dump.at("initial")
         if tensor.role in WEIGHTS and set(right) <= set(tensor.shards) and not set(one.wrong) & set(tensor.shards)
         for name in tensor.names
     ]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelinePart:
     """What this rank's part of the model is to the dump.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Said:
     names: tuple[str, ...] = ()
 
 
-def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Collection[str]) -> Stage:
+def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Collection[str]) -> PipelinePart:
     """Return what this rank's part of the model is to the dump. Every rank of the job calls this.
 
     Args:
@@ -99,7 +99,7 @@ def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Colle
     said = {stage: of_all[first] for stage, first in _first_ranks(mesh, columns).items()}
     _refuse_other_stamps(mesh, columns, axes, of_all)
     if rank not in mesh or not _each_for_itself(list(said.values())):
-        return Stage(tuple(axes), tuple(stamps))
+        return PipelinePart(tuple(axes), tuple(stamps))
     return _one_of_many(axes, said, _stage_of(mesh, columns, rank))
 
 
@@ -144,13 +144,15 @@ def _each_for_itself(said: list[_Said]) -> bool:
     )
 
 
-def _one_of_many(axes: Sequence[str], said: dict[Coord, _Said], mine: Coord) -> Stage:
+def _one_of_many(axes: Sequence[str], said: dict[Coord, _Said], mine: Coord) -> PipelinePart:
     uses = Counter(name for one in said.values() for name in {*one.names, *(stamp.name for stamp in one.stamps)})
     clash = any(count > 1 for count in uses.values())
     found, total = {}, 0
     for at, one in said.items():
         prefix = "".join(f"{axis}={position}." for axis, position in zip(axes, at, strict=True)) if clash else ""
-        found[at] = Stage(tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in one.stamps), prefix, total)
+        found[at] = PipelinePart(
+            tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in one.stamps), prefix, total
+        )
         total = max((stamp.last for stamp in found[at].stamps), default=total)
     return replace(found[mine], stamps=tuple(chain.from_iterable(stage.stamps for stage in found.values())))
 
