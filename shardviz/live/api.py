@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.errors import DumpError
+from shardviz.errors import DumpError, ShardvizError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ def capture(
     *,
     mesh: DeviceMesh,
     stamps: Stamped | None = None,
+    reference: str | Path | None = None,
     stage_axes: Sequence[str] = (),
     intended: Mapping[str, str] | None = None,
     force: bool = False,
@@ -52,8 +54,10 @@ def capture(
         model: The sharded model; of a pipeline, this rank's stage.
         path: The dump's folder, the same on every rank, on storage that all of them reach.
         mesh: The mesh of the whole job.
-        stamps: What `shardviz.stamp` returned before the model was sharded; without it the model's own values are
-            captured, and only copies can be compared.
+        stamps: What `shardviz.stamp` returned before the model was sharded.
+        reference: A safetensors file, or a folder of them, with the weights that the model was loaded from. Values are
+            looked up in it, so that no weight has to be stamped; each rank reads the slices that it claims. Without
+            stamps and without a reference only copies can be compared.
         stage_axes: The mesh axes along which ranks have different layers: `("pp",)`. A stage may be cut from a model
             that was stamped whole, or be built and stamped by itself.
         intended: Layouts in the notation, by pattern over names.
@@ -65,7 +69,8 @@ def capture(
     Raises:
         DumpError: The folder is there and may not be replaced; every rank raises it.
         MeshError: The mesh has no such axis.
-        ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
+        ShardvizError: No process group is initialised, ranks of one stage stamped different tensors, or both stamps and
+            a reference are given.
     """
     from shardviz.live.capture.agreement import refuse_without_group
     from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -73,12 +78,46 @@ def capture(
     from shardviz.live.capture.pipeline_parts import agree
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
+    if reference is not None:
+        if stamps is not None:
+            raise ShardvizError("a stamped model has no values left to look up", "give stamps or a reference, not both")
+        return _capture_by_reference(model, Path(path), mesh, Path(reference), stage_axes, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", WIDER))
     return Path(path)
+
+
+def _capture_by_reference(
+    model: nn.Module,
+    path: Path,
+    mesh: DeviceMesh,
+    reference: Path,
+    stage_axes: Sequence[str],
+    intended: Mapping[str, str] | None,
+    *,
+    force: bool,
+) -> Path:
+    """Write a dump whose ids are the places of the model's values in a reference."""
+    from shardviz.live.capture.agreement import of_all_ranks
+    from shardviz.live.capture.by_reference import add_by_reference, known_in
+    from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.meshes import plain_mesh
+    from shardviz.live.capture.pipeline_parts import PipelinePart
+    from shardviz.reference.files import open_reference
+
+    part = PipelinePart(tuple(stage_axes))
+    locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    mine = {local.name: (local.role, local.shape) for local in locals_}
+    every = {name: (role, shape) for of in of_all_ranks(mine) for name, (role, shape) in of.items()}
+    known = known_in(open_reference(reference), [(name, role, shape) for name, (role, shape) in every.items()])
+    part = replace(part, stamps=tuple(known.stamps.values()))
+    with _dump(path, mesh, part, intended, force=force) as seen:
+        add_model(seen, unwrapped(model), mesh, None, part)
+        add_by_reference(seen, locals_, known)
+    return path
 
 
 def capture_sharding(

@@ -1,0 +1,111 @@
+"""Weights that nobody stamped are placed by their values in a checkpoint, in any dtype, and are left alone."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import shardviz
+from shardviz.check.run import check_dump
+from shardviz.errors import ShardvizError
+from shardviz.live.compat import fully_shard
+from shardviz.testing import spmd
+
+TP = {"tp": 2}
+
+
+def saved(path, model):
+    if distributed.get_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
+    distributed.barrier()
+    return path
+
+
+def built(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 24), nn.Linear(24, 48)).to(dtype)
+
+
+def beside(folder):
+    return folder.with_name("checkpoint.safetensors")
+
+
+@spmd(mesh={"fsdp": 4})
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sharded_model_is_in_order_and_keeps_its_values(mesh, shard_dump, dtype):
+    model = built(dtype)
+    reference = saved(beside(shard_dump), model)
+    fully_shard(model, mesh=mesh)
+    before = [parameter.to_local().clone() for parameter in model.parameters()]
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    report = check_dump(shard_dump)
+    assert not report.findings
+    assert not report.not_checked
+    assert all(map(torch.equal, before, [parameter.to_local() for parameter in model.parameters()]))
+
+
+@spmd(mesh=TP)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shards_exchanged_between_ranks_are_misordered(mesh, shard_dump, dtype):
+    model = built(dtype)
+    reference = saved(beside(shard_dump), model)
+    weight = model[0].weight.detach()
+    mine = weight.chunk(2)[1 - mesh.get_rank()].contiguous()
+    model[0].weight = nn.Parameter(DTensor.from_local(mine, mesh, [Shard(0)]))
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    (finding,) = check_dump(shard_dump).findings
+    assert (finding.kind, finding.tensor, finding.ranks) == ("misordered", "0.weight", (0, 1))
+
+
+@spmd(mesh=TP)
+def test_a_fused_weight_that_a_loader_cut_as_a_whole_is_named_in_the_notation(mesh, shard_dump):
+    model = built(torch.bfloat16)
+    reference = saved(beside(shard_dump), model)
+    segments = model[1].weight.detach().chunk(3)
+    mine = torch.cat([segment.chunk(2)[mesh.get_rank()] for segment in segments])
+    model[1].weight = nn.Parameter(DTensor.from_local(mine, mesh, [Shard(0)]))
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    (finding,) = check_dump(shard_dump).findings
+    assert (finding.kind, finding.claimed, finding.held) == ("misordered", "[48/tp, 24]", "[48/3/tp, 24]")
+
+
+@spmd(mesh=TP)
+def test_another_layers_weight_is_foreign(mesh, shard_dump):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    reference = saved(beside(shard_dump), model)
+    model[0].weight = nn.Parameter(distribute_tensor(model[1].weight.detach(), mesh, [Shard(0)]))
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    (finding,) = check_dump(shard_dump).findings
+    assert finding.kind in ("foreign", "name-collision")
+    assert "1.weight" in finding.summary
+
+
+@spmd(mesh=TP)
+def test_a_reference_in_a_wider_dtype_is_cast(mesh, shard_dump):
+    reference = saved(beside(shard_dump), built())
+    model = built(torch.bfloat16)
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    assert not check_dump(shard_dump).findings
+
+
+@spmd(mesh=TP)
+def test_constant_weights_and_names_that_the_reference_lacks_are_not_checked(mesh, shard_dump):
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+    reference = saved(beside(shard_dump), nn.Sequential(nn.LayerNorm(8)))
+    fully_shard(model[0], mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    why = {one.tensor: one.why for one in check_dump(shard_dump).not_checked}
+    assert "all of its values are alike" in why["0.weight"]
+    assert "checkpoint.safetensors has no tensor of this name" in why["1.weight"]
+
+
+@spmd(mesh=TP)
+def test_stamps_and_a_reference_are_refused_together(mesh, shard_dump):
+    model = built()
+    stamps = shardviz.stamp(model)
+    with pytest.raises(ShardvizError, match="no values left"):
+        shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, reference="x.safetensors")
