@@ -20,6 +20,7 @@ from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
+from shardviz.check.step.unsharded_update import check_unsharded_update
 from shardviz.check.step.update import check_update
 from shardviz.check.step.zero_gradients import check_zero_gradients
 from shardviz.check.values.copies import check_copies
@@ -99,7 +100,10 @@ def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
     wrong = [result for result in found if isinstance(result, Finding)]
     yield from found
     if not any(finding.severity == "error" for finding in weights):
-        yield from check_update(dump, wrong)
+        after = list(check_update(dump, wrong))
+        yield from after
+        if not wrong:
+            yield from check_unsharded_update(dump, frozenset(result.tensor for result in after))
         yield from check_zero_gradients(dump, wrong)
 
 

@@ -42,11 +42,11 @@ IdRun = tuple[
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
 WEIGHTS: tuple[Role, ...] = ("param", "buffer")
 """Roles of what a model is made of; the rest comes of a step."""
-Moment = Literal["initial", "stamped", "step", "reference"]
+Moment = Literal["initial", "stamped", "step", "reference", "updated"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
-after the same step of the unsharded model, which rank 0 writes. Parameters of a step are those that a probe's own
-optimizer has updated; its gradients are as backward left them, but for those that ranks then scaled each by a number of
-its own."""
+after the same step of the unsharded model, which rank 0 writes; `updated` is the unsharded model after its own
+optimizer, where there is one. Parameters of a step are those that a probe's own optimizer has updated; its gradients
+are as backward left them, but for those that ranks then scaled each by a number of its own."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

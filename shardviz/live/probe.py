@@ -21,7 +21,7 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.step import placing
-from shardviz.live.step.observe import adam_states
+from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.reference import reference_of
 from shardviz.live.step.sequence import add_sequence, sequence_dims
 from shardviz.live.step.step import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
+    from shardviz.live.step.reference import Reference
     from shardviz.live.step.step import Step
     from shardviz.live.world import World
 
@@ -161,11 +162,26 @@ class Run:
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
             why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
             self.capture.not_checked.append(("", why))
+        unsharded = copied_gradients(list(local_tensors(reference.model)))
+        update = self._updated_reference(reference)
         self._add_step(model, step, reference.step, axes)
         if self.capture.rank == 0:
-            after = [*gradients(list(local_tensors(reference.model))), *results(reference.step, self.job.mesh, ())]
+            after = [*gradients(unsharded), *results(reference.step, self.job.mesh, ())]
             for local in [*reference.before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
+            for local in update:
+                self.capture.add_values(replace(local, claim=None, grad=None), "updated")
+
+    def _updated_reference(self, reference: Reference) -> list[Local]:
+        """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
+        model = reference.model
+        if hasattr(self.probe, "optimizer"):
+            what, seen = "optimizer of the unsharded model", reference.step.seen
+            own = self._attempt(what, lambda: updated(self.probe, model, self.device_mesh, seen))
+            if own is not None:
+                after = list(local_tensors(model))
+                return [*after, *optimizer_states(own, model, after)]
+        return [local for local in local_tensors(model) if local.role == "buffer"]
 
     def _attempt(self, what: str, work: Callable[[], Done]) -> Done | None:
         """Do what may raise on some ranks only; None, and the first error noted, where it does on any."""
@@ -208,7 +224,8 @@ class Run:
             step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
-        of_step = [*gradients(locals_), *self.part.own([*of_optimizer, *activations])]
+        buffers = [local for local in own if local.role == "buffer"]
+        of_step = [*gradients(locals_), *self.part.own([*of_optimizer, *activations]), *buffers]
         for local in [*of_step, *results(step, self.job.mesh, axes, reference.output)]:
             self.capture.add_values(local, "step")
         self.capture.collectives += step.seen.comms.records(self.job.mesh, self.capture.rank)

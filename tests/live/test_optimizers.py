@@ -123,7 +123,13 @@ def test_what_an_optimizer_does_wrong_to_weights_and_gradients_is_found(text, wr
     report = checked(text + wrong, "dp=2", tmp_path / "wrong")
     assert {(finding.kind, finding.tensor) for finding in report.findings} == {(kind, name) for name in names}
     report = checked(text + right, "dp=2", tmp_path / "right")
-    assert (report.findings, report.not_checked) == ((), ())
+    assert (report.findings, beside_the_unsharded(report)) == ((), [])
+
+
+def beside_the_unsharded(report):
+    """Return what was not checked, but for optimizers that are written for sharded models alone."""
+    alone = "the optimizer of the unsharded model: rank 0 raised AttributeError"
+    return [entry.why for entry in report.not_checked if not entry.why.startswith(alone)]
 
 
 def test_an_optimizer_of_other_tensors_than_the_models_is_found_by_weights_that_stay(tmp_path):
@@ -131,10 +137,11 @@ def test_an_optimizer_of_other_tensors_than_the_models_is_found_by_weights_that_
     (finding,) = report.findings
     assert (finding.kind, finding.ranks) == ("write-not-applied", (0, 1))
     assert finding.summary == "the optimizer's step changed none of the 4 weights, whose gradients are not zero"
-    (entry,) = report.not_checked
-    assert entry.why == "the optimizer's state: none of the 4 tensors that it steps is a parameter of the model"
+    assert beside_the_unsharded(report) == [
+        "the optimizer's state: none of the 4 tensors that it steps is a parameter of the model"
+    ]
     report = checked(MADE_BEFORE + "AFTER = True", "dp=2", tmp_path / "after")
-    assert (report.findings, report.not_checked) == ((), ())
+    assert (report.findings, beside_the_unsharded(report)) == ((), [])
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Document:
             tensor
             for tensor in self.dump.tensors
             if tensor.moment == "stamped"
-            or (tensor.moment != "reference" and (tensor.names[0], tensor.role) not in stamped)
+            or (tensor.moment not in ("reference", "updated") and (tensor.names[0], tensor.role) not in stamped)
         ]
         return tuple(map(self._entry, shown))
 

@@ -222,7 +222,7 @@ def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Regi
     """Return the part that a rank holds: what is claimed of it, or what its parameter was seen to hold."""
     if shard.layout is not None:
         return shard.layout.region(shard.layout.mesh.coord_of(shard.rank))
-    stamped = dump.find("stamped", "param", name)
+    stamped = dump.find("stamped", "param", name) or dump.find("stamped", "buffer", name)
     if shard.body.local_shape != shape and stamped is not None and shard.rank in stamped.shards:
         ids = stamped.shards[shard.rank]
         if ids.held is not None and ids.held.shape == shard.body.local_shape:

@@ -70,7 +70,7 @@ def _named(finding: Finding) -> str:
 
 
 def _has_reference(dump: Dump, role: str, name: str) -> bool:
-    return role in ("param", "activation", "optim") or dump.find("reference", role, name) is not None
+    return role in ("param", "buffer", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
 def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:

@@ -104,7 +104,7 @@ class Capture:
             self._add(local.name, self._body(local, moment), "")
             return
         small = local.values.numel() <= self.values_limit
-        dense = not small and moment in ("step", "reference")
+        dense = not small and moment in ("step", "reference", "updated")
         constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
         values = describe.nested(local.values) if small else None
         body = self._body(local, moment, values=values, constant=constant, dense=dense)

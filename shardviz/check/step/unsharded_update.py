@@ -1,0 +1,207 @@
+"""After the optimizer: weights, its state and buffers beside what the unsharded model's own optimizer makes of them.
+
+`wrong-value` where they are not the same: a state taken from another rank's shard, moments in another order, another
+learning rate. `write-not-applied` where the unsharded optimizer steps a weight and the sharded one leaves it alone.
+
+Adam divides a gradient by its own size, so that a gradient of nearly zero moves a weight by as much as any other, in
+either direction: elements whose gradient is lost in rounding are left out. Buffers (running statistics) are compared
+where no axis splits the batch; where one does, each rank rightly has the statistics of its own part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.words import claimed_text, number
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump, Tensor
+
+MARGIN = 1e4
+"""A gradient this often the tolerance is not lost in rounding."""
+
+RELATIVE = 1e-5
+"""How far a weight's update may be off, relative to the largest of its tensor."""
+
+MAX_LISTED = 4
+WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
+"""What is compared, causes before what comes of them."""
+
+
+def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Finding | NotChecked]:
+    """Yield what is another after the optimizer's step than in the unsharded model.
+
+    Args:
+        dump: The dump.
+        judged: Names of which something is found or said already.
+    """
+    rounding = rounding_of(dump)
+    splitting = _batch_axes(dump)
+    known = set(judged)
+    for role in WHAT:
+        for tensor, name in _of_role(dump, role):
+            reference = dump.find("updated", role, name)
+            weight = _weight(role, name)
+            if reference is not None and weight not in known:
+                wanted = dump.values(reference.first, name)
+                found = list(_check(dump, laid_out(dump, tensor, name, wanted, rounding), splitting))
+                yield from found
+                known |= {weight} if found else set()
+    yield from _not_stepped(dump, judged)
+
+
+def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
+    yield from ((tensor, name) for tensor in dump.at("step") if tensor.role == role for name in tensor.names)
+
+
+def _weight(role: str, name: str) -> str:
+    """Return the weight that a state is of: a wrong state makes a wrong weight, and is the cause of it."""
+    return name.rpartition(".")[0] if role == "optim" else name
+
+
+def _batch_axes(dump: Dump) -> tuple[str, ...]:
+    """Return the axes over which the batch is split: the loss is an average over them."""
+    loss = dump.find("step", "scalar", "loss")
+    claimed = loss.claimed if loss is not None else None
+    return tuple(axis for axis, _ in claimed.partial) if claimed is not None else ()
+
+
+def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Finding | NotChecked]:
+    what = WHAT[one.role]
+    if one.incomparable:
+        yield NotChecked(one.name, f"{what} after the step: {one.incomparable}", "step")
+        return
+    wrong = {rank: far for rank in one.reduced if (far := _distance(dump, one, rank)) is not None}
+    if not wrong:
+        return
+    if one.role == "buffer" and splitting:
+        own = [axis for axis in one.copies_differ_along if axis not in splitting]
+        if not own:
+            parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
+            yield NotChecked(one.name, f"{what} after the step: {parts}", "step")
+            return
+    yield _finding(one, wrong)
+
+
+def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
+    """Return the element of a rank that is farthest off, and what it should be; None where all are right."""
+    values, wanted = one.reduced[rank], one.wanted_of(rank)
+    allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
+    if one.role == "param":
+        before = dump.find("reference", "param", one.name)
+        if before is None:
+            return None
+        start = _part(one, dump.values(before.first, one.name), rank)
+        allowed += max(RELATIVE, 100 * one.rounding.epsilon) * float(np.max(np.abs(wanted - start), initial=0.0))
+    off = np.abs(values - wanted)
+    if one.role != "buffer":
+        off = np.where(_telling(dump, one, rank), off, 0.0)
+    bad = ~(off <= allowed)
+    if not bad.any():
+        return None
+    at = np.unravel_index(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0)), off.shape)
+    return float(values[at]), float(wanted[at])
+
+
+def _part(one: Compared, whole: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
+    return whole.ravel()[one.regions[rank].flat_ids(one.wanted.shape)]
+
+
+def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
+    """Return which elements have a gradient that is not lost in rounding, or one that is exactly zero."""
+    name = _weight(one.role, one.name)
+    gradient = dump.find("reference", "grad", name)
+    if gradient is None:
+        return np.ones(one.reduced[rank].shape, bool)
+    whole = dump.values(gradient.first, name)
+    if whole.size != one.wanted.size:
+        return np.ones(one.reduced[rank].shape, bool)
+    sizes = np.abs(_part(one, whole, rank))
+    return (sizes > MARGIN * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+
+
+def _finding(one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+    ranks = tuple(sorted(wrong))
+    held, due = wrong[ranks[0]]
+    cause, fix = _advice(one, ranks)
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        ranks,
+        f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks)} of {len(one.reduced)} ranks: "
+        f"rank {ranks[0]} has {number(held)} where {number(due)} is due",
+        claimed=claimed_text(one),
+        cause=cause,
+        fix=fix,
+    )
+
+
+def _advice(one: Compared, ranks: tuple[int, ...]) -> tuple[str, str]:
+    """Return the most likely cause and its fix, by what ranks hold instead."""
+    others = {rank: _owner(one, rank) for rank in ranks}
+    if all(other is not None for other in others.values()):
+        pairs = listed((f"rank {rank} has rank {other}'s" for rank, other in others.items()), MAX_LISTED)
+        return (
+            f"Each of these ranks has the part of another rank: {pairs}",
+            "load or build the optimizer's state with the same mesh coordinate as the weight it belongs to",
+        )
+    if one.role == "buffer":
+        return (
+            "The buffer is updated from something else than the unsharded model's activations",
+            "compute it from the whole batch and all features, or reduce it over the axes that split them",
+        )
+    return (
+        "The gradients that backward left are right, and the sharded optimizer makes something else of them: another "
+        "learning rate, another parameter group, clipping by another norm, or a state that is not its own",
+        "make the optimizer from model.parameters() once the model is sharded, with the same groups and options",
+    )
+
+
+def _owner(one: Compared, rank: int) -> int | None:
+    """Return the other rank whose part a rank holds."""
+    return next(
+        (
+            other
+            for other in one.reduced
+            if one.regions[other] != one.regions[rank]
+            and one.reduced[rank].shape == one.wanted_of(other).shape
+            and one.near(one.reduced[rank], one.wanted_of(other))
+        ),
+        None,
+    )
+
+
+def _not_stepped(dump: Dump, judged: frozenset[str]) -> Iterator[Finding]:
+    """Yield weights that the unsharded optimizer moves and that the sharded one does not step on any rank."""
+    for tensor in dump.at("updated"):
+        for name in tensor.names if tensor.role == "param" else ():
+            if name not in judged and dump.find("step", "param", name) is None and _moves(dump, tensor, name):
+                yield Finding(
+                    "write-not-applied",
+                    "error",
+                    name,
+                    tuple(dump.files.ranks),
+                    "the unsharded model's optimizer changes it, and the sharded model's does not step it",
+                    cause="It is in none of the sharded optimizer's parameter groups: they were collected before the "
+                    "model was sharded, or by a name or a type that sharding changed",
+                    fix="make the optimizer of model.parameters() once the model is sharded",
+                )
+
+
+def _moves(dump: Dump, tensor: Tensor, name: str) -> bool:
+    before = dump.find("reference", "param", name)
+    captured = dump.find("stamped", "param", name) or dump.find("initial", "param", name)
+    if before is None or captured is None:
+        return False
+    return not np.array_equal(dump.values(before.first, name), dump.values(tensor.first, name))

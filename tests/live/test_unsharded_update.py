@@ -1,0 +1,81 @@
+"""After the optimizer: weights, its state and buffers are the unsharded model's, or the ranks that differ are named."""
+
+import pytest
+
+from tests.live.probing import checked
+
+RIGHT = {
+    "Adam": "def optimizer(model, mesh): return torch.optim.Adam(model.parameters())",
+    "AdamW, fused": "def optimizer(model, mesh): return torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)",
+    "SGD with momentum": "def optimizer(model, mesh): return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)",
+    "clipping by the whole norm": """
+def optimizer(model, mesh):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return torch.optim.AdamW(model.parameters())
+""",
+    "groups by name": """
+def optimizer(model, mesh):
+    biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+    return torch.optim.AdamW([{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}])
+""",
+    "some weights frozen": """
+def optimizer(model, mesh): return torch.optim.SGD([p for n, p in model.named_parameters() if "bias" in n], 0.1)
+""",
+}
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
+def test_a_right_update_is_quiet(text, tmp_path):
+    report = checked(text, "dp=2", tmp_path)
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+WRONG = {
+    "another learning rate": (
+        """
+from torch.distributed.tensor import DTensor
+def optimizer(model, mesh):
+    sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    return torch.optim.SGD(model.parameters(), 0.2 if sharded else 0.1)
+""",
+        "wrong-value",
+        "learning rate",
+    ),
+    "a group that sharding emptied": (
+        """
+def optimizer(model, mesh):
+    plain = [p for n, p in model.named_parameters() if type(p) is nn.Parameter and p.data.__class__ is torch.Tensor
+             or n.endswith("bias")]
+    return torch.optim.SGD(plain, 0.1)
+""",
+        "write-not-applied",
+        "parameter groups",
+    ),
+    "moments of the neighbour's shard": (
+        """
+from torch import distributed
+from torch.distributed.tensor import DTensor
+class Neighbours(torch.optim.SGD):
+    def step(self):
+        super().step()
+        for state in self.state.values():
+            buffer = state["momentum_buffer"]
+            if isinstance(buffer, DTensor):
+                local = buffer.to_local()
+                parts = [torch.empty_like(local) for _ in range(2)]
+                distributed.all_gather(parts, local.contiguous())
+                local.copy_(parts[1 - distributed.get_rank()])
+def optimizer(model, mesh): return Neighbours(model.parameters(), 0.1, momentum=0.9)
+""",
+        "wrong-value",
+        "rank 0 has rank 1's",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "kind", "cause"), WRONG.values(), ids=WRONG)
+def test_a_wrong_update_is_named(text, kind, cause, tmp_path):
+    findings = checked(text, "dp=2", tmp_path).findings
+    assert {finding.kind for finding in findings} == {kind}
+    assert any(cause in finding.cause for finding in findings)
