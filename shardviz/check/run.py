@@ -18,6 +18,7 @@ from shardviz.check.order.reassembly import check_gathered
 from shardviz.check.order.rewritten import check_anew, check_zeros
 from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.unsharded_update import check_unsharded_update
@@ -86,6 +87,7 @@ def report_on(dump: Dump) -> Report:
     order = {name: index for index, name in enumerate(dump.stamps)}
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
     unchecked = {result for result in placed + others if isinstance(result, NotChecked)}
+    unchecked |= set(check_unplaced(dump, {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
         num_tensors=len({name for tensor in dump.tensors if tensor.role in WEIGHTS for name in tensor.names}),

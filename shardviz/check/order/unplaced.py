@@ -1,0 +1,37 @@
+"""Weights whose elements nobody can place: captured without ids and without a reference.
+
+That copies agree and that shards differ says nothing about where their elements belong, so that no such tensor may be
+called in order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import NotChecked
+from shardviz.dump.records import WEIGHTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+
+    from shardviz.dump.dump import Dump
+
+WHY = (
+    "placement: it has no ids and no reference; stamp the model before it is sharded, or pass its checkpoint to "
+    "shardviz.capture as reference="
+)
+
+
+def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
+    """Yield the weights without ids, but for those of a single element, which has one place only.
+
+    Args:
+        dump: The dump.
+        known: Names of which it is known already why they were not checked.
+    """
+    stamped = {name for tensor in dump.at("stamped") for name in tensor.names}
+    for tensor in dump.at("initial"):
+        if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1:
+            yield from (NotChecked(name, WHY, "order") for name in tensor.names if name not in stamped | known)
