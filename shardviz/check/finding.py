@@ -30,6 +30,7 @@ Kind = Literal[
     "name-collision",
     "sequence-order",
     "rank-order",
+    "raised",
     "incomplete",
 ]
 Severity = Literal["error", "warning"]

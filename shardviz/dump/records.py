@@ -231,6 +231,7 @@ class RankRecord(Record, frozen=True):
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
+        raised: What only the sharded model's step raised, and where: `(what, error)`.
     """
 
     schema: Count
@@ -250,6 +251,7 @@ class RankRecord(Record, frozen=True):
     schedule: tuple[StageRecord, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     narrowed_to: tuple[str, ...] = ()
+    raised: tuple[tuple[str, str], ...] = ()
 
 
 class Stamp(Record, frozen=True):

@@ -62,6 +62,12 @@ class Pattern:
     partial: tuple[tuple[str, str], ...] = ()
     flat: FlatView | None = None
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis that is named, each once."""
+        split = [link for chain in self.chains for link in chain if isinstance(link, str) and link != JOIN]
+        return tuple(dict.fromkeys([*split, *self.equal, *(axis for axis, _ in self.partial)]))
+
     def layout(self, mesh: Mesh, shape: Sequence[int] | None = None) -> Layout:
         """Return the layout on `mesh`.
 

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
-from shardviz.live.capture.agreement import agreed_errors
+from shardviz.live.capture.agreement import agreed_errors, in_a_line
 from shardviz.live.capture.capture import Capture, run_record
-from shardviz.live.capture.intended import check_intended
+from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
@@ -66,18 +66,20 @@ def run_probe(world: World, job: ProbeJob) -> None:
     probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
-    check_intended(getattr(probe, "expect", {}))
+    expect = getattr(probe, "expect", {})
+    check_intended(expect)
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
     capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
     capture.add_mesh(device_mesh)
     run = Run(probe, job, device_mesh, capture)
     run.capture_initial()
+    check_axes(expect, capture.axes)
     stamped = add_sequence(run.capture_stamped(), probe, device_mesh, capture)
     if hasattr(probe, "batch"):
         run.capture_step()
     if world.rank == 0:
-        intended, sequence = getattr(probe, "expect", {}), sequence_dims(probe, stamped)
-        record = run_record(job.mesh, stamped, intended, command=job.command, probe=job.name, sequence=sequence)
+        sequence = sequence_dims(probe, stamped)
+        record = run_record(job.mesh, stamped, expect, command=job.command, probe=job.name, sequence=sequence)
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
 
@@ -105,6 +107,19 @@ def _load_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     return module
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a step could not be compared.
+
+    Attributes:
+        text: Who raised what, in a line.
+        unsharded: The exception, where the unsharded model raised it.
+    """
+
+    text: str
+    unsharded: Exception | None = None
 
 
 @dataclass
@@ -143,61 +158,89 @@ class Run:
     def capture_step(self) -> None:
         """Step the unsharded model and then the sharded one, and lay them side by side.
 
-        Where only the sharded step raises, as torch does for uneven tensor parallel, that is noted and not an error.
+        Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
+        both again in their own element types.
         """
+        failed = self._step(double=True)
+        if failed is None:
+            return
+        again = self._step(double=False)
+        if again is None:
+            why = f"the step in float64: {failed.text}; compared in the model's own element types"
+            self.capture.not_checked.append(("", why))
+        elif again.unsharded is not None:
+            raise again.unsharded
+        else:
+            self.capture.raised.append(("step", failed.text))
+
+    def _step(self, *, double: bool) -> Failed | None:
+        """Step both models and write down what they left; return why that cannot be."""
+
+        def built() -> nn.Module:
+            return self._built().double() if double else self._built()
+
         axes = batch_axes(self.probe, self.job.mesh)
         parts = math.prod(self.job.mesh.axis_size(axis) for axis in axes)
-        batch = whole_batch(self.probe, parts)
-        reference = reference_of(self.probe, lambda: self._built().double(), batch, parts)
+        batch = whole_batch(self.probe, parts, double=double)
+        try:
+            reference = reference_of(self.probe, built, batch, parts)
+        except ProbeError:
+            raise
+        except Exception as error:
+            return Failed(f"the unsharded model raised {in_a_line(error)}", error)
         if reference.draws:
             self.capture.not_checked += [("", note) for note in reference.notes]
-            return
-        model = reference.mode(self._initialized(self._parallelized(self._built().double())))
+            return None
+        model = reference.mode(self._initialized(self._parallelized(built())))
         own = own_batch(batch, axes, self.device_mesh)
-        step = self._attempt("step", lambda: sharded_step(self.probe, model, own, self.device_mesh))
-        reference = reference if step is None else reference.beside(step)
-        self.capture.not_checked += [("", note) for note in reference.notes]
+        step, failed = self._attempt(
+            "step" if double else "step again", lambda: sharded_step(self.probe, model, own, self.device_mesh)
+        )
         if step is None:
-            return
+            return Failed(failed)
+        reference = reference.beside(step)
+        self.capture.not_checked += [("", note) for note in reference.notes]
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
             why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
             self.capture.not_checked.append(("", why))
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         update = self._updated_reference(reference)
-        self._add_step(model, step, reference.step, axes)
+        self._add_step(model, step, reference.step, axes, is_compared=any(one.role == "param" for one in update))
         if self.capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, self.job.mesh, ())]
             for local in [*reference.before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
             for local in update:
                 self.capture.add_values(replace(local, claim=None, grad=None), "updated")
+        return None
 
     def _updated_reference(self, reference: Reference) -> list[Local]:
         """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
         model = reference.model
         if hasattr(self.probe, "optimizer"):
             what, seen = "optimizer of the unsharded model", reference.step.seen
-            own = self._attempt(what, lambda: updated(self.probe, model, self.device_mesh, seen))
-            if own is not None:
+            own, failed = self._attempt(what, lambda: updated(self.probe, model, self.device_mesh, seen))
+            if own is None:
+                self.capture.not_checked.append(("", f"the {what}: {failed}"))
+            else:
                 after = list(local_tensors(model))
                 return [*after, *optimizer_states(own, model, after)]
         return [local for local in local_tensors(model) if local.role == "buffer"]
 
-    def _attempt(self, what: str, work: Callable[[], Done]) -> Done | None:
-        """Do what may raise on some ranks only; None, and the first error noted, where it does on any."""
+    def _attempt(self, what: str, work: Callable[[], Done]) -> tuple[Done | None, str]:
+        """Do what may raise on some ranks only; where it does on any, return None and the first error."""
         done, failure = None, None
         try:
             done = work()
         except Exception as error:
             failure = error
         errors = agreed_errors(failure, self.job.folder, what)
-        for rank, text in enumerate(errors):
-            if text:
-                self.capture.not_checked.append(("", f"the {what}: rank {rank} raised {text}"))
-                return None
-        return done
+        found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
+        return (None, found) if found else (done, "")
 
-    def _updated(self, model: nn.Module, before: list[Local], step: Step) -> tuple[list[Local], list[Local]]:
+    def _updated(
+        self, model: nn.Module, before: list[Local], step: Step, *, is_compared: bool
+    ) -> tuple[list[Local], list[Local]]:
         """Let the optimizer step: Adam, of which the state is kept alone, where the probe has none of its own.
 
         Returns:
@@ -206,18 +249,24 @@ class Run:
         if not hasattr(self.probe, "optimizer"):
             return before, adam_states(model, before)
         before = copied_gradients(before)
-        own = self._attempt("optimizer", lambda: updated(self.probe, model, self.device_mesh, step.seen))
+        own, failed = self._attempt("optimizer", lambda: updated(self.probe, model, self.device_mesh, step.seen))
         if own is None:
+            if is_compared:
+                self.capture.raised.append(("optimizer", failed))
+            else:
+                self.capture.not_checked.append(("", f"the optimizer: {failed}"))
             return before, []
         after = list(local_tensors(unwrapped(model), self.job.mesh))
         update = update_of(own, unwrapped(model), before, after)
         self.capture.not_checked += [("", why) for why in update.not_checked]
         return told_apart(before, after), update.tensors
 
-    def _add_step(self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str]) -> None:
+    def _add_step(
+        self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str], *, is_compared: bool
+    ) -> None:
         """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
         own = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
-        locals_, of_optimizer = self._updated(model, own, step)
+        locals_, of_optimizer = self._updated(model, own, step, is_compared=is_compared)
         if step.output is not None and step.runs != reference.runs:
             why = f"the output: the model ran {step.runs} times in a step, the unsharded model {reference.runs} times"
             self.capture.not_checked.append(("", why))

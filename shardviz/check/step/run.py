@@ -9,6 +9,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
+from shardviz.check.step.contradictions import check_absent_gradients, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.norms import check_norm
@@ -33,6 +34,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
         dump: The dump.
         earlier: What was found of the weights: numbers that come of wrong weights say nothing new.
     """
+    yield from check_raised(dump)
     steps = dump.at("step")
     if not steps:
         return
@@ -49,6 +51,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     evidence = Evidence(dump, tuple(compared(dump)))
     why = "its gradient: .grad is None on every rank after the step"
     yield from (NotChecked(name, why, "step") for name in evidence.without_gradient)
+    yield from check_absent_gradients(dump)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
@@ -74,7 +77,9 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
 
 
 def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
-    if one.incomparable:
+    if shape := check_result_shape(one):
+        yield shape
+    elif one.incomparable:
         yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
         yield _explained(evidence, one) or check_scale(one) or check_terms(evidence, one)

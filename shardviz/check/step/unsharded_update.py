@@ -127,7 +127,8 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     if whole.size != one.wanted.size:
         return np.ones(one.reduced[rank].shape, bool)
     sizes = np.abs(_part(one, whole, rank))
-    return (sizes > MARGIN * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+    telling: NDArray[np.bool_] = (sizes > MARGIN * one.rounding.tolerance(whole, gradient=True)) | (sizes == 0)
+    return telling
 
 
 def _finding(one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:

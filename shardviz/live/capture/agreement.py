@@ -53,12 +53,12 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
     mark.touch()
     if error is not None and not _all_come(folder, phase):
         raise error
-    errors = of_all_ranks(_told(error) if error else "")
+    errors = of_all_ranks(in_a_line(error) if error else "")
     mark.unlink()
     return errors
 
 
-def _told(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """Say in a line what was raised, and where in the user's own code."""
     frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]

@@ -63,6 +63,7 @@ class Capture:
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
+        raised: What only the sharded model's step raised, and where: `(what, error)`.
     """
 
     rank: int
@@ -76,6 +77,7 @@ class Capture:
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     narrowed_to: set[torch.dtype] = field(default_factory=set)
+    raised: list[tuple[str, str]] = field(default_factory=list)
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
     _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
@@ -84,6 +86,11 @@ class Capture:
     _tied: set[tuple[str, ...]] = field(default_factory=set)
     _gathered: list[GatherRecord] = field(default_factory=list)
     _body_list: list[Body] = field(default_factory=list)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of all meshes that were seen so far."""
+        return tuple(dict.fromkeys(axis for mesh in self._meshes for axis in mesh.axes))
 
     def add_mesh(self, device_mesh: DeviceMesh) -> None:
         """Note where this rank stands on a mesh: its coordinate, and its rank in the group along every axis."""
@@ -175,6 +182,7 @@ class Capture:
             calls=tuple(self.calls),
             narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
+            raised=tuple(self.raised),
         )
 
     def _add(self, name: str, body: Body, digest: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from shardviz.errors import NotationError
 from shardviz.layout.notation import parse
@@ -28,3 +29,21 @@ def check_intended(intended: object) -> None:
             parse(text)
         except NotationError as error:
             raise NotationError(f"what is expected of {pattern!r}: {error.message}", error.hint) from error
+
+
+def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
+    """Make sure that every axis that is named exists, once the model is sharded and all of its meshes are known.
+
+    Args:
+        intended: Layouts in the notation, by pattern over names.
+        axes: The axes of the run's meshes, flattened ones among them.
+
+    Raises:
+        NotationError: An axis is on no mesh; the hint names the one that is meant.
+    """
+    for pattern, text in intended.items():
+        for axis in parse(text).axes:
+            if axis not in axes:
+                close = get_close_matches(axis, axes, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"the axes are {', '.join(axes)}"
+                raise NotationError(f"what is expected of {pattern!r}: {text} names {axis}, an axis of no mesh", hint)

@@ -79,8 +79,8 @@ def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
     return axes
 
 
-def whole_batch(probe: ModuleType, parts: int) -> Batch:
-    """Return the probe's batch in float64, the same on every rank.
+def whole_batch(probe: ModuleType, parts: int, *, double: bool = True) -> Batch:
+    """Return the probe's batch, in float64 or as it is, the same on every rank.
 
     Rows beyond a multiple of `parts` are left out: a mean over unequal parts is not the mean of the whole.
 
@@ -89,7 +89,7 @@ def whole_batch(probe: ModuleType, parts: int) -> Batch:
     """
     torch.manual_seed(1)
     batch = probe.batch()
-    return tuple(_each(part, lambda tensor: _whole(tensor, parts)) for part in _as_tuple(batch))
+    return tuple(_each(part, lambda tensor: _whole(tensor, parts, double=double)) for part in _as_tuple(batch))
 
 
 def _as_tuple(batch: Any) -> Batch:
@@ -103,12 +103,12 @@ def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return change(part) if torch.is_tensor(part) else part
 
 
-def _whole(tensor: torch.Tensor, parts: int) -> torch.Tensor:
+def _whole(tensor: torch.Tensor, parts: int, *, double: bool) -> torch.Tensor:
     if tensor.ndim:
         if len(tensor) < parts:
             raise ProbeError(f"a batch of {len(tensor)} rows for {parts} ranks", f"let batch() return {parts} or more")
         tensor = tensor[: len(tensor) // parts * parts]
-    return tensor.double() if tensor.is_floating_point() else tensor
+    return tensor.double() if double and tensor.is_floating_point() else tensor
 
 
 def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -213,7 +213,8 @@ def results(step: Step, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | N
     """
     found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
-        rows = Shard(_dim_of_rows(step.output, whole))
+        is_whole = whole is not None and step.output.shape == whole.shape  # the model itself gathered its rows
+        rows = Replicate() if is_whole else Shard(_dim_of_rows(step.output, whole))
         found.append(_claimed("output", "output", step.output, mesh, dict.fromkeys(axes, rows)))
     for name, value in step.logged.items():
         tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)

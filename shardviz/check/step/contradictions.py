@@ -1,0 +1,123 @@
+"""What a step shows before any number is compared: it raised, ranks lack a gradient, a shape contradicts its claim."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump, Tensor
+
+MAX_LISTED = 8
+
+
+def check_raised(dump: Dump) -> Iterator[Finding]:
+    """Yield what the sharded model raised where the unsharded one ran."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, record in dump.files.ranks.items():
+        for pair in record.raised:
+            found.setdefault(pair, []).append(rank)
+    for (what, error), ranks in found.items():
+        yield Finding(
+            "raised",
+            "error",
+            "",
+            tuple(ranks),
+            f"the sharded model's {what} raises where the unsharded model's does not: {error}",
+            cause="The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too",
+            fix="read the exception and its line; where a size does not divide, choose one that the axis divides",
+        )
+
+
+def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
+    """Yield parameters that have a gradient on some ranks and none on others that hold a part of them."""
+    for tensor in dump.at("step"):
+        if tensor.role == "grad":
+            for name in tensor.names:
+                absent = _without(dump, tensor, name)
+                if absent:
+                    yield Finding(
+                        "unreduced-gradient",
+                        "error",
+                        name,
+                        absent,
+                        f"{len(absent)} of {len(absent) + len(tensor.shards)} ranks that hold it have no gradient "
+                        f"after the step (.grad is None): {listed(absent, MAX_LISTED)}",
+                        cause="These ranks did not use the weight in their forward, or nothing sent them its gradient; "
+                        "their optimizer leaves it alone while the others step it",
+                        fix="let every rank use the weight, if only times zero, or all_reduce its gradient with zeros "
+                        "where it is None",
+                    )
+
+
+def _without(dump: Dump, gradient: Tensor, name: str) -> tuple[int, ...]:
+    """Return the ranks that hold elements of a weight and have no gradient of it."""
+    weight = dump.find("initial", "param", name) or dump.find("stamped", "param", name)
+    if weight is None:
+        return ()
+    holding = [rank for rank, shard in weight.shards.items() if math.prod(shard.body.local_shape)]
+    return tuple(rank for rank in holding if rank not in gradient.shards and rank in dump.files.ranks)
+
+
+def check_result_shape(one: Compared) -> Finding | None:
+    """Return the finding where a result has another shape than the unsharded model's, or than its own label gives."""
+    if one.claimed is None or one.claimed.flat:
+        return None
+    what, held, due = WHAT[one.role], list(one.claimed.shape), list(one.wanted.shape)
+    if held != due:
+        cause, fix = _of_sizes(one, held, due)
+        return Finding(
+            "wrong-shape",
+            "error",
+            one.name,
+            tuple(sorted(one.values)),
+            f"the {what} is {held} over all ranks, {one.whose} is {due}",
+            claimed=claimed_text(one),
+            cause=cause,
+            fix=fix,
+        )
+    wrong = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
+    if not wrong:
+        return None
+    rank = min(wrong)
+    return Finding(
+        "wrong-shape",
+        "error",
+        one.name,
+        tuple(sorted(wrong)),
+        f"the {what} is {list(one.values[rank].shape)} on rank {rank}, where its placements give "
+        f"{list(one.regions[rank].shape)}",
+        claimed=claimed_text(one),
+        cause="Its label was put on without looking at the data, as DTensor.from_local does",
+        fix="label it by the placements that its local shape has",
+    )
+
+
+def _of_sizes(one: Compared, held: list[int], due: list[int]) -> tuple[str, str]:
+    """Return the cause and the fix of a result that is larger or smaller than the unsharded model's."""
+    for dim, (own, wanted) in enumerate(zip(held, due, strict=False)):
+        axes = [axis for axis in one.mesh.axes if one.mesh.axis_size(axis) > 1]
+        for axis in axes if len(held) == len(due) else ():
+            if own == wanted * one.mesh.axis_size(axis):
+                return (
+                    f"Dim {dim} is {own}, {axis}={one.mesh.axis_size(axis)} times {wanted}: parts that are copies "
+                    f"along {axis} were put side by side as if they were different parts",
+                    f"gather dim {dim} over {axis} once, or not at all where every rank along {axis} has all of it",
+                )
+            if own * one.mesh.axis_size(axis) == wanted:
+                return (
+                    f"Dim {dim} is {own}, and {axis}={one.mesh.axis_size(axis)} parts of it would be {wanted}: it is "
+                    f"split along {axis} and labelled as whole",
+                    f"gather dim {dim} over {axis}, or label it as split over {axis}",
+                )
+    return (
+        "The sharded model returns another tensor than the unsharded one, or another part of it",
+        "return the same tensor from both; whole_output(output, mesh) in the probe can put parts in order",
+    )

@@ -1,0 +1,91 @@
+"""A step that says more than numbers: it raises, a rank has no gradient, a result has another shape than it should."""
+
+import pytest
+
+from tests.live.probing import checked
+
+CASES = {
+    "only the sharded step raises": (
+        """
+class Odd(nn.Linear):
+    def forward(self, x):
+        if BROKEN and hasattr(self, "sharded"): raise ValueError("seven is odd")
+        return super().forward(x)
+def build(): return nn.Sequential(Odd(6, 8), nn.Linear(8, 6))
+def parallelize(model, mesh):
+    model[0].sharded = True
+    fully_shard(model, mesh=mesh["dp"])
+""",
+        "raised",
+        "seven is odd",
+    ),
+    "one rank has no gradient": (
+        """
+from torch import distributed
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+    def forward(self, x):
+        parts = self.one(x)
+        if not BROKEN or len(x) == 12 or distributed.get_rank() == 0: parts = parts + self.other(x)
+        return parts
+def build(): return Experts()
+def parallelize(model, mesh):
+    model.mesh = mesh
+def step(model, batch, mesh):
+    loss = model(batch).square().mean()
+    loss.backward()
+    for p in model.parameters():
+        if p.grad is not None and not BROKEN: distributed.all_reduce(p.grad, distributed.ReduceOp.AVG)
+    return loss
+""",
+        "unreduced-gradient",
+        ".grad is None",
+    ),
+    "copies are put side by side": (
+        """
+from torch import distributed
+class Gathered(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        if not BROKEN or not getattr(self, "sharded", False): return out
+        return torch.cat([out, out], 1)
+def build(): return Gathered(6, 8)
+def parallelize(model, mesh):
+    model.sharded = True
+    fully_shard(model, mesh=mesh["dp"])
+""",
+        "wrong-shape",
+        "[12, 16] over all ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), CASES.values(), ids=CASES)
+def test_a_contradiction_is_a_finding(text, kind, words, tmp_path):
+    findings = checked(text + "\nBROKEN = True", "dp=2", tmp_path).findings
+    assert any(finding.kind == kind and words in finding.summary for finding in findings), findings
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), CASES.values(), ids=CASES)
+def test_its_right_twin_is_quiet(text, kind, words, tmp_path):
+    assert checked(text + "\nBROKEN = False", "dp=2", tmp_path).findings == ()
+
+
+def test_an_output_that_every_rank_has_whole_is_no_part_of_it(tmp_path):
+    report = checked(
+        """
+from torch.distributed.nn.functional import all_gather
+class Whole(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        return torch.cat(all_gather(out)) if len(x) < 12 else out
+def build(): return Whole(6, 8)
+def parallelize(model, mesh): fully_shard(model, mesh=mesh["dp"])
+def loss(model, batch): return model(batch).square().mean()
+""",
+        "dp=2",
+        tmp_path,
+    )
+    assert not [finding for finding in report.findings if finding.kind == "wrong-shape"]
