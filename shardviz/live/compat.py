@@ -1,6 +1,6 @@
 """Every private torch API that shardviz uses is called from here, and nowhere else.
 
-Each function's docstring says which torch versions it was tried on. Also here: names that moved between versions.
+Each function's docstring names the torch versions it was tried on. Also here: names that moved between versions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,24 @@ __all__ = [
     "ranks_of_operator",
     "root_mesh",
     "torch_placement",
+    "use_public_names",
 ]
+
+
+def use_public_names() -> None:
+    """Let a probe import DTensor and FSDP2 by their public names on torch 2.4 and 2.5 too, which lack some of them.
+
+    Called before a probe is loaded, and nowhere else, because it adds names to torch's own modules. It changes nothing
+    on torch 2.13.0.
+    """
+    from torch.distributed import fsdp, tensor
+
+    for home, names in (
+        (fsdp, {"MixedPrecisionPolicy": MixedPrecisionPolicy, "fully_shard": fully_shard}),
+        (tensor, {one.__name__: one for one in (DTensor, Partial, Replicate, Shard, distribute_tensor)}),
+    ):
+        for name in names.keys() - vars(home).keys():
+            setattr(home, name, names[name])
 
 
 def make_ranks_of_threads() -> None:

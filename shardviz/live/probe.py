@@ -20,6 +20,7 @@ from shardviz.live.capture.intended import check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.compat import use_public_names
 from shardviz.live.step import placing
 from shardviz.live.step.observe import adam_states
 from shardviz.live.step.reference import reference_of
@@ -87,6 +88,7 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
     Raises:
         ProbeError: It defines no such function.
     """
+    use_public_names()
     probe = importlib.import_module(module) if module else _load_file(path)
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):

@@ -56,7 +56,7 @@ REFUSED = {
     ("cp", "5"): "24 pairs of tokens do not divide over cp(5): 24 % 5 = 4",
     ("fsdp_other_dim", "5"): "12 columns do not divide over fsdp(5): 12 % 5 = 2",
     ("pp_gpipe", "9"): "pp(9) * 1 = 9 stages for 8 layers",
-    ("tp_embedding", "7"): "30 words over tp(7) are chunks of 5, which leaves 1 of 7 ranks with none",
+    ("tp_embedding", "7"): "30 words over tp(7) make chunks of 5, which leaves 1 of 7 ranks with none",
 }
 
 
