@@ -73,7 +73,7 @@ def test_ids_that_a_dtype_cannot_hold_give_no_verdict(mesh):
     model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
     stamp(model)
     text = text_of(assert_ordered, model)
-    assert text.startswith("whether weight is in order cannot be told: ids to 400 are not exact in torch.bfloat16\n")
+    assert text.startswith("whether weight is in order cannot be told: ids up to 400 are not exact in torch.bfloat16\n")
     assert "model.double() before it is stamped" in text
 
 
