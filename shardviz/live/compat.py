@@ -283,7 +283,7 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
     """Yield the original parameters of every FSDP1 flat parameter in a model.
 
     Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
-    `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, so that all names of a shared parameter come.
+    `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, which has the other names of a parameter.
     Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
