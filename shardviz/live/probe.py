@@ -85,8 +85,17 @@ def run_probe(world: World, job: ProbeJob) -> None:
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
     """Import a probe, by its module name or else from its file, from which it can also import the files beside it.
 
+    Args:
+        path: The probe's file.
+        build: The name of the function that builds the model.
+        module: The module to import instead of the file, if there is one.
+
     Raises:
         ProbeError: The probe does not define `build` or `parallelize`.
+
+    Example:
+        probe = load_probe(Path(__file__).parent / "probes/mine.py")
+        model = probe.parallelize(probe.build(), mesh)
     """
     use_public_names()
     probe = importlib.import_module(module) if module else _load_file(path)

@@ -106,8 +106,8 @@ def test_a_model_with_dropout_is_compared_in_eval_and_that_is_said(tmp_path):
     report = checked(dropout, "dp=2", tmp_path)
     assert report.findings == ()
     assert [entry.why for entry in report.not_checked] == [
-        "the step as it trains: it draws random numbers, as dropout does, and a sharded model draws others; compared in"
-        " eval()"
+        "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones; "
+        "compared in eval()"
     ]
 
 

@@ -36,6 +36,9 @@ EQUAL = 1e-12
 ROUNDING = 100
 """For a step in a narrower dtype, that difference in multiples of the dtype's own precision."""
 
+DRAWS = "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones"
+DRAWS_IN_EVAL = "the step: it draws random numbers even in eval(), and a sharded model draws different ones"
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -83,10 +86,9 @@ def reference_of(probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
     """
     found = _stepped(probe, build(), batch)
     if found.draws:
-        why = "the step as it trains: it draws random numbers, as dropout does, and a sharded model draws others"
-        found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{why}; compared in eval()",))
+        found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{DRAWS}; compared in eval()",))
     if found.draws:
-        return replace(found, notes=("the step: it draws random numbers, in eval() too; a sharded model draws others",))
+        return replace(found, notes=(DRAWS_IN_EVAL,))
     return found if parts == 1 or hasattr(probe, "step") else _in_parts(probe, build, batch, parts, found)
 
 
@@ -151,7 +153,7 @@ def _in_parts(
     found = _stepped(probe, whole.mode(build()), batch, parts)
     found.step.seen.activations.clear()  # of one part only
     note = (
-        f"the step on the whole batch: its loss is {loss:.6g}, the mean over the {parts} parts that ranks see "
+        f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
         f"{mean:.6g} (BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
     )
     return replace(found, training=whole.training, notes=(*whole.notes, note), whole=whole)
