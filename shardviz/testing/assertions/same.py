@@ -114,9 +114,9 @@ def assert_same(
                 one(x).square().mean().backward()
             assert_same(model, whole)
 
-        If a bias is added on every rank, it fails with a line such as
+        If some elements are wrong on one rank, it fails with a line such as
 
-            down.bias: 2 of 2 ranks differ from the reference: at [0] rank 0 has 0.5, the reference has 0.25 (rtol ...)
+            weight: 1 of 2 ranks differ from the reference: at [3, 1] rank 1 has 0.5, the reference has 0 (rtol ...)
     """
     __tracebackhide__ = True
     known = device_mesh_of(actual, mesh)
