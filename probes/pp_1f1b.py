@@ -1,4 +1,4 @@
-"""1F1B: a micro-batch runs backward as soon as it has finished forward, so stages alternate forward and backward.
+"""1F1B: a micro-batch runs backward as soon as it has passed the last stage, so ranks alternate forward and backward.
 
 The model, its stages and its batch are those of `pp_gpipe`: each rank along pp has its own layers, sends their output
 to the next rank, and gets back its gradient; no weight is copied and no gradient is summed over ranks. Only the
