@@ -105,7 +105,7 @@ def test_a_backend_that_cannot_be_had_is_one_line_and_a_hint(backend, tmp_path, 
 def test_data_parallel_without_gpus_says_what_to_run_instead(tmp_path, capsys):
     assert main(["probe", "dataparallel", "-o", str(tmp_path / "dump")]) == EXIT_USAGE
     error, hint = capsys.readouterr().err.splitlines()
-    assert error.endswith("spreads a batch over the GPUs of one process, and this machine has 0")
+    assert error.endswith("spreads a batch over the GPUs of one process, but this machine has 0")
     assert "shardviz probe ddp" in hint
 
 
