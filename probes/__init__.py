@@ -1,1 +1,1 @@
-"""The recipes: one probe a file."""
+"""The probes that come with shardviz, one per file."""

@@ -1,21 +1,20 @@
-"""Experts behind a router, on one rank or dealt out over the ranks of a group."""
+"""Experts behind a router, all on one rank or split over the ranks of a group."""
 
 from __future__ import annotations
 
 import torch
 from torch import distributed, nn
 from torch.distributed.nn.functional import all_to_all_single
-
-from shardviz.live.compat import DTensor
+from torch.distributed.tensor import DTensor
 
 FEATURES = 12
 
 
 class Experts(nn.Module):
-    """One matrix an expert, stacked: `weight[e]` is expert e's. Dealt out, a rank has a stretch of them.
+    """One matrix per expert, stacked: `weight[e]` is expert e's. Under expert parallel a rank has a stretch of them.
 
     Args:
-        num_experts: How many there are.
+        num_experts: The number of experts.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -24,11 +23,11 @@ class Experts(nn.Module):
         self.weight = nn.Parameter(torch.randn(num_experts, FEATURES, FEATURES))
 
     def forward(self, tokens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Send each token through the expert that was chosen for it.
+        """Send each token through its chosen expert.
 
         Args:
             tokens: [tokens, features].
-            chosen: [tokens], the number of an expert each.
+            chosen: [tokens], each token's expert by number.
         """
         if isinstance(self.weight, DTensor):
             return exchanged(self.weight, tokens, chosen, self.num_experts)
@@ -41,13 +40,13 @@ def apply(weight: torch.Tensor, tokens: torch.Tensor, chosen: torch.Tensor) -> t
 
 
 def exchanged(weight: DTensor, tokens: torch.Tensor, chosen: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Send tokens to the ranks that have their experts, apply those, and send them back: two all_to_all.
+    """Send tokens to the ranks that have their experts, apply the experts, and send the tokens back: two all_to_all.
 
     Args:
         weight: Split along dim 0 over a mesh of one axis.
         tokens: This rank's tokens.
         chosen: Their experts, numbered over all ranks.
-        num_experts: How many experts all ranks have.
+        num_experts: The number of experts on all ranks together.
     """
     group, size = weight.device_mesh.get_group(), weight.device_mesh.size()
     per_rank = -(-num_experts // size)
@@ -68,10 +67,10 @@ def exchanged(weight: DTensor, tokens: torch.Tensor, chosen: torch.Tensor, num_e
 
 
 class MixtureOfExperts(nn.Module):
-    """A router that chooses an expert for each token and says how much it counts, and the experts.
+    """A router, which chooses an expert for each token and weights its result, and the experts.
 
     Args:
-        num_experts: How many there are.
+        num_experts: The number of experts.
     """
 
     def __init__(self, num_experts: int) -> None:

@@ -1,4 +1,4 @@
-"""Small models that several probes share; none of them knows anything of parallelism."""
+"""Small models that several probes share; none of them is aware of parallelism."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MLP(nn.Module):
 
 
 class Blocks(nn.Module):
-    """MLPs, one after the other, each added to what goes into it: what a transformer is without its attention."""
+    """MLPs in a row, each added to its own input: a transformer without its attention."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()

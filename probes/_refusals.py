@@ -1,4 +1,4 @@
-"""What torch refuses, said before it does: which meshes a probe cannot take, with the arithmetic."""
+"""Refusals of meshes that a probe cannot take, with the arithmetic, before torch fails on them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
 
 
 def refuse_uneven(mesh: Mesh, axis: str, size: int, what: str, reason: str) -> None:
-    """Refuse a mesh whose axis does not divide something.
+    """Refuse a mesh whose axis does not divide a size evenly.
 
     Args:
-        mesh: The mesh that was asked for.
+        mesh: The requested mesh.
         axis: The axis that splits it.
-        size: How long it is.
-        what: What it is: `attention heads`.
-        reason: Why torch needs it to divide, in its own words where it has any.
+        size: The size that it splits.
+        what: What is counted: `attention heads`.
+        reason: Why torch needs it to divide, in torch's own words if it has any.
 
     Raises:
-        ProbeError: It does not divide.
+        ProbeError: The axis does not divide the size.
     """
     ranks = mesh.axis_size(axis)
     if size % ranks:
         fitting = [str(parts) for parts in range(1, size + 1) if size % parts == 0]
         raise ProbeError(
             f"{size} {what} do not divide over {axis}({ranks}): {size} % {ranks} = {size % ranks}; {reason}",
-            f"take {axis} of {', '.join(fitting)}",
+            f"choose {axis} from {', '.join(fitting)}",
         )
 
 
 def refuse_empty(mesh: Mesh, axis: str, size: int, what: str, reason: str) -> None:
-    """Refuse a mesh with a rank that `torch.chunk` would leave with nothing; arguments as in `refuse_uneven`.
+    """Refuse a mesh on which `torch.chunk` leaves a rank with nothing; arguments as in `refuse_uneven`.
 
     Raises:
-        ProbeError: There is such a rank.
+        ProbeError: Some rank would get nothing.
     """
     ranks = mesh.axis_size(axis)
     chunk = -(-size // ranks)
@@ -44,7 +44,7 @@ def refuse_empty(mesh: Mesh, axis: str, size: int, what: str, reason: str) -> No
     if used < ranks:
         fitting = [str(parts) for parts in range(1, size + 1) if -(-size // -(-size // parts)) == parts]
         raise ProbeError(
-            f"{size} {what} over {axis}({ranks}) are chunks of {chunk}, which leaves {ranks - used} of {ranks} ranks "
+            f"{size} {what} over {axis}({ranks}) make chunks of {chunk}, which leaves {ranks - used} of {ranks} ranks "
             f"with none: {used} * {chunk} >= {size}; {reason}",
-            f"take {axis} of {', '.join(fitting)}",
+            f"choose {axis} from {', '.join(fitting)}",
         )

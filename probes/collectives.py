@@ -1,17 +1,17 @@
-"""Every collective, once over the world and once along the mesh's last axis: what a rank has before, and after.
+"""Every collective, once over the world and once along the mesh's last axis: what each rank has before it and after.
 
-Rank r begins with a row of numbers r0 r1 r2 ..., as many as its group has ranks, so a number says who sent it and what
-it was to the sender. In a group of n ranks, rank i of it then has
+Rank r begins with a row of numbers r0 r1 r2 ..., as many as its group has ranks, so each number shows which rank sent
+it and its place in that rank's row. In a group of n ranks, rank i ends up with:
 
     broadcast       the first rank's row                    all_gather      all n rows
     reduce          the sum of the rows, if it is the first reduce_scatter  number i of the sum of the rows
     all_reduce      the sum of the rows                     all_to_all      number i of every row
     scatter         number i of the first rank's row        send_recv       the row of rank i - 1, as in a ring
-    gather          all n rows, if it is the first          barrier         what it had, once all have come
+    gather          all n rows, if it is the first          barrier         the row it had, once all ranks have arrived
 
-The first rank is the root here; any may be. Each collective runs in a module of its own, and what its ranks had before
-is compared with what they have after. `shardviz view DUMP` shows the two side by side among the step's collectives,
-`shardviz show DUMP --comms` the bytes.
+The first rank is the root here, but any rank may be. Each collective runs in a module of its own, and the numbers after
+it are checked against the numbers before it. `shardviz view DUMP` shows the two side by side among the step's
+collectives; `shardviz show DUMP --comms` shows the bytes.
 """
 
 import torch
@@ -43,10 +43,10 @@ Group = distributed.ProcessGroup | None
 
 
 class Collective(nn.Module):
-    """One collective; a module so that what a rank has before and after it is captured.
+    """One collective, in a module so that its input and output are captured.
 
     Args:
-        name: Which one it is.
+        name: The collective's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -78,8 +78,8 @@ class Bench(nn.Module):
 def check_mesh(mesh: Mesh) -> None:
     if mesh.size > MAX_RANKS:
         raise ProbeError(
-            f"rows of two-digit numbers tell {MAX_RANKS} ranks apart, the mesh has {mesh.size}",
-            f"take at most {MAX_RANKS} ranks",
+            f"rows of two-digit numbers distinguish {MAX_RANKS} ranks, but the mesh has {mesh.size}",
+            f"use at most {MAX_RANKS} ranks",
         )
 
 
@@ -88,11 +88,11 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave the model as it is: nothing of it is sharded."""
+    """Leave the model as it is: nothing in it is sharded."""
 
 
 def batch() -> torch.Tensor:
-    """Return a row of numbers for every rank there may be; all ranks have all of them, and begin with their own."""
+    """Return a row of numbers for every possible rank; each rank has all the rows and begins with its own."""
     return 10 * torch.arange(MAX_RANKS).view(-1, 1) + torch.arange(MAX_RANKS) + 0.0
 
 
@@ -112,20 +112,20 @@ def step(model: Bench, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def collective_calls(model: Bench, mesh: DeviceMesh) -> dict[str, tuple[str, list[int]]]:
-    """Say which module called which collective over which ranks: shardviz knows what each of them is to give."""
+    """Name the collective and the ranks of every module, so that shardviz can check each result."""
     ranks = {place: distributed.get_process_group_ranks(group) for place, group in groups_of(mesh).items()}
     return {f"{place}.{name}": (name, ranks[place]) for place in ranks for name in OPERATIONS}
 
 
 def perform(name: str, row: torch.Tensor, group: Group) -> torch.Tensor:
-    """Call torch's collective on this rank's row; return what the rank has then."""
+    """Call torch's collective on this rank's row and return its result."""
     ranks = distributed.get_process_group_ranks(group)
     count, first, me = len(ranks), ranks[0], distributed.get_rank(group)
     if name == "broadcast":
         distributed.broadcast(row, src=first, group=group)
     elif name == "reduce":
         distributed.reduce(row, dst=first, group=group)
-        row = row if me == 0 else row.new_empty(0)  # what the others hold then is not defined
+        row = row if me == 0 else row.new_empty(0)  # the result on the other ranks is not defined
     elif name == "all_reduce":
         distributed.all_reduce(row, group=group)
     elif name == "scatter":

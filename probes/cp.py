@@ -1,25 +1,25 @@
 """Context parallel: each rank has some of the tokens of a sequence, and its queries meet the keys and values of all.
 
-Over cp the tokens are split, and with them every activation. The weights are equal copies on all ranks, and their
+The tokens are split over cp, and every activation with them. The weights are equal copies on all ranks, and their
 gradients are summed over cp, as in data parallel. Attention is the one layer where tokens meet: keys and values are
 gathered before it (or passed on in a ring), and in backward their gradients are reduced and scattered.
 
-Under a causal mask a late token sees more keys than an early one, so that of stretches cut in order the last rank's
-would be most of the work. Hence the sequence is cut in 2 * cp chunks, and rank r has chunk r from the head and chunk
-2 * cp - 1 - r from the tail: every such pair is equal work. Whatever goes with the tokens, positions, labels, masks,
-must be in that order too; nothing raises where it is not. `shardviz show DUMP tokens` draws it.
+Under a causal mask a late token sees more keys than an early one. If the sequence were cut into consecutive stretches,
+the last rank would do most of the work. So the sequence is cut into 2 * cp chunks, and rank r has chunk r from the head
+and chunk 2 * cp - 1 - r from the tail: every such pair is equal work. Everything that belongs to the tokens (positions,
+labels, masks) must be in the same order; nothing raises if it is not. `shardviz show DUMP tokens` draws the order.
 
-torch's own `context_parallel` does this within a GPU's attention kernels; written out as here it runs anywhere.
+torch's own `context_parallel` does this inside a GPU's attention kernels; written out as here, it runs anywhere.
 """
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn import functional
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import DTensor, Partial, Shard
 from shardviz.probes._refusals import refuse_uneven
 
 AXES = ("cp",)
@@ -42,7 +42,7 @@ class Attend(nn.Module):
 
 
 class AttendAcross(nn.Module):
-    """The same where each rank has some of the tokens: keys, values and their positions come from all ranks.
+    """The same when each rank has some of the tokens: keys, values and their positions come from all ranks.
 
     Args:
         mesh: The ranks that share the sequence.
@@ -60,7 +60,7 @@ class AttendAcross(nn.Module):
 
 
 class Attention(nn.Module):
-    """What makes queries, keys and values of tokens, token by token, and the layer where they meet."""
+    """Projections of each token to a query, key and value, and the layer where tokens meet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def attend(
 
 
 def of_all(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Gather the ranks' parts, one after the other; in backward their gradients are summed, and each gets its own."""
+    """Concatenate the ranks' parts; in backward their gradients are summed, and each rank gets its own part."""
     return DTensor.from_local(part, mesh, (Shard(0),)).full_tensor(grad_placements=(Partial(),))
 
 
@@ -109,13 +109,13 @@ def head_and_tail(mesh: DeviceMesh) -> torch.Tensor:
 
 
 def sequence(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """Say at which positions of the sequence this rank has what: shardviz checks that all go together."""
+    """Return this rank's positions in the sequence for each tensor: shardviz checks that they agree."""
     return {"tokens": head_and_tail(mesh), "positions": head_and_tail(mesh)}
 
 
 def step(model: Attention, batch: Batch, mesh: DeviceMesh) -> torch.Tensor:
     tokens, positions = (part[head_and_tail(mesh)] for part in batch)
-    loss = model(tokens, positions).square().mean()  # of this rank's tokens: the mean over ranks is that over all
+    loss = model(tokens, positions).square().mean()  # over this rank's tokens: the mean over ranks is the mean over all
     loss.backward()
     whole = loss.detach().clone()
     for number in (whole, *(parameter.grad for parameter in model.parameters())):
@@ -125,7 +125,7 @@ def step(model: Attention, batch: Batch, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def whole_output(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Put the tokens back in order, to be compared: no placements say which of them a rank has."""
+    """Put the tokens back in order for the comparison: no placements say which tokens a rank has."""
     parts, order = of_all(part, mesh["cp"]), of_all(head_and_tail(mesh), mesh["cp"])
     return parts[order.argsort()]
 

@@ -1,10 +1,10 @@
 """DataParallel: one process drives all GPUs of a machine with threads. Kept for old code; it needs GPUs.
 
 The first GPU holds the model, its gradients and its optimizer state. Before every forward the model is copied to all
-others and the batch is scattered; the outputs are gathered on the first GPU, and in backward the copies' gradients are
-summed into its own. So it holds more than the others, and they hold nothing between steps. There are no ranks and no
-process group. DistributedDataParallel does the same with a process a GPU, copies the model only once, at the start, and
-is faster on one machine already.
+other GPUs and the batch is scattered; the outputs are gathered on the first GPU, and in backward the gradients of the
+copies are summed into its own. So the first GPU holds more than the others, and the others hold nothing between steps.
+There are no ranks and no process group. DistributedDataParallel does the same with one process per GPU, copies the
+model only once, at the start, and is faster even on one machine.
 """
 
 import torch
@@ -23,11 +23,11 @@ def check_mesh(mesh: Mesh) -> None:
     found = torch.cuda.device_count()
     if found < 2:
         raise ProbeError(
-            f"DataParallel spreads a batch over the GPUs of one process, and this machine has {found}",
-            "it needs 2 or more; on CPUs, shardviz probe ddp does the same with a process a rank",
+            f"DataParallel spreads a batch over the GPUs of one process, but this machine has {found}",
+            "it needs 2 or more; on CPUs, shardviz probe ddp does the same with one process per rank",
         )
     if mesh.size != 1:
-        raise ProbeError(f"DataParallel is one process, not {mesh.size}", "--mesh 1")
+        raise ProbeError(f"DataParallel runs in one process, not {mesh.size}", "--mesh 1")
 
 
 def build() -> nn.Module:

@@ -1,10 +1,10 @@
 """Data parallel: DistributedDataParallel keeps the whole model on every rank and averages gradients during backward.
 
-At the start rank 0's parameters and buffers are broadcast, so that all copies begin equal whatever each rank's seed
-was. The batch is split over dp; from there on ranks differ in their gradients only. Those are packed into buckets (25
-MB unless told otherwise), last layer first, and each bucket is averaged over dp by one all_reduce as soon as it is
-full, while backward goes on: a small model as this one is one bucket. Before each forward rank 0's buffers are
-broadcast again. Memory: the whole model, its gradients and its optimizer state, on every rank.
+At the start rank 0's parameters and buffers are broadcast, so all copies begin equal whatever each rank's seed was. The
+batch is split over dp; from there on ranks differ only in their gradients. Gradients are packed into buckets (25 MB by
+default), last layer first, and each bucket is averaged over dp by one all_reduce as soon as it is full, while backward
+continues; a model as small as this one fits in one bucket. Rank 0's buffers are broadcast again before each forward.
+Memory: every rank holds the whole model, its gradients and its optimizer state.
 """
 
 import torch
@@ -22,7 +22,7 @@ expect = {"*weight": "[*, *] =dp", "*bias": "[*] =dp", "scale": "[*] =dp"}
 
 
 class Scaled(nn.Module):
-    """Two linear layers and a buffer, which is no parameter and has no gradient, but must be equal everywhere too."""
+    """Two linear layers and a buffer, which has no gradient but must also be equal on every rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    if mesh.get_local_rank("dp") != 0:  # another start on every other rank, which the broadcast undoes
+    if mesh.get_local_rank("dp") != 0:  # other ranks start differently, which the broadcast corrects
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 tensor.zero_()

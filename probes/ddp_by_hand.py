@@ -1,9 +1,9 @@
 """Data parallel by hand: the loop that DistributedDataParallel wraps.
 
-Every rank has the whole model, with its gradients and optimizer state, and its own part of the batch. A mean over the
+Every rank has the whole model, with its gradients and optimizer state, and its own part of the batch. The mean over the
 batch is the mean of the parts' means, so the gradients are averaged over dp: summed by an all_reduce, and divided by
-the number of ranks. As all start from the same weights and take the same step, they stay equal. Two things are easy to
-forget, and nothing raises then: to start equal (broadcast the weights from one rank), and to divide.
+the number of ranks. All ranks start from the same weights and take the same step, so they stay equal. Two things are
+easy to forget, and nothing raises without them: starting equal (broadcast the weights from one rank), and dividing.
 """
 
 import torch

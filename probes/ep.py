@@ -1,20 +1,21 @@
-"""Expert parallel: each rank has some of the experts, and tokens travel to theirs and back.
+"""Expert parallel: each rank has some of the experts, and tokens travel to their experts and back.
 
-The experts' matrices are one tensor, of which ep splits dim 0: `[8/ep, 12, 12]`. The batch is split over ep too. A
-router, which is whole on every rank, chooses an expert for each token. An all_to_all sends tokens to the ranks that
-have their experts, another one brings the results back; how many go where differs from batch to batch, which two small
-ones before them tell. Experts are not copied and their gradients are not summed, for every token of every rank has come
-to the one place where its expert is; but each rank's loss is a mean over its own tokens, so they are still divided by
-the number of ranks. The router's gradients are averaged over ep, as in data parallel.
+The experts' matrices are one tensor, whose dim 0 is split over ep: `[8/ep, 12, 12]`. The batch is split over ep too. A
+router, which is whole on every rank, chooses an expert for each token. One all_to_all sends tokens to the ranks that
+have their experts, and another brings the results back. The number of tokens that go to each rank differs from batch to
+batch, so two small all_to_all exchange the counts first. Experts are not copied and their gradients are not summed,
+because every token of every rank comes to the one place where its expert is; but each rank's loss is a mean over its
+own tokens, so the experts' gradients are still divided by the number of ranks. The router's gradients are averaged over
+ep, as in data parallel.
 """
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Shard, distribute_tensor
 from shardviz.probes._experts import FEATURES, MixtureOfExperts
 from shardviz.probes._refusals import refuse_empty
 

@@ -1,18 +1,21 @@
-"""Expert parallel with FSDP2: two meshes in one model, the same ranks cut in two ways.
+"""Expert parallel with FSDP2: two meshes in one model, the same ranks divided in two ways.
 
-Experts are dealt out over ep, and each rank's stretch of them is split again over fsdp: `[8/ep/fsdp, 12, 12]`. The rest
-of the model, here the router, knows nothing of experts: it is split over all ranks, fsdp and ep flattened to one axis,
-`[8/fsdp_ep, 12]`. So a gather of experts runs over fsdp only, a gather of the router over everybody, and tokens travel
-over ep; gradients are averaged, and split again, over the same ranks that were gathered. The batch is split over both.
+Experts are split over ep, and each rank's experts are split again over fsdp: `[8/ep/fsdp, 12, 12]`. The rest of the
+model (here the router) is not aware of experts: it is split over all ranks, with fsdp and ep flattened into one axis,
+`[8/fsdp_ep, 12]`. So experts are gathered over fsdp only, the router is gathered over all ranks, and tokens travel over
+ep. Gradients are averaged and split again over the ranks that took part in the gather. The batch is split over both
+axes.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Shard, distribute_tensor, flatten_mesh, fully_shard
+from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it
 from shardviz.probes._experts import FEATURES, MixtureOfExperts
 from shardviz.probes._refusals import refuse_empty
 
@@ -48,7 +51,8 @@ def batch() -> torch.Tensor:
 def step(model: MixtureOfExperts, tokens: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     loss = model(tokens).square().mean()
     loss.backward()
-    model.experts.weight.grad.to_local().div_(mesh["ep"].size())  # tokens summed it over ep, FSDP averaged over fsdp
+    # Summed over ep by the tokens that arrived; FSDP averaged it over fsdp.
+    model.experts.weight.grad.to_local().div_(mesh["ep"].size())
     return loss
 
 

@@ -1,17 +1,17 @@
 """FSDP2: `fully_shard` splits dim 0 of every parameter over the mesh, each parameter by itself.
 
-A layer's parameters are gathered just before it runs and freed after it, in forward and again in backward; its
-gradients are averaged over fsdp and split in one reduce_scatter, each rank keeping its own part. So between layers a
-rank holds 1/fsdp of the weights, gradients and optimizer state, and of the batch. Sizes need not divide: dim 0 is cut
-by `torch.chunk`, the last ranks may hold less, or nothing.
+A layer's parameters are gathered just before the layer runs and freed after it, in forward and again in backward. Its
+gradients are averaged over fsdp and split in one reduce_scatter, and each rank keeps its own part. So between layers a
+rank holds 1/fsdp of the weights, gradients and optimizer state, and sees 1/fsdp of the batch. Sizes need not divide:
+dim 0 is cut as `torch.chunk` cuts it, so the last ranks may hold less, or nothing.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)

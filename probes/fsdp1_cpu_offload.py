@@ -1,9 +1,9 @@
 """FSDP1 with CPU offload: shards, gradients and optimizer state live in the machine's memory, not the GPU's.
 
-Who holds which part is as in `fsdp1_full_shard`: each rank has a piece of the flattened parameters, and as much of the
+The layout is that of `fsdp1_full_shard`: each rank has a piece of the flattened parameters, and the same share of the
 gradients and the optimizer state. A unit's shard is copied to the GPU just before it is gathered there, and its reduced
-gradient is copied back, so that the optimizer steps on the CPU. It fits models that nothing else fits, at the price of
-the copies. Where ranks have no GPU the shards are on the CPU anyway, and this is FULL_SHARD.
+gradient is copied back, so the optimizer steps on the CPU. This fits models that fit in no other way, at the price of
+the copies. If the ranks have no GPU, the shards are on the CPU anyway, and this is FULL_SHARD.
 """
 
 import torch

@@ -1,12 +1,14 @@
-"""FSDP1, FULL_SHARD (ZeRO 3): a unit's parameters are flattened into one vector, and that is split over the ranks.
+"""FSDP1, FULL_SHARD (ZeRO 3): a unit's parameters are flattened into one vector, which is split over the ranks.
 
-Here each linear layer is a unit. Its vector is padded until it divides, so every rank has as many elements, wherever
-that cuts: through rows, through parameters. With `use_orig_params=False` the model has one `_flat_param` a unit; with
-True the original parameters are views into it, of which a rank may hold a piece, or nothing. Layouts count elements:
-`[flat(24, 12) at 0 of 312/fsdp]` is the weight and `[flat(24) at 288 of 312/fsdp]` the bias of one vector of 312.
+Here each linear layer is a unit. Its vector is padded until it divides, so every rank has the same number of elements,
+wherever the cuts fall: within rows, within parameters. With `use_orig_params=False` the model has one `_flat_param` per
+unit; with True the original parameters are views into it, and a rank may hold a piece of one, or nothing. Layouts count
+elements: `[flat(24, 12) at 0 of 312/fsdp]` is the weight and `[flat(24) at 288 of 312/fsdp]` the bias of one vector of
+312.
 
-The vector is gathered for the unit's forward, freed, and gathered again for its backward; gradients are averaged and
-split in one reduce_scatter, so a rank holds 1/fsdp of weights, gradients and optimizer state, and one unit whole.
+The vector is gathered for the unit's forward, freed, and gathered again for its backward. Gradients are averaged and
+split in one reduce_scatter. So a rank holds 1/fsdp of the weights, gradients and optimizer state, plus one whole unit
+at a time.
 """
 
 import torch

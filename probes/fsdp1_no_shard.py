@@ -1,8 +1,8 @@
 """FSDP1, NO_SHARD: nothing is split; the flattened parameters are whole on every rank, as under DDP.
 
 Each rank has all weights, gradients and optimizer state; gradients are averaged over fsdp by an all_reduce of the flat
-vector. It is what FULL_SHARD becomes on one rank. torch deprecates it, which it says when this runs:
-DistributedDataParallel does the same.
+vector. FULL_SHARD becomes this on one rank. torch deprecates NO_SHARD and warns about it when this runs: use
+DistributedDataParallel instead, which does the same.
 """
 
 import torch

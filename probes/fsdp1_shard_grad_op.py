@@ -1,10 +1,10 @@
 """FSDP1, SHARD_GRAD_OP (ZeRO 2): gradients and optimizer state are split; parameters are whole during a step.
 
 Between steps a rank holds its piece of each layer's flattened parameters, as under FULL_SHARD. The difference is when
-they are freed: here what was gathered for forward is kept for backward, which saves the second gather (`shardviz show
-DUMP --comms` has one a layer) and costs the whole model's memory while the step runs. Gradients are averaged and split
-by a reduce_scatter all the same. `use_orig_params=True` keeps the original parameters, so that an optimizer can tell
-them apart.
+parameters are freed: here the parameters gathered for forward are kept for backward. That saves the second gather
+(`shardviz show DUMP --comms` shows one per layer) and costs the whole model's memory while the step runs. Gradients are
+averaged and split by a reduce_scatter in both. `use_orig_params=True` keeps the original parameters, so that an
+optimizer can distinguish them.
 """
 
 import torch

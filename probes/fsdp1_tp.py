@@ -1,11 +1,12 @@
-"""FSDP1 over tensor parallel: what each tp rank has of the weights is flattened, and that vector is split over fsdp.
+"""FSDP1 over tensor parallel: each tp rank's part of the weights is flattened, and that vector is split over fsdp.
 
 Tensor parallel goes first and leaves DTensors. FSDP1 flattens their local parts, so a rank holds a stretch of a shard:
-of `up.weight`, some rows of its tp rank's half, from anywhere in a row to anywhere in another. No placements say that,
-and the notation has no form for it; the tensors read as plain here, and their ids say that each element is somewhere,
-once. Biases that tensor parallel leaves whole are stretches of the whole, `[flat(12) at 300 of 312/fsdp]`.
+of `up.weight`, some of the rows in its tp rank's half, from the middle of one row to the middle of another. No
+placements describe that, and the notation has no form for it. The tensors are therefore shown as plain, and their ids
+show that each element exists exactly once. Biases that tensor parallel leaves whole are stretches of the whole tensor:
+`[flat(12) at 300 of 312/fsdp]`.
 
-FSDP2 over tensor parallel, beside which this is tried, has a layout for every weight: see `tp_fsdp`.
+FSDP2 over tensor parallel has a layout for every weight: compare this with `tp_fsdp`.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""FSDP1, wrapped by size: every module that brings at least so many parameters becomes a unit of its own.
+"""FSDP1, wrapped by size: every module with at least a given number of parameters becomes a unit of its own.
 
 A unit's parameters are flattened, split over fsdp and gathered together. `size_based_auto_wrap_policy` walks the model
-from the inside out and knows nothing of its structure: here the two large layers, of 520 and 820 parameters, become
-units, and the small one, of 63, is left to the root's. Large units are few large gathers and more memory while they
-run; a policy by size may also tear a block apart that runs as one.
+from the inside out and is not aware of its structure: here the two large layers, with 520 and 820 parameters, become
+units, and the small one, with 63, stays in the root's unit. Large units mean few, large gathers and more memory while
+they run. Wrapping by size may also split a block that runs as a whole.
 """
 
 from functools import partial

@@ -1,9 +1,9 @@
 """FSDP1, wrapped by class: every transformer block becomes a unit, whatever its size.
 
-`transformer_auto_wrap_policy` takes the classes that are blocks. That is what one wants of a transformer: a block runs
-as a whole, so its parameters are one vector, split over fsdp, gathered and freed together, one block at a time. What
-stands outside the blocks, here the head, is the root's unit and stays gathered from the beginning of forward to the end
-of backward. `shardviz show DUMP --comms` has two gathers a block and one of the root's.
+`transformer_auto_wrap_policy` takes the classes of the blocks. This suits a transformer: a block runs as a whole, so
+its parameters are one vector, split over fsdp, gathered and freed together, one block at a time. Parameters outside the
+blocks (here the head's) belong to the root's unit and stay gathered from the beginning of forward to the end of
+backward. `shardviz show DUMP --comms` shows two gathers per block and one of the root.
 """
 
 from functools import partial

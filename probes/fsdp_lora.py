@@ -1,16 +1,16 @@
 """FSDP2 with LoRA: a frozen weight is split like any other; only the small matrices beside it have gradients.
 
 `fully_shard` gathers a unit's parameters together, frozen or not, and reduces the gradients of those that have one. So
-a rank holds 1/fsdp of everything, but of gradients and optimizer state only what the adapters need: next to nothing.
-An adapter's inner dim, its rank, is small: split over more ranks than it has rows, some hold none.
+a rank holds 1/fsdp of every weight, but gradients and optimizer state only for the adapters, which are small. An
+adapter's inner dim (its rank) is small too: if it is split over more ranks than it has rows, some ranks hold none.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)
@@ -22,7 +22,7 @@ expect = {"*.weight": "[*/fsdp, *]", "*.bias": "[*/fsdp]"}
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and two trained ones in a row that add to it."""
+    """A frozen linear layer plus the output of two trained ones in a row."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()

@@ -1,10 +1,11 @@
 """FSDP2 from the meta device: no rank ever holds the whole model, and each loads only its own shards.
 
-A model built under `torch.device("meta")` has shapes and no values. `fully_shard` cuts dim 0 of the shapes over fsdp;
+A model built under `torch.device("meta")` has shapes and no values. `fully_shard` splits dim 0 of the shapes over fsdp;
 `to_empty` then allocates only this rank's shards, uninitialised; a sharded load fills them from a checkpoint, each rank
-its own part. From there on it is as in `fsdp`.
-The checkpoint here is the model that `build` made, in memory, where a real one is a file. Buffers that are computed,
-not loaded, have to be made anew, or they stay uninitialised.
+its own part. From there on it works as in `fsdp`.
+
+The checkpoint here is the model that `build` made, in memory; a real one is a file. Buffers that are computed rather
+than loaded must be computed again after `to_empty`, or they stay uninitialised.
 """
 
 import copy
@@ -12,9 +13,10 @@ import copy
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 import shardviz
-from shardviz.live.compat import distribute_tensor, fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)

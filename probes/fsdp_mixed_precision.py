@@ -1,17 +1,17 @@
-"""FSDP2 with mixed precision: shards stay in float32, what is gathered and computed with is bfloat16.
+"""FSDP2 with mixed precision: shards stay in float32; parameters are gathered, and the model computes, in bfloat16.
 
-Dim 0 of every parameter is split over fsdp. `param_dtype` is the dtype of the gathered copy, so half of the bytes cross
-the wire; `reduce_dtype` is that of the gradients while they are summed over fsdp, where rounding would add up. The
-shards, which the optimizer updates, and their gradients keep the model's own dtype. Only what a unit computes is rough,
-so the loss differs from the unsharded model's in the third or fourth digit; no update is lost from step to step.
+Dim 0 of every parameter is split over fsdp. `param_dtype` is the dtype of the gathered copy, so each gather sends half
+the bytes. `reduce_dtype` is the dtype in which gradients are summed over fsdp, where rounding errors would add up. The
+shards, which the optimizer updates, and their gradients keep the model's own dtype. Only the computation is rounded, so
+the loss differs from the unsharded model's in the third or fourth digit, and no small update is lost between steps.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import shardviz
-from shardviz.live.compat import MixedPrecisionPolicy, fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)

@@ -1,19 +1,19 @@
-"""FSDP2 in nested units: each layer is a unit of its own, and the root takes what is left.
+"""FSDP2 in nested units: each layer is a unit of its own, and the root takes the remaining parameters.
 
-Dim 0 of every parameter is split over fsdp, whatever the units are; a unit's are gathered together, just before its
-forward and again before its backward, and freed after, and their gradients are reduced and split together. With
-`fully_shard` on the root only, the whole model is gathered at once and nothing is saved while it runs; with one unit a
-layer, a rank holds its shards and one or two whole layers at any moment. Parameters that no inner unit claimed, here
-the head's, are the root's own unit, which stays gathered from forward to backward. Call `fully_shard` from the inside
-out.
+Dim 0 of every parameter is split over fsdp, whatever the units are. A unit's parameters are gathered together, just
+before its forward and again before its backward, and freed afterwards; their gradients are reduced and split together.
+With `fully_shard` on the root only, the whole model is gathered at once and nothing is saved while it runs. With one
+unit per layer, a rank holds its shards and one or two whole layers at any moment. Parameters that belong to no inner
+unit (here the head's) are the root's own unit, which stays gathered from forward to backward. Call `fully_shard` from
+the inside out.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 from shardviz.probes._models import Blocks
 
 AXES = ("fsdp",)

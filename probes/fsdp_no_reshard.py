@@ -1,18 +1,18 @@
 """FSDP2 without resharding after forward: ZeRO 2. More memory, less communication.
 
 `reshard_after_forward=True` (ZeRO 3) frees a unit's gathered parameters after its forward and gathers them again for
-backward: two gathers a step. With False the first gather is kept until backward is over: one gather a step, and the
-whole model in memory between. An int keeps a smaller gather: the parameters are resharded to that many ranks. Gradients
-are averaged over fsdp and split in all three, and the shards, of dim 0, which are what is captured here, are the same;
+backward: two gathers per step. With False the first gather is kept until backward is over: one gather per step, and the
+whole model in memory in between. An int keeps a smaller gather: the parameters are resharded over that many ranks. In
+all three cases gradients are averaged over fsdp and split, and the captured shards, split along dim 0, are the same;
 `shardviz show DUMP --comms` shows the gathers.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)

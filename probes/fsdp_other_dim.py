@@ -1,18 +1,19 @@
 """FSDP2 on another dim: `shard_placement_fn` chooses, for each parameter, the dim that is split.
 
-Here it is the last: weights are split by columns, `[24, 12/fsdp]`, biases, which have one dim, as ever. Dim 0 is the
-default, because there a shard is one stretch of memory, and gathers need no further copy. Another dim is worth it where
-dim 0 is shorter than the number of ranks, or where tensor parallel has taken it. Dim 0 may be uneven; every other dim
-must divide by the number of ranks, or `fully_shard` raises. What is gathered and summed is as in `fsdp`.
+Here it is the last dim: weights are split by columns, `[24, 12/fsdp]`, and biases, which have one dim, as usual. Dim 0
+is the default because a shard is then one stretch of memory, and gathers need no further copy. Another dim pays off
+where dim 0 is shorter than the number of ranks, or where tensor parallel has taken it. Dim 0 may be uneven; every other
+dim must divide by the number of ranks, or `fully_shard` raises. Gathers and sums are as in `fsdp`.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Shard, fully_shard
 from shardviz.probes._refusals import refuse_uneven
 
 AXES = ("fsdp",)

@@ -1,17 +1,17 @@
 """HSDP with FSDP2: shards within a group of ranks, equal copies of them between the groups.
 
-The mesh has two axes, and the batch is split over both. Along `shard` parameters, gradients and optimizer state are
-split as in FSDP, so a rank holds 1/shard of them; along `replicate` every group holds the same. Gradients are averaged
-and split within a group by a reduce_scatter, and the parts then averaged between groups by an all_reduce. A gather
-stays within a group, typically one machine; only the all_reduce of 1/shard of the gradients goes between machines.
+The mesh has two axes, and the batch is split over both. Along `shard`, parameters, gradients and optimizer state are
+split as in FSDP, so a rank holds 1/shard of them; along `replicate`, every group holds the same shards. Gradients are
+averaged and split within a group by a reduce_scatter, and the parts are then averaged between groups by an all_reduce.
+A gather stays within a group, typically one machine; only the all_reduce of 1/shard of the gradients crosses machines.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("replicate", "shard")
 MESH = (2, 4)

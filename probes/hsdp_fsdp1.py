@@ -1,9 +1,9 @@
-"""HSDP with FSDP1: HYBRID_SHARD flattens a unit's parameters into one, and splits that within a group of ranks.
+"""HSDP with FSDP1: HYBRID_SHARD flattens a unit's parameters into one vector and splits it within a group of ranks.
 
-A 10x10 weight becomes 100 elements; over four ranks each holds 25 of them: two and a half rows, wherever the cut falls.
-That is why FSDP1's layouts count elements, not rows: `[flat(10, 10)/shard]`. Between groups, along `replicate`, the
-shards are equal copies. Gradients are reduced and split within a group, then averaged between groups. Where a unit has
-several parameters, each is a stretch of the concatenation.
+A 10x10 weight becomes 100 elements; over four ranks each holds 25 of them: two and a half rows. That is why FSDP1's
+layouts count elements, not rows: `[flat(10, 10)/shard]`. Between groups, along `replicate`, the shards are equal
+copies. Gradients are reduced and split within a group, then averaged between groups. If a unit has several parameters,
+each is a stretch of the concatenation.
 """
 
 import torch

@@ -1,19 +1,19 @@
 """HSDP over tensor parallel: three axes. Split over tp, each part again over shard, and copied along replicate.
 
-From the inside out: `parallelize_module` on the tp axis, then `fully_shard` on the two outer ones together, whose first
-is the one along which shards are copied. A column-wise weight's dim 0 reads `24/tp/shard`, a row-wise weight is
-`[12/shard, 24/tp]`. Over tp activations are summed; over shard weights are gathered, gradients reduced and split; over
-replicate those parts are averaged. The batch is split over shard and replicate, and the same along tp. Typically tp is
-within a machine, shard within a rack, replicate between.
+From the inside out: `parallelize_module` on the tp axis, then `fully_shard` on the two outer axes together; shards are
+copied along the first of these. A column-wise weight's dim 0 reads `24/tp/shard`; a row-wise weight is `[12/shard,
+24/tp]`. Activations are summed over tp; weights are gathered, and gradients reduced and split, over shard; those parts
+are averaged over replicate. The batch is split over shard and replicate, and is the same along tp. Typically tp stays
+within a machine, shard within a rack, and replicate runs between racks.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
-from shardviz.live.compat import fully_shard
 from shardviz.probes._models import MLP
 
 AXES = ("replicate", "shard", "tp")
@@ -34,7 +34,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, also where 24 does not divide
+    up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, even if tp does not divide 24
     parallelize_module(model, mesh["tp"], {"up": up, "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["replicate", "shard"])
 

@@ -1,22 +1,23 @@
-"""A device mesh: ranks in a grid with named axes, out of which process groups are sliced.
+"""A device mesh: ranks in a grid with named axes, from which process groups are sliced.
 
-`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` numbers ranks row by row, so the last axis is made of
-neighbours: put there what communicates most. `mesh["tp"]` is the row that this rank is in, a mesh of one axis; a slice
-of several axes is a smaller grid. Flattening joins axes to one, whose group is all of their ranks. A tensor sharded on
-a slice says nothing of the other axes: every row of the grid holds a copy of its own.
+`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` numbers ranks row by row, so neighbours lie along the
+last axis: use it for the axis that communicates most. `mesh["tp"]` is this rank's row, a mesh of one axis; a slice of
+several axes is a smaller grid. Flattening joins axes into one, whose group contains all of their ranks. A tensor
+sharded on a slice says nothing about the other axes: every row of the grid holds a copy of its own.
 
-Here one parameter is split along each axis, one along the first two as a grid, one along all of them flattened. Try it
-with other meshes: `--mesh pp=2,dp=2,tp=2`.
+Here one parameter is split along each axis, one along the first two as a grid, and one along all axes flattened. Try it
+on other meshes: `--mesh pp=2,dp=2,tp=2`.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardviz
 from shardviz.errors import ProbeError
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Shard, distribute_tensor, flatten_mesh
+from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it
 
 MESH = (2, 4)
 TORCH = (2, 6)
@@ -26,7 +27,9 @@ MAX_AXES = 4
 
 def check_mesh(mesh: Mesh) -> None:
     if mesh.ndim > MAX_AXES:
-        raise ProbeError(f"this probe has a parameter for each of {MAX_AXES} axes, the mesh has {mesh.ndim}")
+        raise ProbeError(
+            f"this probe has parameters for at most {MAX_AXES} axes, but the mesh has {mesh.ndim}", "use fewer axes"
+        )
 
 
 def build() -> nn.Module:

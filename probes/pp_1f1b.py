@@ -1,10 +1,11 @@
-"""1F1B: as soon as a micro-batch has come out at the end it goes back, one forward, one backward, in turn.
+"""1F1B: a micro-batch runs backward as soon as it has passed the last stage, so ranks alternate forward and backward.
 
-The model, its stages and its batch are those of `pp_gpipe`: each rank along pp has its own layers, sends what they put
-out to the next, and gets back its gradient; no weight is copied and no gradient summed over ranks. Only the schedule is
-another. The bubble is GPipe's, (p - 1) / (m + p - 1): filling and draining take as long. What is saved is memory: the
-first stage has at most p micro-batches under way and the last stage one, where GPipe has m: m can grow, and with it the
-bubble shrinks. `shardviz show DUMP --schedule` draws it, `--memory` counts the activations under way.
+The model, its stages and its batch are those of `pp_gpipe`: each rank along pp has its own layers, sends their output
+to the next rank, and gets back its gradient; no weight is copied and no gradient is summed over ranks. Only the
+schedule differs. The bubble is the same as GPipe's, (p - 1) / (m + p - 1), because filling and draining take as long.
+1F1B saves memory: the first stage has at most p micro-batches under way and the last stage one, where GPipe has m. So m
+can grow, which shrinks the bubble. `shardviz show DUMP --schedule` draws the schedule; `--memory` counts the
+activations under way.
 """
 
 import torch

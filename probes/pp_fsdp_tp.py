@@ -1,22 +1,21 @@
 """3-D parallel: layers over pp, each weight over tp, each part again over fsdp.
 
 From the outside in: a pipeline's stage is a model of its own, so it is parallelized like one, on the part of the mesh
-that has its pp coordinate. Layers on different stages are on different meshes, and a DTensor's placements speak only of
-its own: `[24/tp/fsdp, 12]` on 2 x 2 of the 8 ranks. Activations go from stage to stage over pp and are summed over tp;
-weights are gathered over fsdp, which splits the batch, and gradients averaged and split there; over pp nothing is
-summed. FSDP gathers once a step (`reshard_after_forward=False`): gathering again for every micro-batch would cost as
-many gathers as there are micro-batches.
+that has its pp coordinate. Layers on different stages are on different meshes, and a DTensor's placements describe only
+its own mesh: `[24/tp/fsdp, 12]` on 2 x 2 of the 8 ranks. Activations go from stage to stage over pp and are summed over
+tp. The batch is split over fsdp, where weights are gathered and gradients averaged and split. Nothing is summed over
+pp. FSDP gathers once per step (`reshard_after_forward=False`): otherwise it would gather again for every micro-batch.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import fully_shard
 from shardviz.probes._models import Blocks
 from shardviz.probes._pipeline import LAYERS, keep, layers_of, mean_square, refuse_idle_stages, run, stage_of
 
@@ -47,7 +46,7 @@ def build() -> nn.Module:
 def parallelize(model: Blocks, mesh: DeviceMesh) -> None:
     keep(model, layers_of(mesh.get_local_rank("pp"), mesh["pp"].size()))
     for layer in model.layers.values():
-        up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, also where 24 does not divide
+        up = ColwiseParallel(use_local_output=False)  # a DTensor knows its global size, even if tp does not divide 24
         parallelize_module(layer, mesh["tp"], {"up": up, "down": RowwiseParallel()})
         fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=False)
     fully_shard(model, mesh=mesh["fsdp"], reshard_after_forward=False)

@@ -1,11 +1,12 @@
 """GPipe: the batch is cut into micro-batches, which follow each other through the pipeline.
 
-Each rank along pp is a stage: it has some consecutive layers whole, and no other's. It sends what they put out to the
-next rank, and in backward the gradient of what came in to the one before; no weight is copied and no gradient summed
-over ranks. All micro-batches run forward, then all run backward, so that stages work at the same time once the pipeline
-is full. With p stages and m micro-batches the fraction (p - 1) / (m + p - 1) is idle: filling and draining. Every stage
-keeps the activations of all m micro-batches until their backward. A stage's gradients of the micro-batches are added up
-and divided by m, so the step is the same as for the whole batch. `shardviz show DUMP --schedule` draws it.
+Each rank along pp is a stage: it has some consecutive layers, whole, that no other rank has. It sends their output to
+the next rank, and in backward it sends the gradient of its input to the rank before; no weight is copied and no
+gradient is summed over ranks. All micro-batches run forward, then all run backward, so stages work at the same time
+once the pipeline is full. With p stages and m micro-batches, a fraction (p - 1) / (m + p - 1) of the time is idle,
+while the pipeline fills and drains. Every stage keeps the activations of all m micro-batches until their backward. A
+stage adds up the gradients of its micro-batches and divides them by m, so the step is the same as for the whole batch.
+`shardviz show DUMP --schedule` draws the schedule.
 """
 
 import torch

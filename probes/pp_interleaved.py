@@ -1,8 +1,8 @@
-"""Interleaved 1F1B: every rank has several stages that are not neighbours, so that the pipeline fills sooner.
+"""Interleaved 1F1B: every rank has several stages that are not neighbours, so the pipeline fills sooner.
 
-With v stages a rank, rank r of p has the stages r, r + p, r + 2p, ...; a micro-batch goes round v times. A rank's
-layers are thus not consecutive: with eight layers, p = 4 and v = 2, rank 0 has layers 0 and 4, whole, and nobody else
-has them. No weight is copied and no gradient summed over ranks. A stage is v times shorter, and so are filling and
+With v stages per rank, rank r of p has the stages r, r + p, r + 2p, ...; a micro-batch goes round v times. So a rank's
+layers are not consecutive: with eight layers, p = 4 and v = 2, rank 0 has layers 0 and 4, whole, and no other rank has
+them. No weight is copied and no gradient is summed over ranks. A stage is v times shorter, and so are filling and
 draining: the bubble is (p - 1) / (v * m + p - 1). The price is v times as many sends, and more micro-batches under way
 at once than under 1F1B.
 """

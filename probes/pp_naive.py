@@ -1,9 +1,9 @@
-"""Naive pipeline, or model parallel: layers are dealt out to ranks, and the whole batch goes through one after another.
+"""Naive pipeline (model parallel): layers are split over ranks, and the whole batch passes through one rank at a time.
 
 Each rank along pp has some consecutive layers, with their gradients and optimizer state. It receives activations, runs
-its layers, and sends what comes out to the next; backward runs the other way with gradients. Nothing is copied, nothing
-summed: each parameter is on one rank. But only one rank works at any time, so of p ranks the fraction (p - 1) / p is
-idle: the bubble. Micro-batches shrink it, see `pp_gpipe`.
+its layers, and sends their output to the next rank; backward runs the other way with gradients. Each parameter is on
+one rank: nothing is copied and nothing is summed. But only one rank works at any time, so with p ranks a fraction (p -
+1) / p of the time is idle: the bubble. Micro-batches shrink it, see `pp_gpipe`.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import shardviz
 from shardviz.layout.mesh import Mesh
 from shardviz.probes._models import Blocks
-from shardviz.probes._pipeline import LAYERS, keep, layers_of, refuse_idle_stages, tell_all
+from shardviz.probes._pipeline import LAYERS, keep, layers_of, refuse_idle_stages, send_to_all
 
 AXES = ("pp",)
 MESH = (4,)
@@ -59,7 +59,7 @@ def step(model: nn.Module, rows: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor
         output.backward(gradient)
     if stage > 0:
         distributed.send(x.grad, dst=ranks[stage - 1])
-    return tell_all(loss.detach(), mesh)
+    return send_to_all(loss.detach(), mesh)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,20 @@
 
 By vocabulary (`RowwiseParallel`) a rank holds some words, `[30/tp, 12]`. It looks up those, answers zero for the
 others, and the sum over tp is each word's vector. By features (`ColwiseParallel`) a rank holds a part of every word's
-vector, `[30, 12/tp]`, and the parts are gathered. The words to look up are the same on all ranks. The first is the
-usual one: the same split serves the head and its loss, see `tp_loss`. A vocabulary need not divide: the last rank holds
-fewer words. In backward torch makes the gradient of the first table whole on every rank, before it cuts it for the
-optimizer: `shardviz show DUMP --memory` shows the price.
+vector, `[30, 12/tp]`, and the parts are gathered. The words to look up are the same on all ranks. Splitting by
+vocabulary is more common: the same split serves the head and its loss, see `tp_loss`. A vocabulary need not divide: the
+last rank holds fewer words. In backward torch makes the gradient of the first table whole on every rank before it
+splits it for the optimizer: `shardviz show DUMP --memory` shows the price.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Replicate
 from shardviz.probes._refusals import refuse_empty
 
 AXES = ("tp",)

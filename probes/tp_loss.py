@@ -1,21 +1,22 @@
 """Vocabulary-parallel loss: cross entropy without ever gathering the logits.
 
-The head is split by the vocabulary, `[32/tp, 24]`, so each rank has the logits of some words for all tokens,
-`[tokens, words/tp]`. Gathered, they would be the largest tensor of a training step. Under `loss_parallel()` torch's own
-cross entropy takes the maximum, the sum of exponentials and the target's logit within each rank, and reduces those over
-tp: three numbers a token cross the wire instead of a vocabulary. Backward must run under it too: each rank sends back
-the gradient of its own logits, and that of the body's output is summed over tp. The body is whole on every rank.
+The head is split by the vocabulary, `[32/tp, 24]`, so each rank has the logits of some words for all tokens, `[tokens,
+words/tp]`. If they were gathered, they would be the largest tensor of a training step. Under `loss_parallel()`, torch's
+own cross entropy takes the maximum, the sum of exponentials and the target's logit within each rank, and reduces those
+over tp: three numbers per token are sent instead of a vocabulary. Backward must run under `loss_parallel()` too: each
+rank computes the gradient of its own logits, and the gradient of the body's output is summed over tp. The body is whole
+on every rank.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 from torch.nn import functional
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Shard
 from shardviz.probes._refusals import refuse_empty
 
 AXES = ("tp",)
@@ -29,7 +30,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Speaker(nn.Module):
-    """A body that is whole everywhere, and a head that says how likely each word is."""
+    """A body that is whole on every rank, and a head that scores every word."""
 
     def __init__(self) -> None:
         super().__init__()

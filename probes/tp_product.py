@@ -1,17 +1,18 @@
 """The product of a 2x4 and a 4x2 matrix, with the second one split over tp, both ways. It is 76 82 / 252 274.
 
-Split by columns, `[4, 2/tp]`: every rank has all it needs to compute its own columns of the product, whole numbers that
-are final: `[2, 2/tp]`. Split by rows, `[4/tp, 2]`: a rank has only some rows, and needs only the same columns of the
-first matrix; what it computes is a contribution to every number of the product: `[2, 2] +tp`, a sum that is pending.
-Gathering the first and summing the second give the same matrix. `shardviz show DUMP by_rows` shows the contributions.
+Split by columns, `[4, 2/tp]`: every rank has all it needs to compute its own columns of the product, and its numbers
+are final: `[2, 2/tp]`. Split by rows, `[4/tp, 2]`: a rank has only some rows, and needs only the matching columns of
+the first matrix; it computes a contribution to every number of the product: `[2, 2] +tp`, a sum that is pending.
+Gathering the columns and summing the contributions give the same matrix. `shardviz show DUMP by_rows` shows the
+contributions.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardviz
-from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 AXES = ("tp",)
 MESH = (2,)
@@ -38,7 +39,7 @@ class Products(nn.Module):
 
 
 def product(x: torch.Tensor, needed: Placement, matrix: torch.Tensor, gives: Placement) -> torch.Tensor:
-    """Multiply what a rank needs of the first matrix by what it has of the second; say what that gives."""
+    """Multiply the part of the first matrix that a rank needs by its part of the second; label the result `gives`."""
     if not isinstance(matrix, DTensor):
         return x @ matrix
     mesh, shape = matrix.device_mesh, (len(x), matrix.shape[1])

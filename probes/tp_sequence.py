@@ -2,19 +2,20 @@
 
 Tensor parallel alone leaves norms and residuals whole on every rank: the same work and the same memory, tp times. Here
 the row-wise layer's pending sum is not reduced to copies but scattered (`reduce_scatter`, `[batch, sequence/tp, 12]`),
-the norm sees its own tokens only, and the next column-wise layer gathers. An all_reduce is just these two, so the bytes
-are the same. The linear layers' weights are split as in `tp`. A norm's weight is whole on every rank, and its gradient
-a sum over tp, for each rank saw some of the tokens; torch leaves that sum pending, `[12] +tp`, until somebody needs it.
+the norm sees only its own tokens, and the next column-wise layer gathers. An all_reduce is these two collectives in
+one, so the number of bytes is the same. The linear layers' weights are split as in `tp`. A norm's weight is whole on
+every rank, and its gradient is a sum over tp because each rank saw only some of the tokens; torch leaves that sum
+pending, `[12] +tp`, until it is needed.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import shardviz
 from shardviz.layout.mesh import Mesh
-from shardviz.live.compat import Replicate, Shard
 from shardviz.probes._refusals import refuse_empty
 
 AXES = ("tp",)

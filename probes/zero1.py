@@ -1,11 +1,11 @@
-"""ZeRO 1: parameters and gradients are whole on every rank, the optimizer's state is dealt out.
+"""ZeRO 1: parameters and gradients are whole on every rank; the optimizer's state is distributed.
 
-`ZeroRedundancyOptimizer` gives every parameter to one rank. After DistributedDataParallel has averaged the gradients
-over dp, each rank steps only its own parameters, with state for those alone, and broadcasts them to the others. Adam
-keeps two numbers a parameter, so that of four numbers, parameter, gradient and two of state, little more than two are
-left on each of many ranks. Whole parameters are dealt, largest first, so shares are uneven; nothing is cut.
-`shardviz show DUMP --memory` has the table, with ZeRO 2 (gradients are split too, see `fsdp_no_reshard`) and ZeRO 3
-(parameters too, see `fsdp`) by the formula beside it.
+`ZeroRedundancyOptimizer` assigns every parameter to one rank. After DistributedDataParallel has averaged the gradients
+over dp, each rank steps only its own parameters, keeps state for those alone, and broadcasts them to the others. Adam
+keeps two numbers per parameter. So out of four numbers (parameter, gradient and two of state) each of many ranks holds
+little more than two. Whole parameters are assigned, largest first, so shares are uneven; no parameter is split.
+`shardviz show DUMP --memory` has the table, next to ZeRO 2 (gradients are split too, see `fsdp_no_reshard`) and ZeRO 3
+(parameters too, see `fsdp`) by the formula.
 """
 
 import torch

@@ -1,1 +1,1 @@
-"""Known silent bugs, recreated: one file each."""
+"""Known silent bugs, recreated, one per file."""

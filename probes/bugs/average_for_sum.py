@@ -1,7 +1,7 @@
 """AVG where SUM was needed: gradients of sequence-parallel parameters come out tp times too small (gpt-neox PR 1259).
 
-Each tp rank has seen a part of the sequence, so a replicated weight's gradient is the sum of what the ranks have. The
-reduction that is at hand from data parallel averages.
+Each tp rank has seen a part of the sequence, so a replicated weight's gradient is the sum of the ranks' gradients. The
+reduction already in use for data parallel averages instead.
 """
 
 import torch
@@ -21,7 +21,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave the norm whole on every rank; the rows that it sees are split over tp."""
+    """Leave the norm whole on every rank; its input rows are split over tp."""
 
 
 def batch() -> torch.Tensor:

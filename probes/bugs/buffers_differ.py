@@ -1,16 +1,16 @@
 """Buffers that differ between ranks: FSDP shards parameters and leaves buffers as each rank made them.
 
-A positional table is drawn at random when the module is built. Parameters are sharded from rank to rank, so their
-disagreement would show; the buffer is a plain tensor on every rank, and each rank computes with its own.
+A positional table is drawn at random when the module is built. If parameters disagreed, it would show, because each
+rank contributes its shard; the buffer is a plain tensor on every rank, and each rank computes with its own.
 (LlamaFactory PR 10820)
 """
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)

@@ -1,7 +1,8 @@
 """Experts renumbered on every rank: one name, different weights (KempnerForge#202).
 
-Expert parallel gives each rank some of the experts. If a rank keeps its own in a list from 0, `experts.0` is another
-expert on every rank, and whatever goes by name, a checkpoint or a broadcast, overwrites one with the other.
+Expert parallel gives each rank some of the experts. If a rank keeps its own in a list that starts at 0, `experts.0` is
+a different expert on every rank, and any code that goes by name, such as a checkpoint or a broadcast, overwrites one
+expert with another.
 """
 
 from torch import nn

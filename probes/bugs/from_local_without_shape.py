@@ -1,7 +1,8 @@
-"""Uneven shards given to DTensor.from_local without their global shape: each rank computes another one.
+"""Uneven shards passed to DTensor.from_local without their global shape: ranks disagree on the shape.
 
-`from_local` takes the local size times the ranks for the whole: 10 rows on 4 ranks are 3, 3, 3 and 1, so three ranks
-believe in 12 rows and one in 4. Only `shape=` and `stride=` tell it. Collectives then abort or wait for each other.
+`from_local` assumes that the global size is the local size times the number of ranks: 10 rows on 4 ranks are 3, 3, 3
+and 1, so three ranks assume 12 rows and one assumes 4. Pass `shape=` and `stride=` to prevent this. Otherwise
+collectives abort or wait for each other.
 """
 
 from torch import nn

@@ -1,17 +1,18 @@
-"""FSDP2 over a dim that two other axes split unevenly: the label says another cut than was made. Live in torch 2.15.
+"""FSDP2 over a dim that two other axes split unevenly: the label describes a different split. Present in torch 2.15.
 
-Five rows go over cp into 3 + 2, over tp into 2 + 1 and 1 + 1, and FSDP2 cuts each of these again. Its label is
-`(_StridedShard(0, split_factor=4), Shard(0), Shard(0))`: four parts at once, and torch.chunk makes 2 + 2 + 1 + 0.
-Where the sizes divide the two agree; where they do not, `full_tensor()` and checkpoints put rows in other places, and
-nothing raises. Found by shardviz's own tests of its oracle against torch.
+Five rows are split over cp into 3 + 2, over tp into 2 + 1 and 1 + 1, and FSDP2 splits each of these again. Its label is
+`(_StridedShard(0, split_factor=4), Shard(0), Shard(0))`: four parts at once, which torch.chunk makes 2 + 2 + 1 + 0. If
+the sizes divide, the two agree; if not, `full_tensor()` and checkpoints put rows in the wrong places, and nothing
+raises. Found by shardviz's own tests of its oracle against torch.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardviz
-from shardviz.live.compat import Shard, distribute_tensor, fully_shard
 
 AXES = ("fsdp", "cp", "tp")
 MESH = (2, 2, 2)

@@ -1,8 +1,8 @@
 """A fused q,k,v projection under ColwiseParallel: rank 0 gets all of q where the model reads a third of each.
 
-The weight is [Q; K; V], one under the other, and the model splits its output in three. ColwiseParallel cuts the rows
-into tp equal parts from top to bottom, so that a rank's "q, k, v" are rows of q and half of k. Shapes agree, nothing
-raises. (Automodel PR 1324, pytorch#140069, DeepSpeed PR 3844)
+The weight is [Q; K; V], stacked, and the model splits its output in three. ColwiseParallel cuts the rows into tp equal
+parts from top to bottom, so a rank's "q, k, v" are rows of q and half of k. Shapes agree, nothing raises. (Automodel PR
+1324, pytorch#140069, DeepSpeed PR 3844)
 """
 
 from torch import nn

@@ -1,18 +1,18 @@
-"""A fused q,k,v split segment by segment over tp, then by FSDP2: the label says another order than the shards have.
+"""A fused q,k,v split segment by segment over tp, then by FSDP2: the label gives an order that the shards do not have.
 
-The local tensors are right, `_StridedShard(0, split_factor=3)` over tp says so. `fully_shard` then splits what each
-rank has as one stretch, and puts a split_factor of tp's size beside the other: torch reads the two as segments within
-parts, and full_tensor and checkpoints come out of order. No placements say what is held.
+The local tensors are right; `_StridedShard(0, split_factor=3)` over tp describes them. `fully_shard` then splits each
+rank's rows as one stretch, and adds a second label with a split_factor of tp's size. torch reads the two as segments
+within parts, so full_tensor and checkpoints come out of order. No placements describe these shards.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import _StridedShard  # torch has no public name for it
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp", "tp")
 MESH = (2, 2)

@@ -1,7 +1,7 @@
 """HYBRID_SHARD on an (n, 1) mesh: gradients are never reduced (pytorch#154888).
 
-With shards of one rank there is nothing to reduce and split, so FSDP1 falls back to keeping whole parameters, and takes
-the group of one rank with it: the sum over `replicate` is gone. Every rank trains on its own batch alone.
+With shards of one rank there is nothing to reduce and split, so FSDP1 falls back to keeping whole parameters, and keeps
+using the group of one rank: the sum over `replicate` is lost. Every rank trains on its own batch alone.
 """
 
 import torch

@@ -1,15 +1,15 @@
 """`.item()` of a Partial tensor: each rank logs its own contribution as if it were the total (pytorch#144054).
 
-A row-wise product leaves a pending sum, and so does its mean: a DTensor with placement Partial. `.item()` reads the
-local value and asks nobody. `full_tensor().item()` is what was meant.
+The columns of the weight are split, so its sum is pending over tp: a DTensor with placement Partial. `.item()` reads
+the local value and communicates with no other rank. `full_tensor().item()` gives the total.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import shardviz
-from shardviz.live.compat import DTensor, Replicate, Shard, distribute_tensor
 
 AXES = ("tp",)
 MESH = (4,)

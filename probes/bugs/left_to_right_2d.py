@@ -1,16 +1,16 @@
-"""FSDP2 over TP labelled left to right: tp split the rows first, the placements say that fsdp did (pytorch#129229).
+"""FSDP2 over TP labelled left to right: tp split the rows first, but the placements claim fsdp did (pytorch#129229).
 
-The state that torch 2.4 left. The data is right: rows go over tp first, and each part over fsdp. The label
-`(Shard(0), Shard(0))` says the opposite, so `full_tensor()` puts the parts together in the wrong order, and a
+torch 2.4 left tensors in this state. The data is right: rows are split over tp first, and each part over fsdp. The
+label `(Shard(0), Shard(0))` claims the opposite, so `full_tensor()` puts the parts together in the wrong order, and a
 checkpoint saved from it is permuted. Nothing raised; filling the weight with arange and printing each rank's shard
 showed it. Fixed by pytorch PR 130760, which labels it `(_StridedShard(0, split_factor=tp), Shard(0))`.
 """
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import shardviz
-from shardviz.live.compat import DTensor, Shard
 
 AXES = ("fsdp", "tp")
 MESH = (2, 4)

@@ -1,15 +1,16 @@
 """Every shard draws the same random numbers: one seed on every rank (OLMo-core PR 307, torchtitan#3106).
 
-The model is sharded first and initialised after, each rank filling what it holds. With one seed on all ranks every
-shard of a weight is bitwise the same, and the whole matrix has the rank of one shard. It trains, badly.
+The model is sharded first and initialised afterwards, and each rank fills its own shard. With one seed on all ranks
+every shard of a weight is bitwise the same, and the whole matrix has only the rank of one shard. It trains, badly.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import shardviz
-from shardviz.live.compat import DTensor, fully_shard
 
 AXES = ("fsdp",)
 MESH = (4,)

@@ -1,8 +1,8 @@
-"""Context parallel with tokens in head-tail order and positions in plain order: the causal mask is another one.
+"""Context parallel with tokens in head-tail order and positions in plain order: the causal mask is wrong.
 
-Tokens, labels and the rotary table go along the same sequence. The load balancer reorders what it is given; positions
-that each rank cuts by itself stay in their own order, so that a token is read at another's position. Shapes agree and
-nothing raises. torch's `context_parallel` splits only what stands in its `buffers`.
+Tokens, labels and the rotary table belong to the same sequence. The load balancer reorders its inputs; positions that
+each rank cuts by itself keep their own order, so a token is read at another token's position. Shapes agree and nothing
+raises. torch's `context_parallel` splits only the tensors in its `buffers`.
 """
 
 import torch

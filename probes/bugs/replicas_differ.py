@@ -1,16 +1,16 @@
 """HSDP replicas that start from different weights, and nothing ever makes them agree (OLMo-core PR 319).
 
-Every rank seeds itself with its own rank before it builds the model. FSDP2 shards what each rank brings and broadcasts
-nothing, so groups along `replicate` train different models: their gradients are averaged, their weights never meet.
-(composer PR 2812)
+Every rank seeds itself with its own rank before it builds the model. FSDP2 shards each rank's own weights and
+broadcasts nothing, so groups along `replicate` train different models: their gradients are averaged, but their weights
+never agree. (composer PR 2812)
 """
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("replicate", "shard")
 MESH = (2, 2)

@@ -1,17 +1,17 @@
 """Query and key rows permuted on load, for the other rotary convention (torchtitan PR 1483).
 
-Hugging Face's checkpoints keep the two halves of each head apart, Llama's own interleave them. A loader that permutes
-weights which are in the right order already, or forgets to, leaves every row present and most of them misplaced. FSDP
-and TP shard the permuted weight faithfully.
+Hugging Face's checkpoints keep the two halves of each head apart; Llama's own interleave them. A loader that permutes
+weights which are already in the right order, or forgets to permute them, keeps every row and misplaces most of them.
+FSDP and TP shard the permuted weight faithfully.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp", "tp")
 MESH = (2, 2)
@@ -21,7 +21,7 @@ HEADS = 2
 
 
 class Attention(nn.Module):
-    """The projections of an attention layer that matter here."""
+    """Two projections of an attention layer: queries, and values."""
 
     def __init__(self) -> None:
         super().__init__()

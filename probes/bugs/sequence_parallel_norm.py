@@ -1,8 +1,8 @@
 """Gradients of a replicated norm weight, not summed under sequence parallel (Megatron-LM#1446).
 
 Under sequence parallel each tp rank normalises its own part of the sequence with an equal copy of the norm's weight.
-Each copy's gradient has seen only that part: they must be summed over tp before the optimizer steps, or the copies
-drift apart.
+Each copy's gradient has seen only that part: the gradients must be summed over tp before the optimizer steps, or the
+copies drift apart.
 """
 
 import torch
@@ -22,7 +22,7 @@ def build() -> nn.Module:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave the norm whole on every rank; the rows that it sees are split over tp."""
+    """Leave the norm whole on every rank; its input rows are split over tp."""
 
 
 def batch() -> torch.Tensor:

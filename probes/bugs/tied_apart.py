@@ -1,16 +1,16 @@
 """A tied embedding and head, separated by sharding: two parameters that start equal and drift (FMS PR 331).
 
-The head's weight is the embedding's. `parallelize_module` replaces each module's parameters by new, sharded ones: after
-it the two names are two tensors. They are equal at first, each gets its own half of the gradient, and they drift apart.
-(foundation-model-stack PR 331)
+The head's weight is the embedding's. `parallelize_module` replaces each module's parameters by new, sharded ones, after
+which the two names are two tensors. They are equal at first, each gets its own half of the gradient, and they drift
+apart. (foundation-model-stack PR 331)
 """
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import shardviz
-from shardviz.live.compat import Replicate
 
 AXES = ("tp",)
 MESH = (2,)

@@ -1,16 +1,16 @@
 """Uneven FSDP2 over TP put together as if it were even: six rows on a 2x2 mesh (pytorch PR 150490, PR 163843).
 
-tp splits six rows into 3 + 3 and fsdp each three into 2 + 1. torch knew the order but not the sizes: it gathered as if
-every shard were as large as the first, and rows came back out of order. Here the rows lie as FSDP2 over TP leaves them,
-under the label by which they were put together.
+tp splits six rows into 3 + 3 and fsdp splits each three into 2 + 1. torch knew the order but not the sizes: it gathered
+as if every shard were as large as the first, and rows came back out of order. Here the rows lie as FSDP2 over TP leaves
+them, under the label by which torch put them together.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 import shardviz
-from shardviz.live.compat import DTensor, Shard
 
 AXES = ("fsdp", "tp")
 MESH = (2, 2)

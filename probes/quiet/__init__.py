@@ -1,1 +1,1 @@
-"""What looks like a bug and is none: nothing may be found here."""
+"""Correct probes that look like bugs: shardviz must report nothing here."""

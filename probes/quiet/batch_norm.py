@@ -1,14 +1,15 @@
-"""BatchNorm in training: each rank normalises by the rows that it has, so the whole batch at once gives other numbers.
+"""BatchNorm in training: each rank normalises by its own rows, so the whole batch at once gives different numbers.
 
-That is what data parallel training computes; the unsharded model is stepped part by part to be compared with it.
+That is how data parallel training computes; the unsharded model is stepped part by part so that the two can be
+compared.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (2,)

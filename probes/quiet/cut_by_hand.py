@@ -1,4 +1,4 @@
-"""Weights cut by hand into plain tensors: no placements, every row is somewhere, and nothing is wrong."""
+"""Weights cut by hand into plain tensors: no placements, but every row is on some rank, and nothing is wrong."""
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh

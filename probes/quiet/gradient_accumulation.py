@@ -1,11 +1,11 @@
-"""Gradient accumulation: the gradients of two micro-batches are reduced once, and no output is that of the batch."""
+"""Gradient accumulation: the gradients of two micro-batches are reduced once; no output is that of the whole batch."""
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("fsdp",)
 MESH = (2,)

@@ -1,7 +1,7 @@
 """Context parallel in head-tail order throughout, and a table that is whole on every rank: nothing is out of order.
 
-Tokens and labels are reordered alike, which is what the load balancer is for; the rotary table is not split, it is
-looked up by position; the mask's rows are the tokens', whatever the order is.
+Tokens and labels are reordered alike, which is the load balancer's purpose. The rotary table is not split but looked up
+by position, and the mask's rows follow the tokens' order.
 """
 
 import torch
@@ -18,7 +18,7 @@ SEQUENCE = {"table": 0, "mask": 0}
 
 
 class Encoded(nn.Module):
-    """A linear layer beside what it would need to know of positions."""
+    """A linear layer with two position-dependent tables."""
 
     def __init__(self) -> None:
         super().__init__()

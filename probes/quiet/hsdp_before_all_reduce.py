@@ -1,15 +1,15 @@
 """HSDP between backward and the all-reduce over replicas: gradients are not there yet, and must not be judged.
 
-Gradient accumulation turns the all-reduce off for all but the last micro-batch. FSDP2 then keeps what it has reduced so
-far to itself, and `.grad` is None.
+Gradient accumulation turns the all-reduce off for all but the last micro-batch. FSDP2 then keeps its partly reduced
+gradients internally, and `.grad` is None.
 """
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import shardviz
-from shardviz.live.compat import fully_shard
 
 AXES = ("replicate", "shard")
 MESH = (2, 2)

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import shardviz
-from shardviz.live.compat import DTensor, Partial, Replicate
 
 AXES = ("tp",)
 MESH = (2,)

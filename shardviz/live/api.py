@@ -1,4 +1,4 @@
-"""The front door for users' own jobs: capture what every rank holds, or run a file as a probe."""
+"""The functions for users' own jobs: capture the tensors of every rank, or run a file as a probe."""
 
 from __future__ import annotations
 
@@ -22,15 +22,24 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import Stamped
 
 WIDER = (
-    "what to do about ids that are not exact: for this one run stamp the model in float64, model.double() before "
-    "shardviz.stamp; or let shardviz.capture_sharding(build, parallelize, ...) write them a digit a pass"
+    "to get exact ids, stamp the model in float64 for this run (model.double() before shardviz.stamp), or let "
+    "shardviz.capture_sharding(build, parallelize, ...) write the ids one digit per pass"
 )
 
 
 def run_probe(file: str) -> None:
     """Run a file as a probe, as `shardviz probe FILE` does, with the command line's arguments; does not return.
 
-    Under torchrun this process is one rank of that job; otherwise the ranks are launched.
+    Under torchrun this process becomes one rank of that job; otherwise the ranks are launched.
+
+    Args:
+        file: The probe's file: `__file__`.
+
+    Example:
+        At the end of a probe, so that `python FILE --mesh 2,4` and `torchrun --nproc-per-node 8 FILE` run it:
+
+            if __name__ == "__main__":
+                shardviz.run_probe(__file__)
     """
     from shardviz.cli import main
 
@@ -48,10 +57,10 @@ def capture(
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a dump of what every rank holds of a model. Every rank of the job calls this.
+    """Write a dump of the tensors that every rank holds of a model. Every rank of the job calls this.
 
     Args:
-        model: The sharded model; of a pipeline, this rank's stage.
+        model: The sharded model; in a pipeline, this rank's stage.
         path: The dump's folder, the same on every rank, on storage that all of them reach.
         mesh: The mesh of the whole job.
         stamps: What `shardviz.stamp` returned before the model was sharded.
@@ -60,17 +69,25 @@ def capture(
             stamps and without a reference only copies can be compared.
         stage_axes: The mesh axes along which ranks have different layers: `("pp",)`. A stage may be cut from a model
             that was stamped whole, or be built and stamped by itself.
-        intended: Layouts in the notation, by pattern over names.
-        force: Replace the folder, if it is a dump.
+        intended: The layouts that you want, in the notation, by pattern over names.
+        force: Replace the folder if it is a dump.
 
     Returns:
         The folder, complete on every rank.
 
     Raises:
-        DumpError: The folder is there and may not be replaced; every rank raises it.
+        DumpError: The folder exists and may not be replaced; every rank raises it.
         MeshError: The mesh has no such axis.
         ShardvizError: No process group is initialised, ranks of one stage stamped different tensors, or both stamps and
             a reference are given.
+
+    Example:
+        In a training script, on every rank; afterwards run `shardviz check before_training.shardviz`:
+
+            model = build()
+            stamps = shardviz.stamp(model)
+            parallelize(model, mesh)
+            shardviz.capture(model, "before_training.shardviz", mesh=mesh, stamps=stamps)
     """
     from shardviz.live.capture.agreement import refuse_without_group
     from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -130,14 +147,15 @@ def capture_sharding(
     intended: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a dump of what `parallelize` makes of a model in any dtype. Every rank of the job calls this.
+    """Build, stamp and shard a model in any dtype, and write a dump of the result. Every rank of the job calls this.
 
-    It builds and shards the model several times: once as it is, for its own values, and then stamped, in float64, or,
-    where sharding casts it to a narrower dtype, a digit of the ids a pass. Random states are left as they were.
+    The model is built and sharded several times: once unchanged, for its own values, and then stamped. It is stamped in
+    float64, or, if sharding casts it to a narrower dtype, with one digit of the ids per pass. Random states are
+    restored afterwards.
 
     Args:
-        build: Makes the unsharded model, or this rank's stage of a pipeline; with values, not on the meta device.
-        parallelize: Shards it, in place or returning it, as a probe's does.
+        build: Builds the unsharded model, or this rank's stage of a pipeline; with values, not on the meta device.
+        parallelize: Shards the model, in place or by returning a new one, as in a probe.
         path: The dump's folder, the same on every rank, on storage that all of them reach.
         mesh: The mesh of the whole job.
         stage_axes: As for `capture`.
@@ -148,9 +166,17 @@ def capture_sharding(
         The folder, complete on every rank.
 
     Raises:
-        DumpError: The folder is there and may not be replaced; every rank raises it.
+        DumpError: The folder exists and may not be replaced; every rank raises it.
         MeshError: The mesh has no such axis.
         ShardvizError: As `capture` and `stamp`.
+
+    Example:
+        On every rank of a job whose model is in bfloat16:
+
+            def parallelize(model, mesh):
+                fully_shard(model.to(torch.bfloat16), mesh=mesh)
+
+            shardviz.capture_sharding(build, parallelize, "sharding.shardviz", mesh=mesh)
     """
     import torch
 
@@ -182,14 +208,14 @@ def capture_sharding(
 def add_model(
     seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None, part: PipelinePart | None = None
 ) -> int:
-    """Capture a model's parameters and buffers: the ids of a stamped one, the values of another.
+    """Capture a model's parameters and buffers: ids if it was stamped, its own values otherwise.
 
     Args:
-        seen: What this rank has to say.
+        seen: The capture of this rank, to which the tensors are added.
         model: The sharded model.
         mesh: The mesh of the job, if there is one.
-        stamps: What stamping did before the model was sharded.
-        part: What the model is to the dump, where it is not all of it.
+        stamps: The result of stamping the model before it was sharded.
+        part: This rank's part of the model, if it has only a part.
 
     Returns:
         How many tensors could not hold their ids.
@@ -213,7 +239,7 @@ def add_model(
 def _dump(
     folder: Path, mesh: DeviceMesh, part: PipelinePart, intended: Mapping[str, str] | None, *, force: bool
 ) -> Iterator[Capture]:
-    """Give a capture to fill, and write it; the folder is there on all ranks before and complete after."""
+    """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
     from torch import distributed
 
     from shardviz.live.capture.agreement import of_all_ranks
@@ -237,7 +263,7 @@ def _dump(
 
 
 def _refusal(folder: Path, *, force: bool) -> DumpError | None:
-    """Make the folder; return why that cannot be, for all ranks to raise: those that wait for rank 0 would hang."""
+    """Make the folder; return the error instead of raising it, because ranks that wait for rank 0 would hang."""
     try:
         prepare_folder(folder, force=force)
     except DumpError as error:

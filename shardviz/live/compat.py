@@ -1,6 +1,6 @@
 """Every private torch API that shardviz uses is called from here, and nowhere else.
 
-Each function's docstring says which torch versions it was tried on. Also here: names that moved between versions.
+Each function's docstring names the torch versions it was tried on. Also here: names that moved between versions.
 """
 
 from __future__ import annotations
@@ -57,11 +57,29 @@ __all__ = [
     "ranks_of_operator",
     "root_mesh",
     "torch_placement",
+    "unit_of",
+    "use_public_names",
 ]
 
 
+def use_public_names() -> None:
+    """Let a probe import DTensor and FSDP2 by their public names on torch 2.4 and 2.5 too, which lack some of them.
+
+    Called before a probe is loaded, and nowhere else, because it adds names to torch's own modules. It changes nothing
+    on torch 2.6 and newer. Tried on 2.4.1 and 2.13.0.
+    """
+    from torch.distributed import fsdp, tensor
+
+    for home, names in (
+        (fsdp, {"MixedPrecisionPolicy": MixedPrecisionPolicy, "fully_shard": fully_shard}),
+        (tensor, {one.__name__: one for one in (DTensor, Partial, Replicate, Shard, distribute_tensor)}),
+    ):
+        for name in names.keys() - vars(home).keys():
+            setattr(home, name, names[name])
+
+
 def make_ranks_of_threads() -> None:
-    """Give each thread of this process a process group world of its own, backend "threaded"; there is no way back.
+    """Give each thread of this process a process group world of its own, backend "threaded". This cannot be undone.
 
     Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
@@ -74,11 +92,11 @@ def make_ranks_of_threads() -> None:
 def placement_of(placement: Any) -> placements.Placement:
     """Return one of torch's placements as a plain value.
 
-    `_StridedShard` is a subclass of `Shard` in torch 2.5.1 and a class of its own in 2.13.0 and 2.15.0: it is looked
-    for first. Its name is private.
+    `_StridedShard`, a private name, is a subclass of `Shard` in torch 2.5.1 and a separate class in 2.13.0 and 2.15.0,
+    so it is tested first.
 
     Raises:
-        TypeError: A placement of a kind that shardviz does not know.
+        TypeError: The placement is of an unknown kind.
     """
     if hasattr(placement, "split_factor"):
         return placements.StridedShard(placement.dim, int(placement.split_factor))
@@ -95,13 +113,13 @@ def torch_placement(placement: placements.Placement) -> Any:
     """Return a plain value as one of torch's placements.
 
     Raises:
-        TypeError: This torch has no `_StridedShard`: it came after 2.4.1. Tried on 2.13.0 and 2.15.0.
+        TypeError: This torch has no `_StridedShard`, which came after 2.4.1. Tried on 2.13.0 and 2.15.0.
     """
     if isinstance(placement, placements.StridedShard):
         from torch.distributed.tensor import placement_types
 
         if not hasattr(placement_types, "_StridedShard"):
-            raise TypeError(f"torch {torch.__version__} cannot say {placement}")
+            raise TypeError(f"torch {torch.__version__} has no placement for {placement}")
         return placement_types._StridedShard(placement.dim, split_factor=placement.split_factor)
     if isinstance(placement, placements.Shard):
         return Shard(placement.dim)
@@ -109,7 +127,7 @@ def torch_placement(placement: placements.Placement) -> Any:
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that a sub-mesh was sliced or flattened from; a mesh that was not is its own root.
+    """Return the mesh that a sub-mesh was sliced or flattened from; any other mesh is its own root.
 
     `_get_root_mesh` in torch 2.13.0 and 2.15.0; `_mesh_resources.get_root_mesh` and, in 2.4.1, `get_parent_mesh`.
     """
@@ -124,16 +142,16 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Flatten a mesh's axes into one, which torch from then on may use to merge collectives.
+    """Flatten a mesh's axes into one; torch may use the flattened mesh to merge collectives from then on.
 
-    `DeviceMesh._flatten` is in torch 2.13.0 and 2.15.0; in 2.4.1 there is none, and the mesh itself is returned.
+    Calls `DeviceMesh._flatten`, tried on torch 2.13.0 and 2.15.0; 2.4.1 has none, and the mesh itself is returned.
     """
     flat: DeviceMesh = mesh._flatten() if hasattr(mesh, "_flatten") else mesh
     return flat
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward pass.
+    """Whether this thread is running a backward pass.
 
     Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
@@ -141,12 +159,12 @@ def in_backward() -> bool:
 
 
 def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
-    """Whether torch runs a pipeline's stage only to learn the shapes that it puts out.
+    """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 
     torch 2.4.1 does so on meta tensors, 2.13.0 and 2.15.0 on uninitialised ones, in `_forward_metadata_inference`.
 
     Args:
-        inputs: What the stage is given.
+        inputs: The inputs of the stage.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_forward_metadata_inference":
@@ -155,9 +173,9 @@ def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
 
 
 def follow_modules_by(mode: CommDebugMode, tracker: Any) -> None:
-    """Let a `CommDebugMode` ask another than its own tracker which module runs.
+    """Give a `CommDebugMode` a different tracker of the running module.
 
-    The attribute is there in torch 2.4.1, 2.13.0 and 2.15.0.
+    The attribute exists in torch 2.4.1, 2.13.0 and 2.15.0.
     """
     mode.advanced_module_tracker = tracker
 
@@ -182,9 +200,9 @@ def ranks_of_operator(func: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
 
 @contextmanager
 def quiet_redistribution() -> Iterator[None]:
-    """Silence torch's advice on slow redistributions, for those that shardviz itself runs.
+    """Silence torch's advice on slow redistributions during those that shardviz itself runs.
 
-    The logger's name is private; it is there in torch 2.13.0 and 2.15.0 and says nothing in 2.4.1.
+    The logger's name is private; torch 2.13.0 and 2.15.0 have it, 2.4.1 gives no such advice.
     """
     logger = logging.getLogger("torch.distributed.tensor._redistribute")
     before = logger.level
@@ -197,11 +215,11 @@ def quiet_redistribution() -> Iterator[None]:
 
 @contextmanager
 def dividing_float64_once() -> Iterator[None]:
-    """Let FSDP2 divide float64 gradients as it divides float32's, which is what the model is trained in.
+    """Let FSDP2 divide float64 gradients as it divides float32 gradients, the dtype in which the model is trained.
 
-    Over a group of one rank, as experts have it, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy,
-    and once more for float16 and float64, by what `_get_gradient_divide_factors` says: so in torch 2.13.0 and 2.15.0.
-    In 2.4.1 there is no such factor.
+    Over a group of one rank, as for experts, `foreach_reduce` divides by `set_gradient_divide_factor` in its copy, and
+    for float16 and float64 a second time, by the result of `_get_gradient_divide_factors`. Tried on torch 2.13.0 and
+    2.15.0; 2.4.1 has no such factor.
     """
     try:
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives
@@ -230,16 +248,16 @@ class FlatParam:
 
     Attributes:
         name: Its fully qualified name in the unwrapped model.
-        unit: The name of the wrapped module whose flat parameter it is in.
-        shape: Its own shape; of a tensor-parallel one, that of the shard which is in the concatenation.
-        whole: The shape of all of it.
+        unit: The name of the wrapped module whose flat parameter contains it.
+        shape: Its own shape; for a tensor-parallel one, the shape of the shard in the concatenation.
+        whole: Its global shape.
         offset: Its first element in the concatenation.
-        total: Elements of the whole concatenation, padding included.
+        total: The number of elements of the whole concatenation, including padding.
         local: This rank's part of the concatenation, one-dimensional.
         local_start: The first element of that part.
-        shard_ranks: The ranks over which the concatenation is split.
-        replicate_ranks: The ranks that hold the same part; this rank alone where nothing is replicated.
-        grad: This rank's part of the gradient, where there is one.
+        shard_ranks: The ranks that the concatenation is split over.
+        replicate_ranks: The ranks that hold the same part; only this rank if nothing is replicated.
+        grad: This rank's part of the gradient, if there is one.
     """
 
     name: str
@@ -265,7 +283,7 @@ def flat_params(model: nn.Module) -> Iterator[FlatParam]:
     """Yield the original parameters of every FSDP1 flat parameter in a model.
 
     Reads `FullyShardedDataParallel._handle`, `FlatParamHandle` and, of `FlatParameter`, `_param_infos`, the
-    `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`: names that share a parameter are all there.
+    `_param_extensions` of tensor-parallel ones, and `_shared_param_infos`, which has the other names of a parameter.
     Tried on torch 2.4.1, 2.13.0 and 2.15.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -316,12 +334,21 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
         offset += numel
 
 
+def unit_of(name: str) -> str | None:
+    """Return the module whose flat parameter has this name; None for the name of any other parameter.
+
+    FSDP1 names it `_flat_param`: tried on torch 2.4.1, 2.13.0 and 2.15.0.
+    """
+    path, _, last = name.rpartition(".")
+    return clean_name(path) if last == "_flat_param" else None
+
+
 WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
 def clean_name(name: str) -> str:
     """Drop what wrappers add to a name: FSDP1, torch.compile and activation checkpointing.
 
-    DistributedDataParallel's `module` is no private name and stays.
+    DistributedDataParallel's `module` is a public name and stays.
     """
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

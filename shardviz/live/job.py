@@ -1,4 +1,4 @@
-"""A probe as a job: what each rank is told, and launching it. Importable without torch, as launchers are."""
+"""A probe as a job: the arguments that every rank gets, and its launch. Importable without torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 TASK = "shardviz.live.probe:run_probe"
 
 TIMEOUT = 120.0
-"""Seconds that a probe may take unless told otherwise."""
+"""Seconds that a probe may take by default."""
 
 VALUES_LIMIT = 256
-"""Local tensors of at most this many elements are written out value by value, unless told otherwise."""
+"""Local tensors of at most this many elements are written out value by value, by default."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class ProbeJob:
         path: Its file.
         build: The function in it that builds the model.
         mesh: The mesh to run on.
-        folder: Where the dump goes.
+        folder: The folder of the dump.
         command: The command line, for the record.
         values_limit: Local tensors of at most this many elements are written out value by value.
-        module: The name by which the probe is imported; empty where it is a file alone.
+        module: The name by which the probe is imported; empty if it is a file that no package contains.
     """
 
     name: str
@@ -50,14 +50,14 @@ class ProbeJob:
 
     @classmethod
     def of(
-        cls, recipe: Probe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = VALUES_LIMIT
+        cls, probe: Probe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = VALUES_LIMIT
     ) -> ProbeJob:
-        """Return the job that runs a recipe on a mesh and writes to a folder."""
-        return cls(recipe.name, recipe.path, recipe.build, mesh, folder.resolve(), command, values_limit, recipe.module)
+        """Return the job that runs a probe on a mesh and writes to a folder."""
+        return cls(probe.name, probe.path, probe.build, mesh, folder.resolve(), command, values_limit, probe.module)
 
     @property
     def coords(self) -> list[str]:
-        """Every rank's coordinate in words, for messages."""
+        """Every rank's coordinate as text, for messages."""
         return [self.mesh.label(rank) for rank in range(self.mesh.size)]
 
     def launch(
@@ -68,7 +68,7 @@ class ProbeJob:
         timeout: float = TIMEOUT,
         on_output: OnOutput | None = None,
     ) -> None:
-        """Run it on new ranks of this machine; arguments and errors are those of `world.launch`."""
+        """Run the probe on new ranks of this machine; arguments and errors are those of `world.launch`."""
         world.launch(
             TASK,
             (self,),

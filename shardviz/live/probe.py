@@ -20,6 +20,7 @@ from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.compat import use_public_names
 from shardviz.live.step import placing
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.reference import reference_of
@@ -34,7 +35,7 @@ from shardviz.live.step.step import (
     unnamed_batch_axes,
     whole_batch,
 )
-from shardviz.live.step.update import copied_gradients, told_apart, update_of, updated
+from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
     from shardviz.live.step.reference import Reference
-    from shardviz.live.step.step import Step
+    from shardviz.live.step.step import StepResult
     from shardviz.live.world import World
 
 Done = TypeVar("Done")
@@ -58,10 +59,10 @@ def run_probe(world: World, job: ProbeJob) -> None:
     """Run a probe on this rank and write the rank's file; rank 0 writes `run.json` too.
 
     Raises:
-        ProbeError: The probe's `build` returns no module.
-        NotationError: A layout of its `expect` cannot be read.
+        ProbeError: The probe's `build` does not return a module.
+        NotationError: A layout in its `expect` cannot be read.
     """
-    # What torch advises on speed and style would stand there once a rank and a build.
+    # torch's advice on speed and style would be printed once per rank and per build.
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
@@ -71,7 +72,7 @@ def run_probe(world: World, job: ProbeJob) -> None:
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
     capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
     capture.add_mesh(device_mesh)
-    run = Run(probe, job, device_mesh, capture)
+    run = ProbeOnRank(probe, job, device_mesh, capture)
     run.capture_initial()
     check_axes(expect, capture.axes)
     stamped = add_sequence(run.capture_stamped(), probe, device_mesh, capture)
@@ -85,11 +86,21 @@ def run_probe(world: World, job: ProbeJob) -> None:
 
 
 def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType:
-    """Import a probe: by its name if it has one, or its file, under a name of its own and with the files beside it.
+    """Import a probe, by its module name or else from its file, from which it can also import the files beside it.
+
+    Args:
+        path: The probe's file.
+        build: The name of the function that builds the model.
+        module: The module to import instead of the file, if there is one.
 
     Raises:
-        ProbeError: It defines no such function.
+        ProbeError: The probe does not define `build` or `parallelize`.
+
+    Example:
+        probe = load_probe(Path(__file__).parent / "probes/mine.py")
+        model = probe.parallelize(probe.build(), mesh)
     """
+    use_public_names()
     probe = importlib.import_module(module) if module else _load_file(path)
     for needed in (build, "parallelize"):
         if not callable(getattr(probe, needed, None)):
@@ -123,14 +134,14 @@ class Failed:
 
 
 @dataclass
-class Run:
+class ProbeOnRank:
     """One probe on one rank.
 
     Attributes:
         probe: The probe's module.
-        job: What to run.
-        device_mesh: The mesh, as torch has it.
-        capture: Where what is seen goes.
+        job: The probe's job: its mesh, its folder and its options.
+        device_mesh: The mesh, as torch's object.
+        capture: Collects the tensors of this rank.
     """
 
     probe: ModuleType
@@ -140,11 +151,11 @@ class Run:
 
     @property
     def part(self) -> PipelinePart:
-        """What ranks have of the model; it is built whole on all of them."""
+        """This rank's part of the model, which is built whole on all ranks."""
         return PipelinePart(tuple(getattr(self.probe, "STAGE_AXES", ())))
 
     def capture_initial(self) -> None:
-        """Capture the model's own values after sharding: arange hides what only real values show."""
+        """Capture the model's own values after sharding: some bugs show only in real values, not in ids."""
         model = self._initialized(self._parallelized(self._built()))
         for local in self.part.own(local_tensors(unwrapped(model), self.job.mesh)):
             self.capture.add_values(local, "initial")
@@ -152,11 +163,11 @@ class Run:
         self.capture.add_meshes(model)
 
     def capture_stamped(self) -> Stamped:
-        """Capture where every element went, by its id, and what torch gathers from the shards."""
+        """Capture where every element went, by its id, and the tensors that torch gathers from the shards."""
         return capture_passes(self.capture, Sharding(self._built, self._parallelized, self.job.mesh), self.part)
 
     def capture_step(self) -> None:
-        """Step the unsharded model and then the sharded one, and lay them side by side.
+        """Step the unsharded model and then the sharded one, and capture both.
 
         Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
         both again in their own element types.
@@ -174,7 +185,7 @@ class Run:
             self.capture.raised.append(("step", failed.text))
 
     def _step(self, *, double: bool) -> Failed | None:
-        """Step both models and write down what they left; return why that cannot be."""
+        """Step both models and capture them; return why that cannot be."""
 
         def built() -> nn.Module:
             return self._built().double() if double else self._built()
@@ -201,7 +212,8 @@ class Run:
         reference = reference.beside(step)
         self.capture.not_checked += [("", note) for note in reference.notes]
         if unnamed := unnamed_batch_axes(self.probe, self.job.mesh):
-            why = f"reductions over {', '.join(unnamed)}: every rank saw the same batch, BATCH_AXES names no such axis"
+            over = ", ".join(unnamed)
+            why = f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES"
             self.capture.not_checked.append(("", why))
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         update = self._updated_reference(reference)
@@ -228,7 +240,7 @@ class Run:
         return [local for local in local_tensors(model) if local.role == "buffer"]
 
     def _attempt(self, what: str, work: Callable[[], Done]) -> tuple[Done | None, str]:
-        """Do what may raise on some ranks only; where it does on any, return None and the first error."""
+        """Do work that may raise on some ranks only. If it raises on any rank, return None and the first error."""
         done, failure = None, None
         try:
             done = work()
@@ -239,12 +251,12 @@ class Run:
         return (None, found) if found else (done, "")
 
     def _updated(
-        self, model: nn.Module, before: list[Local], step: Step, *, is_compared: bool
+        self, model: nn.Module, before: list[Local], step: StepResult, *, is_compared: bool
     ) -> tuple[list[Local], list[Local]]:
-        """Let the optimizer step: Adam, of which the state is kept alone, where the probe has none of its own.
+        """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
 
         Returns:
-            The tensors with the gradients that are to be judged; and the optimizer's state and the weights it left.
+            The tensors with the gradients to check; and the optimizer's state with the updated weights.
         """
         if not hasattr(self.probe, "optimizer"):
             return before, adam_states(model, before)
@@ -259,16 +271,17 @@ class Run:
         after = list(local_tensors(unwrapped(model), self.job.mesh))
         update = update_of(own, unwrapped(model), before, after)
         self.capture.not_checked += [("", why) for why in update.not_checked]
-        return told_apart(before, after), update.tensors
+        return distinct_gradients(before, after), update.tensors
 
     def _add_step(
-        self, model: nn.Module, step: Step, reference: Step, axes: Sequence[str], *, is_compared: bool
+        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Sequence[str], *, is_compared: bool
     ) -> None:
-        """Write down what a sharded step left: gradients, optimizer state, outputs, and what ranks sent each other."""
+        """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
         own = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
         locals_, of_optimizer = self._updated(model, own, step, is_compared=is_compared)
         if step.output is not None and step.runs != reference.runs:
-            why = f"the output: the model ran {step.runs} times in a step, the unsharded model {reference.runs} times"
+            times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
+            why = f"the output: the model ran {times}"
             self.capture.not_checked.append(("", why))
             step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
@@ -295,7 +308,7 @@ class Run:
         return model if returned is None else returned
 
     def _initialized(self, model: nn.Module) -> nn.Module:
-        """Let a probe fill a model that it shards before it has values; stamped weights are left alone."""
+        """Let a probe fill a model that it shards before it has values; stamped weights are left as they are."""
         if hasattr(self.probe, "initialize"):
             self.probe.initialize(model, self.device_mesh)
         return model

@@ -1,4 +1,4 @@
-"""What `shardviz.show` draws of torch's own objects: the placements of a DTensor, the layouts in a module."""
+"""torch's own objects for `shardviz.show`: the placements of a DTensor, the layouts in a module."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def rank() -> int | None:
 
 
 def mesh_of(what: object) -> Mesh | None:
-    """Return a device mesh as it is; None for anything else."""
+    """Return a device mesh as shardviz's own; None for anything else."""
     return plain_mesh(what) if isinstance(what, DeviceMesh) else None
 
 
 def subject_of(what: object, name: str | None) -> Subject | None:
-    """Describe a tensor, or the one of a module that `name` says; None for anything else.
+    """Describe a tensor, or the tensor called `name` in a module; None for anything else.
 
     Raises:
-        ShardvizError: The tensor is plain, or the module has none of that name.
+        ShardvizError: The tensor is plain, or the module has no tensor of that name.
     """
     if isinstance(what, torch.Tensor):
         return _subject(of_tensor("", "param", what))
@@ -52,11 +52,11 @@ def subject_of(what: object, name: str | None) -> Subject | None:
 
 
 def table_of(what: object) -> list[tuple[str, str]] | None:
-    """Return every tensor of a module with its layout in the notation; None for what is no module."""
-    return [(local.name, _said(local)) for local in local_tensors(what)] if isinstance(what, nn.Module) else None
+    """Return every tensor of a module with its layout in the notation; None for anything but a module."""
+    return [(local.name, _described(local)) for local in local_tensors(what)] if isinstance(what, nn.Module) else None
 
 
-def _said(local: Local) -> str:
+def _described(local: Local) -> str:
     layout = _layout(local)
     if layout is None:
         return f"{_dtype(local)}[{', '.join(map(str, local.shape))}] plain"
@@ -67,7 +67,7 @@ def _subject(local: Local) -> Subject:
     layout = _layout(local)
     if layout is None:
         raise ShardvizError(
-            f"{local.name or 'the tensor'} is plain, {list(local.shape)}: it says nothing of other ranks",
+            f"{local.name or 'the tensor'} is plain, {list(local.shape)}: it has no placements to draw",
             "show a DTensor, or a dump made by shardviz.capture",
         )
     return replace(of_layout(layout, _dtype(local)), name=local.name)

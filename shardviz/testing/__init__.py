@@ -1,4 +1,4 @@
-"""Tests of sharded models: a test that runs on every rank of a mesh, and assertions about where the numbers are.
+"""Tests of sharded models: tests that run on every rank of a mesh, and assertions about layouts and values.
 
     from shardviz.testing import assert_layout, spmd
 

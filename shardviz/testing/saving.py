@@ -1,4 +1,4 @@
-"""A test file for what a probe saw: `shardviz probe --save-test`. Written without torch."""
+"""Writes a test of a probe's layouts: `shardviz probe --save-test`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardviz.probe_files import Probe
 
 EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
-"""Ids below this are exact in a dtype; the others hold them all, or none."""
+"""Ids below this are exact in a dtype; other dtypes hold all ids, or none."""
 TEMPLATE = '''"""Where {name} puts every weight.
 
 As `shardviz probe` saw it on mesh {mesh} with torch {torch}.
@@ -46,47 +46,47 @@ CAPTURED = """def test_every_weight_is_where_it_was(mesh, shard_dump):
     assert_layout(shard_dump, LAYOUTS)
     assert_ordered(shard_dump)
 """
-"""Where sharding casts to a dtype that does not hold every id: they are written a digit a pass."""
+"""For sharding that casts to a dtype which cannot hold every id: ids are written one digit per pass."""
 
 
 def check_file(file: Path, *, force: bool) -> None:
-    """Make sure that a test may be written to `file`.
+    """Check that a test may be written to `file`.
 
     Raises:
-        ShardvizError: It is there and `force` was not given, or it is no name that pytest collects.
+        ShardvizError: The file exists and `force` was not given, or it is not a Python file.
     """
     if file.suffix != ".py":
-        raise ShardvizError(f"{file} is no Python file", "name it as pytest wants it: test_sharding.py")
+        raise ShardvizError(f"{file} is not a Python file", "use a name that pytest collects, such as test_sharding.py")
     if file.exists() and not force:
-        raise ShardvizError(f"{file} exists", "give --force to replace it, or another name")
+        raise ShardvizError(f"{file} exists", "use --force to replace it, or choose another name")
 
 
-def save_test(file: Path, dump: Dump, recipe: Probe, mesh: Mesh) -> None:
-    """Write a test that asserts the layouts of a dump, and that what ranks hold is what they claim.
+def save_test(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> None:
+    """Write a test that asserts the layouts of a dump, and that ranks hold the elements that they claim.
 
     Raises:
         ShardvizError: The file cannot be written.
     """
-    text = written(file, dump, recipe, mesh)
+    text = written(file, dump, probe, mesh)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ShardvizError(f"cannot write {file}: {error.strerror}") from error
 
 
-def written(file: Path, dump: Dump, recipe: Probe, mesh: Mesh) -> str:
+def written(file: Path, dump: Dump, probe: Probe, mesh: Mesh) -> str:
     """Return the text of the test that `save_test` writes."""
-    stages = "STAGE_AXES" in recipe.path.read_text(encoding="utf-8")
+    stages = "STAGE_AXES" in probe.path.read_text(encoding="utf-8")
     in_passes = not _are_exact(dump, "stamped")
     return TEMPLATE.format(
-        name=recipe.name,
+        name=probe.name,
         mesh=mesh,
         torch=dump.files.run.torch,
-        imports=_imports(file, recipe, in_passes=in_passes),
+        imports=_imports(file, probe, in_passes=in_passes),
         layouts="\n".join(f'    "{name}": {text},' for name, text in _layouts(dump)),
         axes=", ".join(f'"{axis}": {size}' for axis, size in zip(mesh.axes, mesh.shape, strict=True)),
         test=(CAPTURED if in_passes else STAMPED).format(
-            build=recipe.build,
+            build=probe.build,
             double="" if _are_exact(dump, "initial") else ".double()",
             stages=", stage_axes=probe.STAGE_AXES" if stages else "",
         ),
@@ -94,40 +94,40 @@ def written(file: Path, dump: Dump, recipe: Probe, mesh: Mesh) -> str:
 
 
 def _are_exact(dump: Dump, moment: Moment) -> bool:
-    """Whether the dtypes of a moment hold every id."""
+    """Whether the dtypes of a moment can hold every id."""
     last = max((stamp.last for stamp in dump.files.run.stamps), default=0)
     dtypes = {shard.body.dtype for tensor in dump.at(moment) for shard in tensor.shards.values()}
     return all(last < EXACT.get(dtype, last + 1) for dtype in dtypes)
 
 
-def _imports(file: Path, recipe: Probe, *, in_passes: bool) -> str:
+def _imports(file: Path, probe: Probe, *, in_passes: bool) -> str:
     names = ["assert_layout", "assert_ordered", "spmd", *([] if in_passes else ["stamp"])]
     capture = "from shardviz import capture_sharding\n" if in_passes else ""
-    if is_shipped(recipe) or recipe.module:
-        package, _, name = (recipe.module or f"shardviz.probes.{recipe.name.replace('/', '.')}").rpartition(".")
-        probe = f"from {package} import {name} as probe\n" if package else f"import {name} as probe\n"
-        return f"{capture}{probe}from shardviz.testing import {', '.join(names)}\n"
-    path = os.path.relpath(recipe.path, file.resolve().parent)
+    if is_shipped(probe) or probe.module:
+        package, _, name = (probe.module or f"shardviz.probes.{probe.name.replace('/', '.')}").rpartition(".")
+        loaded = f"from {package} import {name} as probe\n" if package else f"import {name} as probe\n"
+        return f"{capture}{loaded}from shardviz.testing import {', '.join(names)}\n"
+    path = os.path.relpath(probe.path, file.resolve().parent)
     ours = f"{capture}from shardviz.testing import {', '.join(sorted([*names, 'load_probe']))}\n"
-    load = f'probe = load_probe(Path(__file__).parent / "{path}", "{recipe.build}")\n'
+    load = f'probe = load_probe(Path(__file__).parent / "{path}", "{probe.build}")\n'
     return f"from pathlib import Path\n\n{ours}\n{load}"
 
 
 def _layouts(dump: Dump) -> Iterator[tuple[str, str]]:
-    """Yield a rule for each parameter; one for layers that are alike, where its pattern matches nothing else."""
+    """Yield a rule for each parameter, or one for identical layers if its pattern matches nothing else."""
     tensors = [tensor for tensor in dump.at("stamped") if tensor.role == "param"]
     texts = {name: _layout(tensor) for tensor in tensors for name in tensor.names}
-    told: set[str] = set()
+    done: set[str] = set()
     for tensor in tensors:
         pattern = f"{tensor.fold.prefix}*{tensor.fold.suffix}"
         matched = {name for name in texts if fnmatchcase(name, pattern)}
-        if len(tensor.names) > 1 and len({texts[name] for name in matched}) == 1 and not matched <= told:
+        if len(tensor.names) > 1 and len({texts[name] for name in matched}) == 1 and not matched <= done:
             yield pattern, texts[tensor.names[0]]
-            told |= matched
+            done |= matched
         for name in tensor.names:
-            if name not in told:
+            if name not in done:
                 yield name, texts[name]
-                told.add(name)
+                done.add(name)
 
 
 def _layout(tensor: Tensor) -> str:

@@ -249,7 +249,7 @@ def test_whether_an_order_was_looked_at_is_told_by_the_ids_and_not_by_a_word_in_
     change_rank(folder, 0, not_checked=((name, why),))
     assert [one.about for one in check_dump(folder).not_checked] == [about]
     if about == "order":
-        with pytest.raises(ShardAssertionError, match="whether mask is in order cannot be told"):
+        with pytest.raises(ShardAssertionError, match="the order of mask cannot be checked"):
             assert_ordered(folder)
     else:
         assert_ordered(folder)

@@ -21,7 +21,7 @@ HEAD = """
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from shardviz.live.compat import fully_shard
+from torch.distributed.fsdp import fully_shard
 BATCH_AXES = ("dp",)
 def build(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
 def parallelize(model, mesh): fully_shard(model, mesh=mesh["dp"])
@@ -31,9 +31,9 @@ def batch(): return torch.randn(12, 6)
 
 def run_probe(probe: str, mesh_text: str, folder: Path, *, values_limit: int = VALUES_LIMIT) -> Dump:
     """Return what the probe's ranks wrote."""
-    recipe = probe_files.find(probe)
-    mesh = parse_mesh(mesh_text, recipe.axes)
-    ProbeJob.of(recipe, mesh, prepare_folder(folder), values_limit=values_limit).launch()
+    found = probe_files.find(probe)
+    mesh = parse_mesh(mesh_text, found.axes)
+    ProbeJob.of(found, mesh, prepare_folder(folder), values_limit=values_limit).launch()
     return dump_of(read_files(folder))
 
 

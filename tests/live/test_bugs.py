@@ -9,8 +9,8 @@ from shardviz.check.run import report_on
 from shardviz.cli import main
 from tests.live.probing import run_probe
 
-BUGS = [recipe for recipe in probe_files.shipped() if recipe.name.startswith("bugs/")]
-QUIET = [recipe for recipe in probe_files.shipped() if recipe.name.startswith("quiet/")]
+BUGS = [probe for probe in probe_files.shipped() if probe.name.startswith("bugs/")]
+QUIET = [probe for probe in probe_files.shipped() if probe.name.startswith("quiet/")]
 SAID = {
     "quiet/batch_norm": "the step on the whole batch: its loss is ",
     "quiet/hsdp_before_all_reduce": "its gradient: .grad is None on every rank after the step",
@@ -18,10 +18,10 @@ SAID = {
 """How what was not checked of a quiet probe begins; of the others nothing is left out."""
 
 
-@pytest.mark.parametrize("recipe", BUGS, ids=[recipe.name for recipe in BUGS])
-def test_a_known_bug_is_found_and_named_and_nothing_else_is(recipe, tmp_path):
-    report = report_on(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
-    assert {finding.kind for finding in report.findings} == set(recipe.kinds)
+@pytest.mark.parametrize("probe", BUGS, ids=[probe.name for probe in BUGS])
+def test_a_known_bug_is_found_and_named_and_nothing_else_is(probe, tmp_path):
+    report = report_on(run_probe(probe.name, ",".join(map(str, probe.mesh)), tmp_path / "dump"))
+    assert {finding.kind for finding in report.findings} == set(probe.kinds)
     for finding in report.findings:
         assert finding.summary
         assert finding.cause
@@ -49,17 +49,17 @@ def test_a_healthy_probe_gives_no_finding_at_any_mesh(probe, mesh, tmp_path):
     assert report.not_checked == ()
 
 
-@pytest.mark.parametrize("recipe", QUIET, ids=[recipe.name for recipe in QUIET])
-def test_what_looks_like_a_bug_and_is_none_stays_quiet(recipe, tmp_path):
-    report = report_on(run_probe(recipe.name, ",".join(map(str, recipe.mesh)), tmp_path / "dump"))
+@pytest.mark.parametrize("probe", QUIET, ids=[probe.name for probe in QUIET])
+def test_what_looks_like_a_bug_and_is_none_stays_quiet(probe, tmp_path):
+    report = report_on(run_probe(probe.name, ",".join(map(str, probe.mesh)), tmp_path / "dump"))
     assert report.findings == ()
     unseen = {one.why for one in report.not_checked}
-    assert all(why.startswith(SAID.get(recipe.name, "nothing")) for why in unseen)
-    assert bool(unseen) == (recipe.name in SAID)
+    assert all(why.startswith(SAID.get(probe.name, "nothing")) for why in unseen)
+    assert bool(unseen) == (probe.name in SAID)
 
 
 def test_a_bug_that_needs_a_newer_torch_is_told_and_the_others_are_scored(monkeypatch, capsys):
-    one = next(recipe for recipe in BUGS if recipe.name == "bugs/left_to_right_2d")
+    one = next(probe for probe in BUGS if probe.name == "bugs/left_to_right_2d")
     known = [one, replace(one, name="bugs/of_tomorrow", torch=(99, 0))]
     monkeypatch.setattr(probe_files, "shipped", lambda: known)
     assert main(["probes", "--bugs"]) == 0

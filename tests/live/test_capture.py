@@ -126,7 +126,7 @@ def test_stages_without_their_axis_named_are_refused_with_the_argument_to_give(m
     stamps = shardviz.stamp(model)
     with pytest.raises(ShardvizError) as caught:
         shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
-    assert caught.value.message == "ranks 0 and 2 stamped tensors of other names or shapes"
+    assert caught.value.message == "ranks 0 and 2 stamped tensors with different names or shapes"
     assert caught.value.hint.endswith("stage_axes=('pp',)")
     with pytest.raises(MeshError, match="no axis 'ppp'"):
         shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, stage_axes=("ppp",))
@@ -149,7 +149,7 @@ def test_a_bfloat16_job_is_told_once_what_to_do_and_gets_no_verdict(mesh, shard_
     assert not report.findings
     reasons = {one.tensor: one.why for one in report.not_checked}
     assert set(reasons) == {"", "0.weight", "0.bias", "1.weight", "1.bias"}
-    assert reasons["0.bias"] == "ids to 1,850 are not exact in torch.bfloat16"
+    assert reasons["0.bias"] == "ids up to 1,850 are not exact in torch.bfloat16"
     assert "model.double() before shardviz.stamp" in reasons[""]
     assert "shardviz.capture_sharding(build, parallelize, ...)" in reasons[""]
 
@@ -184,7 +184,7 @@ def test_build_and_parallelize_of_a_bfloat16_job_are_checked_whole(mesh, casts, 
     report = check_dump(shard_dump)
     assert not report.findings
     assert [one.why for one in report.not_checked] == (
-        ["full_tensor: ids were written in 2 passes, a digit a pass"] if casts else []
+        ["full_tensor: ids were written in 2 passes, one digit per pass"] if casts else []
     )
     seen = dump_of(read_files(shard_dump))
     for tensor in seen.at("stamped"):
@@ -214,7 +214,7 @@ def test_stages_of_a_bfloat16_job_are_built_one_by_one(mesh, shard_dump):
 
 @spmd(mesh={"fsdp": 2})
 def test_a_layout_that_cannot_be_read_is_refused_before_a_dump_is_spoilt(mesh, shard_dump):
-    with pytest.raises(NotationError, match=r"what is expected of 'weight': layout '\[2/fsdp': expected"):
+    with pytest.raises(NotationError, match=r"the layout expected for 'weight': layout '\[2/fsdp': expected"):
         shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, intended={"weight": "[2/fsdp"})
     assert not shard_dump.exists()
 

@@ -56,33 +56,31 @@ REFUSED = {
     ("cp", "5"): "24 pairs of tokens do not divide over cp(5): 24 % 5 = 4",
     ("fsdp_other_dim", "5"): "12 columns do not divide over fsdp(5): 12 % 5 = 2",
     ("pp_gpipe", "9"): "pp(9) * 1 = 9 stages for 8 layers",
-    ("tp_embedding", "7"): "30 words over tp(7) are chunks of 5, which leaves 1 of 7 ranks with none",
+    ("tp_embedding", "7"): "30 words over tp(7) make chunks of 5, which leaves 1 of 7 ranks with none",
 }
 
 
 def _healthy():
-    own = [
-        recipe for recipe in probe_files.shipped() if "/" not in recipe.name
-    ]  # bugs/ and quiet/ have their own tests
-    return [recipe for recipe in own if recipe.name not in NEEDS_GPUS]
+    own = [probe for probe in probe_files.shipped() if "/" not in probe.name]  # bugs/ and quiet/ have their own tests
+    return [probe for probe in own if probe.name not in NEEDS_GPUS]
 
 
 def test_every_healthy_probe_has_two_meshes_to_be_tried_on_beside_its_own():
-    assert {recipe.name for recipe in _healthy()} == set(OTHERS)
+    assert {probe.name for probe in _healthy()} == set(OTHERS)
 
 
-@pytest.mark.parametrize("recipe", _healthy(), ids=lambda recipe: recipe.name)
-def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(recipe, tmp_path):
-    for number, mesh in enumerate((",".join(map(str, recipe.mesh)), *OTHERS[recipe.name])):
-        model = run_probe(recipe.name, mesh, tmp_path / str(number))
+@pytest.mark.parametrize("probe", _healthy(), ids=lambda probe: probe.name)
+def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(probe, tmp_path):
+    for number, mesh in enumerate((",".join(map(str, probe.mesh)), *OTHERS[probe.name])):
+        model = run_probe(probe.name, mesh, tmp_path / str(number))
         report = report_on(model)
         assert not report.findings, (mesh, report.findings)
         assert not report.not_checked, (mesh, report.not_checked)
         numbers = agreement(model)
-        if recipe.name != "mesh":
+        if probe.name != "mesh":
             assert numbers is not None
             assert numbers.num_gradients
-            assert numbers.loss == pytest.approx(numbers.loss_wanted, rel=2e-2 if "mixed" in recipe.name else 1e-12)
+            assert numbers.loss == pytest.approx(numbers.loss_wanted, rel=2e-2 if "mixed" in probe.name else 1e-12)
 
 
 @pytest.mark.parametrize(("probe", "mesh"), REFUSED)
@@ -107,7 +105,7 @@ def test_a_backend_that_cannot_be_had_is_one_line_and_a_hint(backend, tmp_path, 
 def test_data_parallel_without_gpus_says_what_to_run_instead(tmp_path, capsys):
     assert main(["probe", "dataparallel", "-o", str(tmp_path / "dump")]) == EXIT_USAGE
     error, hint = capsys.readouterr().err.splitlines()
-    assert error.endswith("spreads a batch over the GPUs of one process, and this machine has 0")
+    assert error.endswith("spreads a batch over the GPUs of one process, but this machine has 0")
     assert "shardviz probe ddp" in hint
 
 

@@ -138,7 +138,7 @@ def test_an_optimizer_of_other_tensors_than_the_models_is_found_by_weights_that_
     assert (finding.kind, finding.ranks) == ("write-not-applied", (0, 1))
     assert finding.summary == "the optimizer's step changed none of the 4 weights, whose gradients are not zero"
     assert beside_the_unsharded(report) == [
-        "the optimizer's state: none of the 4 tensors that it steps is a parameter of the model"
+        "the optimizer's state: the optimizer steps 4 tensors, none of them a parameter of the model"
     ]
     report = checked(MADE_BEFORE + "AFTER = True", "dp=2", tmp_path / "after")
     assert (report.findings, beside_the_unsharded(report)) == ((), [])
@@ -167,7 +167,7 @@ class Masters:
             for master, param in zip(self.masters, self.params): param.copy_(master)
 def optimizer(model, mesh): return Masters(model)
 """,
-            ["the optimizer's state: none of the 4 tensors that it steps is a parameter of the model"],
+            ["the optimizer's state: the optimizer steps 4 tensors, none of them a parameter of the model"],
         ),
         (
             """

@@ -1,9 +1,11 @@
 """Probes on real gloo ranks: what is captured is what is there."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from shardviz.errors import RankError
 from shardviz.layout.notation import parse, write
 from tests.live.probing import run_probe
 
+PROBES = Path(__file__).parents[2] / "probes"
 HEALTHY = [
     ("tp", "4"),
     ("tp", "5"),
@@ -53,8 +56,17 @@ def test_left_to_right_labels_say_fsdp_first_where_the_data_is_tp_first(tmp_path
     held = parse("[12/tp/fsdp, 12]").layout(model.files.mesh)
     assert {rank: shard.held for rank, shard in weight.shards.items()} == dict(held.regions())
     assert model.files.ranks[0].not_checked == (
-        ("weight", "full_tensor was not run: rank 3 has a shard of [2, 12] where its placements say [0, 12]"),
+        ("weight", "full_tensor was not run: rank 3 has a shard of [2, 12], but its placements give [0, 12]"),
     )
+
+
+def test_probes_import_torch_by_its_public_names():
+    private = re.compile(r"(from|import) (shardviz\.live|torch.*[. ]_)")
+    lines = [line for path in PROBES.rglob("*.py") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert {line for line in lines if private.match(line)} == {
+        "from shardviz.live.compat import flatten_mesh  # mesh._flatten(): torch has no public name for it",
+        "from torch.distributed.tensor.placement_types import _StridedShard  # torch has no public name for it",
+    }
 
 
 def test_a_model_in_bfloat16_only_is_stamped_a_digit_a_pass(tmp_path):
@@ -120,7 +132,7 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     probe.write_text(STEPPED)
     model = run_probe(str(probe), "fsdp=2", tmp_path / "dump")
     assert model.files.ranks[0].not_checked == (
-        ("", "reductions over fsdp: every rank saw the same batch, BATCH_AXES names no such axis"),
+        ("", "reductions over fsdp: every rank saw the same batch, because the probe has no BATCH_AXES"),
     )
 
 
@@ -138,10 +150,11 @@ def test_a_probe_that_is_terminated_leaves_nothing_half_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 
+EXPECTED = "the layout expected for 'weight'"
 UNREADABLE = [
-    ('{"weight": "[*/fsdp, *"}', "what is expected of 'weight': layout '[*/fsdp, *': expected ',' or ']' at column 11"),
-    ('{"weight": ("fsdp", None)}', "what is expected of 'weight' is a tuple, no layout\nHint: write a layout as text"),
-    ('"[*/fsdp, *]"', "what is expected is a str, not a dictionary by name\n"),
+    ('{"weight": "[*/fsdp, *"}', f"{EXPECTED}: layout '[*/fsdp, *': expected ',' or ']' at column 11"),
+    ('{"weight": ("fsdp", None)}', f"{EXPECTED} is a tuple, not text\nHint: write a layout as text"),
+    ('"[*/fsdp, *]"', "expect is a str, not a dictionary of layouts by name\n"),
 ]
 
 

@@ -63,4 +63,6 @@ def test_a_mean_of_the_ranks_own_means_is_compared_over_the_parts_and_that_is_sa
     report = checked(TOKENS + "ACROSS_RANKS = False", "dp=2", tmp_path)
     assert report.findings == ()
     (entry,) = report.not_checked
-    assert entry.why.endswith("(BatchNorm in training, or a loss that is no mean over rows); compared over the parts")
+    assert entry.why.endswith(
+        "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
+    )

@@ -51,7 +51,7 @@ def test_one_order_for_all_that_goes_along_the_sequence_is_right_on_any_mesh(pro
         ("torch.arange(3)", r"sequence\(mesh\) returned Tensor"),
         ("{'tokens': torch.rand(3)}", r"returned torch.float32\[3\] as 'tokens'"),
         ("{'tokens': torch.tensor([-1, 2])}", "returned position -1 in 'tokens'"),
-        ("{'table': torch.arange(3)}", "returned 'table', which is a name of the model's"),
+        ("{'table': torch.arange(3)}", "returned 'table', which is the name of a tensor in the model"),
     ],
 )
 def test_what_are_no_positions_is_said_in_one_line(returned, says, tmp_path):

@@ -50,7 +50,7 @@ def test_a_dtype_that_cannot_hold_ids_is_named_and_left_alone():
 def test_ids_that_would_collapse_are_refused_not_rounded():
     model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
     stamped = stamp(model)
-    assert stamped.not_exact == (("weight", "ids to 400 are not exact in torch.bfloat16"),)
+    assert stamped.not_exact == (("weight", "ids up to 400 are not exact in torch.bfloat16"),)
 
 
 def test_digits_put_together_again_give_every_id_in_a_narrow_dtype():

@@ -85,7 +85,7 @@ def loss(model, rows):
     report = checked(halves, "dp=2", tmp_path)
     assert report.findings == ()
     assert [entry.why for entry in report.not_checked] == [
-        "the output: the model ran 1 times in a step, the unsharded model 2 times"
+        "the output: the model ran 1 times per step, but the unsharded model ran 2 times"
     ]
 
 
@@ -106,8 +106,8 @@ def test_a_model_with_dropout_is_compared_in_eval_and_that_is_said(tmp_path):
     report = checked(dropout, "dp=2", tmp_path)
     assert report.findings == ()
     assert [entry.why for entry in report.not_checked] == [
-        "the step as it trains: it draws random numbers, as dropout does, and a sharded model draws others; compared in"
-        " eval()"
+        "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones; "
+        "compared in eval()"
     ]
 
 
@@ -117,7 +117,9 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_said(t
     assert report.findings == ()
     (entry,) = report.not_checked
     assert entry.why.startswith("the step on the whole batch: its loss is ")
-    assert entry.why.endswith("(BatchNorm in training, or a loss that is no mean over rows); compared over the parts")
+    assert entry.why.endswith(
+        "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
+    )
 
 
 def test_a_gradient_that_nothing_reduces_is_found_whatever_the_model_draws_and_rounds(tmp_path):

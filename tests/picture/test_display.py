@@ -172,4 +172,4 @@ def test_ranks_that_all_show_a_dtensor_and_a_module_print_it_once(tmp_path: Path
     assert out.count("2.running_mean         float32[4] plain\n") == 1
     assert out.count("\n1.weight  float32 4 × 2 on mesh (tp=2)\n") == 1
     assert "the module has no tensor '1.wait'\nHint: did you mean 1.weight?\n" in out
-    assert "2.weight is plain, [4]: it says nothing of other ranks\nHint: show a DTensor, or a dump made by" in out
+    assert "2.weight is plain, [4]: it has no placements to draw\nHint: show a DTensor, or a dump made by" in out

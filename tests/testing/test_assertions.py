@@ -73,8 +73,8 @@ def test_ids_that_a_dtype_cannot_hold_give_no_verdict(mesh):
     model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
     stamp(model)
     text = text_of(assert_ordered, model)
-    assert text.startswith("whether weight is in order cannot be told: ids to 400 are not exact in torch.bfloat16\n")
-    assert "model.double() before it is stamped" in text
+    assert text.startswith("the order of weight cannot be checked: ids up to 400 are not exact in torch.bfloat16\n")
+    assert "call model.double() before stamping" in text
 
 
 @spmd(mesh={"tp": 2})
@@ -121,7 +121,7 @@ def test_a_parameter_without_a_rule_and_a_rule_without_a_parameter_fail(mesh):
     assert_layout(model, {"up.weight": "[24, 12]", "*": None})
     assert text_of(assert_layout, model, {"up.*": None, "down.bias": None}).startswith("no rule matches down.weight\n")
     unused = text_of(assert_layout, model, {"*": None, "head.weight": "[*]"})
-    assert unused.startswith("no tensor is matched by 'head.weight', or an earlier rule took it\n")
+    assert unused.startswith("no tensor matches 'head.weight', or an earlier rule already matched it\n")
     stateless = text_of(assert_layout, torch.optim.Adam(model.parameters()), {"*": None})
     assert stateless.endswith("there are no tensors: an optimizer has none before its first step")
 
@@ -155,7 +155,7 @@ def test_copies_that_differ_along_one_axis_are_equal_along_the_other(mesh):
     model = nn.Linear(2, 2, bias=False)
     assert_replicated(model, axis="tp")
     text = text_of(assert_replicated, model, axis="dp")
-    assert text.startswith("weight: copies differ along dp: 2 of 4 ranks hold other values than the rest; at [0, 0] of")
+    assert text.startswith("weight: copies differ along dp: 2 of 4 ranks differ from the other copies; at [0, 0] of")
     assert "  ranks     2-3\n" in text
     assert "  intended  =dp\n" in text
 
@@ -166,7 +166,7 @@ def test_replicas_of_uneven_shards_are_compared_shard_by_shard(mesh):
     fully_shard(model, mesh=mesh)
     assert_replicated(model, axis="dp")
     text = text_of(assert_replicated, model, axis="fsdp")
-    assert text.startswith("bias: it is split over fsdp, where equal copies are intended\n")
+    assert text.startswith("bias: it is split over fsdp, but equal copies are intended\n")
 
 
 @spmd(mesh={"dp": 2})
@@ -191,7 +191,7 @@ def test_gradients_that_nobody_sums_are_found(mesh):
 def test_of_weights_cut_by_hand_the_axis_of_their_copies_is_named(mesh):
     model = nn.Linear(2, 2, bias=False)
     model(torch.full((1, 2), 1.0 + mesh["tp"].get_local_rank())).sum().backward()
-    assert "cut over tp by hand compare axis='dp' alone" in text_of(assert_reduced, model)
+    assert "for a parameter split over tp by hand, compare axis='dp' alone" in text_of(assert_reduced, model)
     assert_reduced(model, axis="dp")
     model.weight.grad += mesh["dp"].get_local_rank()
     assert text_of(assert_reduced, model, axis="dp").startswith("weight: the gradient differs along dp: ")
@@ -245,7 +245,7 @@ def test_one_element_that_is_off_is_shown_with_its_index_and_rank(mesh):
     off[3, 1] = 0.5
     text = text_of(assert_same, distribute_tensor(off, mesh, [Shard(0)]), whole)
     assert text.startswith(
-        "tensor: 1 of 2 ranks hold other values than the reference: at [3, 1] rank 1 has 0.5, the reference 0 "
+        "tensor: 1 of 2 ranks differ from the reference: at [3, 1] rank 1 has 0.5, the reference has 0 "
         "(rtol 1.3e-06, atol 1e-05)\n  ranks     1\n  claimed   [4/tp, 4]\n"
     )
     assert_same(distribute_tensor(off, mesh, [Shard(0)]), whole, atol=0.5)
@@ -264,7 +264,7 @@ def test_a_tolerance_that_is_not_given_is_the_dtypes(mesh):
 @spmd(mesh={"tp": 2})
 def test_nan_is_the_same_as_nothing(mesh):
     whole = torch.tensor([1.0, float("nan")])
-    assert "has nan, the reference nan" in text_of(assert_same, whole, whole)
+    assert "has nan, the reference has nan" in text_of(assert_same, whole, whole)
 
 
 @spmd(mesh={"tp": 2})
@@ -297,7 +297,7 @@ def test_a_dump_of_the_same_model_passes_the_same_assertions_in_one_process(mesh
     stamps = stamp(model)
     shardviz.capture(parallelize(model, mesh), shard_dump, mesh=mesh, stamps=stamps)
     assert_clean(shard_dump)
-    with pytest.raises(ShardvizError, match="assert_clean is about a dump, not a FSDPMLP\n"):
+    with pytest.raises(ShardvizError, match="assert_clean checks a dump, not a FSDPMLP\n"):
         assert_clean(model)
     assert_ordered(str(shard_dump))
     assert_layout(shard_dump, LAYOUTS)

@@ -99,7 +99,7 @@ def test_a_file_that_is_there_is_not_replaced_unless_forced(tmp_path):
     with pytest.raises(ShardvizError, match="exists"):
         check_file(file, force=False)
     check_file(file, force=True)
-    with pytest.raises(ShardvizError, match="is no Python file"):
+    with pytest.raises(ShardvizError, match="is not a Python file"):
         check_file(Path("saved.txt"), force=False)
 
 

@@ -42,5 +42,5 @@ def test_assertions_hold_in_a_job_and_fail_on_all_ranks_with_one_story(tmp_path)
     assert lines[0] == "all is right"
     assert lines[1] == "lines: True False False False"
     assert lines[2] == (
-        "weight: 4 of 4 ranks claim float32[6/shard, 8], not the intended [*, */shard] (rank 0 tells the whole)"
+        "weight: 4 of 4 ranks claim float32[6/shard, 8], not the intended [*, */shard] (see rank 0 for the full report)"
     )

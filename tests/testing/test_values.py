@@ -58,7 +58,7 @@ def test_values_in_another_order_are_told_by_what_is_held(mesh):
     local = whole.chunk(2)[mesh.get_local_rank("tp")].chunk(2)[mesh.get_local_rank("fsdp")].contiguous()
     lines = text_of(assert_same, DTensor.from_local(local, mesh, [Shard(0), Shard(0)]), whole).splitlines()
     assert lines[:4] == [
-        "tensor: the values are the reference's, but not where the placements say: the axes split the dim in another "
+        "tensor: the values are the reference's, but not where the placements claim: the axes split the dim in another "
         "order",
         "  ranks     1-2",
         "  claimed   [8/fsdp/tp, 6]",
@@ -83,14 +83,14 @@ def test_tensors_that_only_some_ranks_have_are_told_by_those(mesh):
     if distributed.get_rank() == 0:
         assert_same({name: off}, {name: torch.ones(2)})
     else:
-        assert "layers.1: 1 of 1 ranks hold other values" in text_of(assert_same, {name: off}, {name: torch.ones(2)})
+        assert "layers.1: 1 of 1 ranks differ" in text_of(assert_same, {name: off}, {name: torch.ones(2)})
 
 
 @spmd(mesh={"tp": 2})
 def test_infinities_that_are_wanted_are_not_what_is_off(mesh):
     assert_same(torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 1.0]))
     text = text_of(assert_same, torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 2.0]))
-    assert "at [1] rank 0 has 1, the reference 2" in text
+    assert "at [1] rank 0 has 1, the reference has 2" in text
 
 
 @spmd(mesh={"tp": 2})
@@ -101,7 +101,7 @@ def test_both_parts_of_a_complex_buffer_are_compared(mesh):
     assert_same(model, reference)
     if distributed.get_rank() == 1:
         model.freqs[2] *= 2
-    assert "at [2, 1] rank 1 has 2, the reference 1" in text_of(assert_same, model, reference)
+    assert "at [2, 1] rank 1 has 2, the reference has 1" in text_of(assert_same, model, reference)
     assert "at [2, 1] of the shard rank 0 has 1, rank 1 2" in text_of(assert_replicated, model, axis="tp")
 
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other while they capture: every rank's word, in rank order, and whose step raised."""
+"""Exchanges between ranks during a capture: a value from every rank, and the errors that ranks raised."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from shardviz.live.world.stacks import Frame, user_frames
 Sent = TypeVar("Sent")
 
 PATIENCE = 5.0
-"""Seconds that a rank whose step raised gives the others to come to the same end."""
+"""Seconds that a rank whose step raised waits for the others to finish or raise."""
 
 
 def refuse_without_group(hint: str) -> None:
-    """Refuse to go on where there are no ranks to ask.
+    """Raise if there are no ranks to exchange with.
 
     Raises:
-        ShardvizError: No process group is initialised; the hint says what to do.
+        ShardvizError: No process group is initialised; its hint is `hint`.
     """
     if not distributed.is_initialized():
         raise ShardvizError("no process group is initialised: there are no ranks to compare", hint)
 
 
 def of_all_ranks(mine: Sent) -> list[Sent]:
-    """Return what every rank passes, in rank order. Every rank calls this."""
+    """Return every rank's value, in rank order. Every rank calls this."""
     of_all: list[Sent] = [mine] * distributed.get_world_size()
     distributed.all_gather_object(of_all, mine)
     return of_all
 
 
 def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str]:
-    """Return what every rank raised in a phase, in words; empty for ranks that raised nothing. Every rank calls this.
+    """Return the error of every rank in a phase as text, empty if it raised none. Every rank calls this.
 
-    A rank that raised while others wait for it in a collective cannot ask them. So each leaves a mark in the dump's
-    folder first, and a rank that raised goes on only once all are there.
+    A rank that raised cannot communicate with others that wait for it in a collective. So each rank first leaves a mark
+    in the dump's folder, and a rank that raised continues only when all marks are there.
 
     Args:
-        error: What this rank raised.
+        error: The exception that this rank raised, if any.
         folder: A folder that all ranks reach.
-        phase: A name for the marks, another for each call.
+        phase: The name of the marks, different for each call.
 
     Raises:
-        Exception: This rank's own error, where some rank does not come: it waits for what this one will not do.
+        Exception: This rank's own error, if another rank leaves no mark because it waits for this one.
     """
     mark = folder / f".{phase}_{distributed.get_rank():05d}.tmp"
     mark.touch()
@@ -59,7 +59,7 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
 
 
 def in_a_line(error: Exception) -> str:
-    """Say in a line what was raised, and where in the user's own code."""
+    """Describe an error in one line, with the place in the user's own code."""
     frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
     place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""

@@ -1,6 +1,6 @@
-"""Capture: write down what this rank holds of a model, in the dump's records.
+"""Capture: record the tensors that this rank holds, in the form of the dump's records.
 
-A `Capture` gathers what one rank says at several stages and becomes its `RankRecord`.
+A `Capture` collects one rank's tensors at several moments and becomes its `RankRecord`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Capture:
-    """What one rank has to say, gathered moment by moment.
+    """Everything that is captured on one rank, collected moment by moment.
 
     Attributes:
         rank: The global rank.
@@ -57,13 +57,13 @@ class Capture:
         stamps: The stamped tensors by name.
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
-        not_checked: What could not be looked at, and why: `(name, reason)`.
-        not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
-        collectives: What the step sent between ranks, in the order in which it began.
-        schedule: What this rank's stages of a pipeline ran, in order.
-        calls: Collectives that are to be compared with their definition.
-        narrowed_to: Element types to which the step rounded numbers of a wider one.
-        raised: What only the sharded model's step raised, and where: `(what, error)`.
+        not_checked: Tensors or facts that could not be checked: `(name, reason)`.
+        not_applied: Tensors that did not read back as they were filled: `(name, reason)`.
+        collectives: The step's collectives, in the order in which they began.
+        schedule: The runs of this rank's pipeline stages, in order.
+        calls: Collectives to compare with their definition.
+        narrowed_to: Dtypes to which the step rounded values of a wider dtype.
+        raised: Errors that only the sharded model's step raised: `(what, error)`.
     """
 
     rank: int
@@ -93,7 +93,7 @@ class Capture:
         return tuple(dict.fromkeys(axis for mesh in self._meshes for axis in mesh.axes))
 
     def add_mesh(self, device_mesh: DeviceMesh) -> None:
-        """Note where this rank stands on a mesh: its coordinate, and its rank in the group along every axis."""
+        """Record this rank's place on a mesh: its coordinate, and its rank in the group along every axis."""
         coord = device_mesh.get_coordinate()
         index = self._mesh(plain_mesh(device_mesh))
         if coord is not None:
@@ -101,12 +101,12 @@ class Capture:
             self._positions[index] = Position(index, tuple(coord), tuple(distributed.get_rank(g) for g in groups))
 
     def add_meshes(self, model: nn.Module) -> None:
-        """Note where this rank stands on every mesh that the model's parameters are on."""
+        """Record this rank's place on every mesh that the model's parameters are on."""
         for mesh in {tensor.device_mesh for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)}:
             self.add_mesh(mesh)
 
     def add_values(self, local: Local, moment: Moment) -> None:
-        """Write down a tensor's own values: a digest, and the values themselves where they are few or compared."""
+        """Record a tensor's own values: a digest, and the values themselves if they are few or will be compared."""
         if local.values.is_meta:
             self._add(local.name, self._body(local, moment), "")
             return
@@ -120,7 +120,7 @@ class Capture:
         self._add(local.name, body, describe.digest(local.values))
 
     def add_ids(self, local: Local, ids: NDArray[np.int64]) -> None:
-        """Write down a stamped tensor's ids."""
+        """Record a stamped tensor's ids."""
         stamp = self.stamps.get(local.name)
         if stamp is None:
             self.not_checked.append((local.name, "it was not stamped: the unsharded model has no tensor of this name"))
@@ -134,22 +134,22 @@ class Capture:
         self._add(local.name, body, "")
 
     def add_gathered(self, name: str, collective: str, ids: NDArray[np.int64]) -> None:
-        """Write down the ids that a torch collective gave back for a stamped tensor."""
+        """Record the ids that a torch collective returned for a stamped tensor."""
         stamp = self.stamps[name]
         held = describe.as_ranges(ids, stamp, stamp.shape)
         runs = describe.as_runs(ids) if held is None else None
         if held is None and runs is None:
-            self.not_checked.append((name, f"{collective} gave ids in more than {describe.MAX_RUNS:,} runs"))
+            self.not_checked.append((name, f"{collective} returned ids in more than {describe.MAX_RUNS:,} runs"))
         else:
             self._gathered.append(GatherRecord(name, collective, held, runs))
 
     def add_gather_error(self, name: str, collective: str, error: Exception) -> None:
-        """Write down that a torch collective raised."""
+        """Record that a torch collective raised."""
         line = str(error).strip().partition("\n")[0]
         self._gathered.append(GatherRecord(name, collective, error=f"{type(error).__name__}: {line}"))
 
     def add_ties(self, model: nn.Module, prefix: str = "") -> None:
-        """Note which names share storage on this rank, each with a prefix before it."""
+        """Record which names share storage on this rank, each with a prefix."""
         groups: dict[Any, list[str]] = {}
         for _, name, tensor in named_tensors(model):
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -158,7 +158,7 @@ class Capture:
         self._tied |= {tuple(names) for names in groups.values() if len(names) > 1}
 
     def record(self) -> RankRecord:
-        """Return all of it as this rank's record."""
+        """Return everything captured as this rank's record."""
         digests: dict[tuple[str, int], str] = {(name, body): digest for name, body, digest in self._tensors}
         folded = fold((name, body) for name, body, _ in self._tensors)
         return RankRecord(
@@ -227,7 +227,7 @@ def run_record(
     probe: str = "",
     sequence: Mapping[str, int] | None = None,
 ) -> RunRecord:
-    """Return what is true of the whole run, for `run.json`."""
+    """Return the facts about the whole run, for `run.json`."""
     return RunRecord(
         schema=SCHEMA,
         shardviz=version("shardviz"),

@@ -1,4 +1,4 @@
-"""Ids and values of one local tensor, written as small as they can be: ranges, runs, nested lists or a digest."""
+"""Ids and values of one local tensor in their smallest form: ranges, runs, nested lists or a digest."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import Stamp
+    from shardviz.dump.records import IdRun, Stamp
     from shardviz.layout.region import Ranges
-
-Run = tuple[int, int, int]
 
 MAX_RANGES = 4096
 MAX_RUNS = 4096
 
 
 def ids_of(values: torch.Tensor, last: int) -> NDArray[np.int64]:
-    """Return a tensor's values as ids: 0 for zero, `ID_NONE` for what is no whole number from 0 to `last`."""
+    """Return a tensor's values as ids: 0 for zero, `ID_NONE` for anything but a whole number from 0 to `last`."""
     if not values.is_floating_point():
         wide = values.to(torch.int64).cpu().numpy()
         return np.where((wide >= 0) & (wide <= last), wide, ID_NONE)
@@ -41,28 +39,28 @@ def as_ranges(ids: NDArray[np.int64], stamp: Stamp, shape: Sequence[int]) -> tup
     """Write ids as index ranges in each dim.
 
     Args:
-        ids: Ids as they lie in memory.
+        ids: Ids in memory order.
         stamp: The tensor's own ids.
-        shape: The shape in which indices count: the tensor's own, or its number of elements where it is held flat.
+        shape: The shape that indices refer to: the tensor's own, or its number of elements if it is held flat.
 
     Returns:
-        The ranges; None where the ids are not the product of one list of indices a dim, or of too many ranges.
+        The ranges; None if the ids are not the product of one list of indices per dim, or if the ranges are too many.
     """
     region = region_of(ids, shape, stamp.first)
     return region.dims if region is not None and max(map(len, region.dims), default=0) <= MAX_RANGES else None
 
 
-def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:
-    """Write ids, in memory order, as runs `(first, step, count)`; None where that takes more than `MAX_RUNS`."""
+def as_runs(ids: NDArray[np.int64]) -> tuple[IdRun, ...] | None:
+    """Write ids, in memory order, as runs `(first, step, count)`; None if that takes more than `MAX_RUNS`."""
     flat = ids.ravel()
     steps = np.diff(flat)
     bends = np.flatnonzero(np.diff(steps)) + 2
     if len(bends) > 2 * MAX_RUNS:
         return None
-    runs: list[Run] = []
+    runs: list[IdRun] = []
     start = 0
     for end in [*bends.tolist(), len(flat)]:
-        # A bend belongs to the run before it; what is left of a lone element joins the next run.
+        # A bend belongs to the run before it; a lone element joins the next run.
         if end - start == 1 and end < len(flat):
             continue
         if end > start:
@@ -72,7 +70,7 @@ def as_runs(ids: NDArray[np.int64]) -> tuple[Run, ...] | None:
 
 
 def nested(values: torch.Tensor) -> Any:
-    """Return values as nested lists that JSON can say; what is not finite becomes a string."""
+    """Return values as nested lists for JSON; values that are not finite become strings."""
     if values.is_complex():
         values = torch.view_as_real(values)
     return _spelled(values.detach().cpu().tolist())
@@ -87,7 +85,7 @@ def _spelled(value: Any) -> Any:
 
 
 def as_numpy(values: torch.Tensor) -> NDArray[np.generic]:
-    """Return values as numpy has them; bfloat16, which it does not, as float32, which holds it exactly."""
+    """Return values as a numpy array; bfloat16, which numpy lacks, becomes float32, which holds it exactly."""
     wide = values.float() if values.dtype == torch.bfloat16 else values
     found: NDArray[np.generic] = wide.detach().cpu().numpy()
     return found

@@ -1,4 +1,4 @@
-"""Torch's own reassembly of a sharded tensor, run only where it can be: on misshapen shards gloo aborts the process."""
+"""torch's own reassembly of a sharded tensor, run only on sound shards: gloo aborts the process on misshapen ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 Described = dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
-"""By name: why a rank's tensor must not be gathered, the ranks of its mesh, and the global shape that the rank sees."""
+"""By name: the reason not to gather a rank's tensor, the ranks of its mesh, and the global shape on that rank."""
 
 MAX_ELEMENTS = 1 << 26
-"""Tensors of more elements than this are not gathered whole on every rank."""
+"""Tensors with more elements than this are not gathered on every rank."""
 
 
 def refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
-    """Return the tensors that must not be gathered, with the reason. Every rank calls this, and gets the same.
+    """Return the tensors that must not be gathered, with the reason. Every rank calls this and gets the same answer.
 
     Args:
         tensors: This rank's DTensors by name.
@@ -39,19 +39,19 @@ def refused(tensors: Mapping[str, DTensor]) -> dict[str, str]:
 
 
 def _of_other_shapes(of_all: list[Described]) -> dict[str, str]:
-    """Return the tensors of which two ranks of one mesh see different global shapes."""
+    """Return the tensors whose global shape differs between two ranks of one mesh."""
     first: dict[tuple[str, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
     found: dict[str, str] = {}
     for rank, described in enumerate(of_all):
         for name, (_, ranks, shape) in described.items():
             at, other = first.setdefault((name, ranks), (rank, shape))
             if other != shape:
-                found.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} {list(shape)}")
+                found.setdefault(name, f"rank {at} sees shape {list(other)}, rank {rank} sees {list(shape)}")
     return found
 
 
 def full_tensor(tensor: DTensor) -> torch.Tensor:
-    """Return what torch's `full_tensor` makes of the shards."""
+    """Return the result of torch's `full_tensor`."""
     with quiet_redistribution():
         full: torch.Tensor = tensor.full_tensor()
     return full.detach()
@@ -61,7 +61,7 @@ def _reason(tensor: DTensor) -> str:
     if any(placement.is_partial() for placement in tensor.placements):
         return "a sum is pending"
     if tensor.numel() > MAX_ELEMENTS:
-        return f"{tensor.numel():,} elements are more than {MAX_ELEMENTS:,}"
+        return f"its {tensor.numel():,} elements exceed the limit of {MAX_ELEMENTS:,}"
     mesh = plain_mesh(tensor.device_mesh)
     rank = distributed.get_rank()
     if rank not in mesh:
@@ -69,5 +69,5 @@ def _reason(tensor: DTensor) -> str:
     claimed = Layout.from_placements(mesh, tuple(tensor.shape), [placement_of(p) for p in tensor.placements])
     wanted, local = claimed.region(mesh.coord_of(rank)).shape, tuple(tensor.to_local().shape)
     if wanted != local:
-        return f"rank {rank} has a shard of {list(local)} where its placements say {list(wanted)}"
+        return f"rank {rank} has a shard of {list(local)}, but its placements give {list(wanted)}"
     return ""

@@ -1,4 +1,4 @@
-"""Layouts that an author wants, looked at before ranks run: a dump that holds one nobody can read is lost."""
+"""Layouts that an author wants, read before a step runs: a layout that cannot be read would spoil the dump."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ HINT = 'write a layout as text: {"*.weight": "[*/tp/fsdp, *]"}'
 
 
 def check_intended(intended: object) -> None:
-    """Make sure that every layout is one. Its axes may be any: those of a flattened mesh are nobody's until it is made.
+    """Check that every layout can be read. Axes are not checked: a flattened mesh, with its axis, may be made later.
 
     Args:
         intended: Layouts in the notation, by pattern over names.
 
     Raises:
-        NotationError: It is no dictionary, or a layout in it is no text, or none that can be read.
+        NotationError: It is not a dictionary, or a layout in it is not text or cannot be read.
     """
     if not isinstance(intended, Mapping):
-        raise NotationError(f"what is expected is a {type(intended).__name__}, not a dictionary by name", HINT)
+        raise NotationError(f"expect is a {type(intended).__name__}, not a dictionary of layouts by name", HINT)
     for pattern, text in intended.items():
         if not isinstance(text, str):
-            raise NotationError(f"what is expected of {pattern!r} is a {type(text).__name__}, no layout", HINT)
+            raise NotationError(f"the layout expected for {pattern!r} is a {type(text).__name__}, not text", HINT)
         try:
             parse(text)
         except NotationError as error:
-            raise NotationError(f"what is expected of {pattern!r}: {error.message}", error.hint) from error
+            raise NotationError(f"the layout expected for {pattern!r}: {error.message}", error.hint) from error
 
 
 def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
@@ -46,4 +46,6 @@ def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
             if axis not in axes:
                 close = get_close_matches(axis, axes, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"the axes are {', '.join(axes)}"
-                raise NotationError(f"what is expected of {pattern!r}: {text} names {axis}, an axis of no mesh", hint)
+                raise NotationError(
+                    f"the layout expected for {pattern!r}: {text} names {axis}, which is not an axis of any mesh", hint
+                )

@@ -1,4 +1,4 @@
-"""A model's tensors as this rank has them: plain and detached, each with what it claims to be a part of."""
+"""A model's tensors as this rank has them: plain and detached, each with its claimed mesh and placements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from shardviz.dump.records import FlatRecord
 from shardviz.live.capture.meshes import Claim, of_flat_param, on_root
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.compat import DTensor, clean_name, flat_params, placement_of
+from shardviz.live.compat import DTensor, clean_name, flat_params, placement_of, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,13 +28,13 @@ class Local:
 
     Attributes:
         name: Its fully qualified name.
-        role: What it is to the model.
+        role: Its role in the model.
         shape: The global shape.
-        values: What this rank holds, plain and detached.
+        values: This rank's part, plain and detached.
         claim: Its mesh and placements; None for a plain tensor.
         flat: Its place in FSDP1's concatenation, with that concatenation's length.
-        grad: This rank's part of `.grad`, if it is there.
-        grad_claim: The gradient's own mesh and placements, where it is a DTensor.
+        grad: This rank's part of `.grad`, if there is one.
+        grad_claim: The gradient's own mesh and placements, if it is a DTensor.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Local:
 
     @property
     def claimed_shape(self) -> tuple[int, ...]:
-        """The shape that the placements are about: the concatenation's of FSDP1, the global one otherwise."""
+        """The shape that the placements refer to: FSDP1's concatenation, or the global shape."""
         return (self.flat[1],) if self.flat else self.shape
 
 
 def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]:
-    """Yield every parameter and buffer of a model, FSDP1's flat parameters taken apart.
+    """Yield every parameter and buffer of a model, FSDP1's flat parameters split into the original ones.
 
     Args:
         model: Sharded or not.
@@ -63,24 +63,24 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
     for param in flat_params(model):
         flat_names.add(param.name)
         grad = None if param.grad is None else param.cut(param.grad.detach())
-        # A stretch of a tensor-parallel shard is no layout that could be claimed: its ids say where it is.
+        # The notation has no layout for a stretch of a tensor-parallel shard: its ids show where it is.
         is_layout = param.shape == param.whole
         record = (FlatRecord(param.shape, param.offset), param.total) if is_layout else None
         claim = of_flat_param(param, mesh) if is_layout else None
         yield Local(param.name, "param", param.whole, param.cut(param.local), claim, record, grad)
     for role, name, tensor in named_tensors(model):
         cleaned = clean_name(name)
-        if cleaned not in flat_names and not cleaned.endswith("_flat_param"):
+        if cleaned not in flat_names and unit_of(name) is None:
             yield of_tensor(cleaned, role, tensor)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Look inside DistributedDataParallel and DataParallel, which put `module.` before every name."""
+    """Return the module inside DistributedDataParallel or DataParallel, which add `module.` to every name."""
     return model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor) -> Local:
-    """Return what this rank holds of a plain tensor or a DTensor."""
+    """Return this rank's part of a plain tensor or a DTensor."""
     grad = tensor.grad if tensor.is_leaf else None
     values, claim = _taken_apart(tensor.detach())
     grad_values, grad_claim = _taken_apart(grad.detach()) if grad is not None else (None, None)

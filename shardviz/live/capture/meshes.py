@@ -1,4 +1,4 @@
-"""torch's device meshes as shardviz's. Sub-meshes are shown on their root, so that all ranks speak of one mesh."""
+"""torch's device meshes as shardviz's. Sub-meshes are described on their root, so that all ranks share one mesh."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
 
 
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
-    """Return a claim on the part of its mesh that has the rank's own coordinates on some axes, which it drops.
+    """Drop axes from a claim, which leaves the part of its mesh that has the rank's own coordinates on them.
 
     Args:
-        claim: Along the axes that are dropped it must say Replicate; it is returned as it is otherwise.
-        axes: Names of axes; those that the claim's mesh does not have are passed over.
+        claim: Returned unchanged unless it is Replicate along every axis to drop.
+        axes: Names of axes to drop; names that the claim's mesh does not have are ignored.
         rank: A rank of the mesh.
     """
     mesh, placements = claim
@@ -88,11 +88,11 @@ def _regrouped(root: Mesh, rest: list[str], parts: list[tuple[str, ...]], own: M
 
 
 def of_flat_param(param: FlatParam, mesh: Mesh | None) -> Claim:
-    """Return what FSDP1 claims of a flat parameter's concatenation: split over its shard group, else equal.
+    """Return the claim of FSDP1's flat parameter: split over its shard group, equal copies elsewhere.
 
     Args:
-        param: One of its parameters.
-        mesh: The run's mesh, whose axes give the groups their names where they fit.
+        param: One of the original parameters in it.
+        mesh: The run's mesh, whose axes give the groups their names if they fit.
     """
     split, copied = param.shard_ranks, param.replicate_ranks
     if mesh is not None:

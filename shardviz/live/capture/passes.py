@@ -1,6 +1,6 @@
-"""Where every element of a model went: build, stamp, shard and capture, in as many passes as the dtypes ask for.
+"""Where every element of a model went: build, stamp, shard and capture, in as many passes as the dtypes need.
 
-Whole ids take one pass; where a dtype cannot hold them, they are written a digit a pass and put together again.
+Whole ids take one pass; if a dtype cannot hold them, they are written one digit per pass and put together again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model comes to be sharded, as often as it takes.
+    """How to build and shard a model, once per pass.
 
     Attributes:
-        build: Makes the unsharded model, with the same tensors every time.
+        build: Builds the unsharded model, with the same tensors every time.
         parallelize: Returns it sharded.
         mesh: The mesh of the run.
     """
@@ -44,7 +44,7 @@ class Sharding:
     mesh: Mesh
 
     def stamped(self, digits: Digits | None = None) -> tuple[nn.Module, Stamped]:
-        """Build, stamp and shard; where the model's own dtypes are too narrow for whole ids, in float64."""
+        """Build, stamp and shard; in float64 if the model's own dtypes are too narrow for whole ids."""
         model = self.build()
         if digits is None and not _holds_ids(model):
             model = model.double()
@@ -53,15 +53,15 @@ class Sharding:
 
 
 def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Stamped:
-    """Capture where every element went, by its id, and what torch gathers from the shards. Every rank calls this.
+    """Capture where every element went, by its id, and torch's own reassembly. Every rank calls this.
 
     Args:
-        seen: What this rank has to say.
-        sharding: How the model comes to be sharded.
-        part: What this rank's part of the model is to the dump; without stamps, the whole model is built on all ranks.
+        seen: The capture of this rank, to which the ids are added.
+        sharding: How to build and shard the model.
+        part: This rank's part of the model; without stamps, the whole model is built on all ranks.
 
     Returns:
-        What stamping did.
+        The result of stamping.
     """
     model, stamped = sharding.stamped()
     seen.stamps = {one.name: one for one in part.stamps or stamped.stamps}
@@ -79,13 +79,13 @@ def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Sta
 
 
 def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> int:
-    """Write down the whole ids of a stamped and sharded model, and why there are none where a dtype cannot hold them.
+    """Record the whole ids of a stamped and sharded model, or the reason why a dtype cannot hold them.
 
     Args:
-        seen: What this rank has to say.
-        locals_: What this rank holds, as the dump names it.
-        stamped: What stamping did.
-        part: What this rank's part of the model is to the dump.
+        seen: The capture of this rank, to which the ids are added.
+        locals_: This rank's tensors, with the dump's names.
+        stamped: The result of stamping.
+        part: This rank's part of the model.
 
     Returns:
         How many tensors could not hold their ids.
@@ -103,7 +103,7 @@ def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: Pip
 
 
 def _without_place(locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> list[tuple[str, str]]:
-    """Return the tensors without ids, and why, but for those that are there whole: such have one place only."""
+    """Return the tensors without ids, with the reason, except whole ones, whose elements have only one place."""
     whole = {local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, part)}
     return [(name, why) for name, why in part.renamed(stamped.not_stamped) if name not in whole]
 
@@ -113,7 +113,7 @@ def _unsharded(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int,
 
 
 def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, part: PipelinePart) -> None:
-    """Stamp again, a digit a pass, where some dtype is too narrow for whole ids."""
+    """Stamp again, one digit per pass, because some dtype is too narrow for whole ids."""
     places = math.ceil(math.log(last + 1, base))
     ids: dict[str, NDArray[np.int64]] = {}
     known: dict[str, Local] = {}
@@ -129,17 +129,17 @@ def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, par
         seen.add_ids(local, part.shifted(ids[name]))
     seen.not_applied += part.renamed(stamped.not_applied)
     seen.not_checked += _without_place(locals_, stamped, part)
-    seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, a digit a pass"))
+    seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, one digit per pass"))
 
 
 def _with_digits(before: NDArray[np.int64], digits: NDArray[np.int64], weight: int) -> NDArray[np.int64]:
-    """Add a pass's digits, each plus 1, to the ids so far; an element that was no digit in some pass is no id."""
+    """Add a pass's digits, each plus 1, to the ids so far; an element without a digit in some pass gets `ID_NONE`."""
     whole = np.where((digits > 0) & (before >= 0), before + (digits - 1) * weight, ID_NONE)
     return np.where((digits == 0) & (before == 0), 0, whole)
 
 
 def _gather(seen: Capture, model: nn.Module, last: int, part: PipelinePart) -> None:
-    """Let torch reassemble every DTensor, to be laid beside shardviz's own reassembly."""
+    """Let torch reassemble every DTensor, for comparison with shardviz's own reassembly."""
     sharded = {
         part.prefix + clean_name(name): tensor
         for _, name, tensor in named_tensors(unwrapped(model))

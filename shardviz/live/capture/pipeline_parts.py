@@ -1,7 +1,8 @@
 """A pipeline's stages in one dump: ranks of different stages have different tensors, not copies of each other's.
 
-Where every stage was built and stamped by itself, ids begin anew on each, and perhaps names. In the dump ids go on from
-stage to stage, and where two stages use one name, all have their stage's coordinate in front: `pp=1.0.weight`.
+If every stage was built and stamped by itself, ids start at 1 on each, and names may repeat. In the dump, ids continue
+from stage to stage, and if two stages use the same name, all names get their stage's coordinate in front:
+`pp=1.0.weight`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelinePart:
-    """What this rank's part of the model is to the dump.
+    """This rank's part of the model, and how the dump names and numbers it.
 
     Attributes:
         axes: The mesh axes along which ranks have different layers.
         stamps: The stamped tensors of all stages, as the dump names and numbers them.
-        prefix: What stands before the names of this rank's tensors.
-        shift: What is added to its ids.
+        prefix: The prefix of the names of this rank's tensors.
+        shift: The number added to its ids.
     """
 
     axes: tuple[str, ...] = ()
@@ -55,21 +56,21 @@ class PipelinePart:
         ]
 
     def renamed(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return what is said of tensors, `(name, text)`, with the dump's names."""
+        """Return notes about tensors, `(name, text)`, with the dump's names."""
         return [(self.prefix + name, text) for name, text in pairs]
 
     def shifted(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return this rank's ids as the dump's; 0 and no id stay what they are."""
+        """Return this rank's ids as the dump's; 0 and `ID_NONE` stay as they are."""
         return np.where(ids > 0, ids + self.shift, ids) if self.shift else ids
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a rank tells the others; the first rank of each stage tells all of it.
+class _Sent:
+    """A rank's message to the others; only the first rank of each stage sends all of it.
 
     Attributes:
-        digest: Of what it stamped.
-        stamps: What it stamped.
+        digest: A digest of its stamps.
+        stamps: Its stamps.
         names: The tensors that it has now.
     """
 
@@ -79,12 +80,12 @@ class _Said:
 
 
 def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Collection[str]) -> PipelinePart:
-    """Return what this rank's part of the model is to the dump. Every rank of the job calls this.
+    """Return this rank's part of the model, agreed with all ranks. Every rank of the job calls this.
 
     Args:
         mesh: The job's mesh.
         axes: Its axes along which ranks have different layers.
-        stamps: What this rank stamped, all of the model or its own stage of it; empty where nothing was.
+        stamps: This rank's stamps, of the whole model or of its own stage; empty if nothing was stamped.
         names: The tensors that this rank has now.
 
     Raises:
@@ -95,12 +96,12 @@ def agree(mesh: Mesh, axes: Sequence[str], stamps: Sequence[Stamp], names: Colle
     rank = distributed.get_rank()
     digest = hashlib.blake2b(msgspec.json.encode(tuple(stamps)), digest_size=16).hexdigest()
     speaks = rank in _first_ranks(mesh, columns).values()
-    of_all = of_all_ranks(_Said(digest, tuple(stamps), tuple(names)) if speaks else _Said(digest))
-    said = {stage: of_all[first] for stage, first in _first_ranks(mesh, columns).items()}
+    of_all = of_all_ranks(_Sent(digest, tuple(stamps), tuple(names)) if speaks else _Sent(digest))
+    sent_by = {stage: of_all[first] for stage, first in _first_ranks(mesh, columns).items()}
     _refuse_other_stamps(mesh, columns, axes, of_all)
-    if rank not in mesh or not _each_for_itself(list(said.values())):
+    if rank not in mesh or not _each_for_itself(list(sent_by.values())):
         return PipelinePart(tuple(axes), tuple(stamps))
-    return _one_of_many(axes, said, _stage_of(mesh, columns, rank))
+    return _one_of_many(axes, sent_by, _stage_of(mesh, columns, rank))
 
 
 def _stage_of(mesh: Mesh, columns: list[int], rank: int) -> Coord:
@@ -115,8 +116,8 @@ def _first_ranks(mesh: Mesh, columns: list[int]) -> dict[Coord, int]:
     return dict(sorted(first.items()))
 
 
-def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_Said]) -> None:
-    """Make sure that ranks of one stage stamped the same, or no id would say where its element belongs."""
+def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of_all: list[_Sent]) -> None:
+    """Raise if ranks of one stage stamped different tensors: an id would not show where its element belongs."""
     firsts = _first_ranks(mesh, columns)
     for rank in mesh.ranks:
         first = firsts[_stage_of(mesh, columns, rank)]
@@ -124,8 +125,8 @@ def _refuse_other_stamps(mesh: Mesh, columns: list[int], axes: Sequence[str], of
             where = f", both at {_label(axes, _stage_of(mesh, columns, rank))}," if axes else ""
             others = [axis for axis in mesh.axes if axis not in axes]
             raise ShardvizError(
-                f"ranks {first} and {rank}{where} stamped tensors of other names or shapes",
-                "where ranks have different layers, as a pipeline's stages do, name the axes along which they do, of "
+                f"ranks {first} and {rank}{where} stamped tensors with different names or shapes",
+                "if ranks have different layers, as in a pipeline, name the axes along which layers differ, from "
                 f"{', '.join(others)}: stage_axes=({others[0]!r},)",
             )
 
@@ -134,21 +135,22 @@ def _label(axes: Sequence[str], stage: Coord) -> str:
     return ", ".join(f"{axis}={at}" for axis, at in zip(axes, stage, strict=True))
 
 
-def _each_for_itself(said: list[_Said]) -> bool:
-    """Whether every stage stamped itself: stamps differ, or each stage still has all that it stamped.
+def _each_for_itself(sent_by: list[_Sent]) -> bool:
+    """Whether every stage stamped itself: stamps differ, or each stage still has every tensor that it stamped.
 
-    Of a model that was stamped as a whole a stage has only its part left.
+    If the model was stamped as a whole, a stage has only a part of the stamped tensors left.
     """
-    return len(said) > 1 and (
-        len({one.digest for one in said}) > 1 or all({s.name for s in one.stamps} <= set(one.names) for one in said)
+    return len(sent_by) > 1 and (
+        len({one.digest for one in sent_by}) > 1
+        or all({s.name for s in one.stamps} <= set(one.names) for one in sent_by)
     )
 
 
-def _one_of_many(axes: Sequence[str], said: dict[Coord, _Said], mine: Coord) -> PipelinePart:
-    uses = Counter(name for one in said.values() for name in {*one.names, *(stamp.name for stamp in one.stamps)})
+def _one_of_many(axes: Sequence[str], sent_by: dict[Coord, _Sent], mine: Coord) -> PipelinePart:
+    uses = Counter(name for one in sent_by.values() for name in {*one.names, *(stamp.name for stamp in one.stamps)})
     clash = any(count > 1 for count in uses.values())
     found, total = {}, 0
-    for at, one in said.items():
+    for at, one in sent_by.items():
         prefix = "".join(f"{axis}={position}." for axis, position in zip(axes, at, strict=True)) if clash else ""
         found[at] = PipelinePart(
             tuple(axes), tuple(_moved(stamp, prefix, total) for stamp in one.stamps), prefix, total

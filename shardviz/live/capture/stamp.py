@@ -1,8 +1,8 @@
-"""Stamping: fill every weight of an unsharded model with its own global index, and make sure that it took.
+"""Stamping: fill every weight of an unsharded model with its own global index, and read it back.
 
 Ids count from 1 over the whole model, row-major in each tensor, in the order of `named_parameters` and then
-`named_buffers`. Parameters that share storage get one range of ids. Where a dtype cannot hold every id exactly, the ids
-are written a digit a pass, to be put together again by `shardviz.live.capture.passes`.
+`named_buffers`. Parameters that share storage get one range of ids. If a dtype cannot hold every id exactly, the ids
+are written one digit per pass, and `shardviz.live.capture.passes` puts them together again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _stamped: WeakKeyDictionary[nn.Module, Stamped] = WeakKeyDictionary()
-"""What was done to models that still exist."""
+"""The result of stamping, for models that still exist."""
 
 EXACT_BITS = {
     torch.float64: 53,
@@ -41,14 +41,14 @@ EXACT_BITS = {
 
 @dataclass(frozen=True)
 class Stamped:
-    """What stamping did.
+    """The result of stamping a model.
 
     Attributes:
         stamps: Every stamped tensor, in model order.
         not_applied: Tensors that did not read back as written: `(name, reason)`.
         not_stamped: Tensors that cannot hold ids: `(name, reason)`.
-        shapes: Their shapes, unsharded, by name.
-        not_exact: Tensors that were left alone because whole ids would be rounded: `(name, reason)`.
+        shapes: The unsharded shapes of `not_stamped`, by name.
+        not_exact: Tensors that were not filled because whole ids would be rounded: `(name, reason)`.
     """
 
     stamps: tuple[Stamp, ...]
@@ -59,20 +59,20 @@ class Stamped:
 
     @property
     def last(self) -> int:
-        """The largest id; 0 where there is none."""
+        """The largest id; 0 if there is none."""
         return max((stamp.last for stamp in self.stamps), default=0)
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Ids written one digit a pass: pass `place` writes the id's digit in base `base`, plus 1 so that none is zero."""
+    """Ids written one digit per pass: pass `place` writes each id's digit in base `base`, plus 1 so none is zero."""
 
     base: int
     place: int
 
 
 def exact_bits(dtype: torch.dtype) -> int:
-    """Return how many bits of an integer the dtype holds exactly; 0 where it cannot hold ids."""
+    """Return how many bits of an integer the dtype holds exactly; 0 if it cannot hold ids."""
     return EXACT_BITS.get(dtype, 0)
 
 
@@ -80,11 +80,22 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     """Fill every parameter and buffer of an unsharded model with ids, in place, and read them back.
 
     Args:
-        model: Not sharded yet: a fill through placements would only repeat what they claim.
+        model: A model that is not sharded yet: a fill through placements would only repeat their claims.
         digits: Write one digit of each id instead of the whole id.
 
+    Returns:
+        The ids of every tensor, for `shardviz.capture` and `assert_ordered`.
+
     Raises:
-        ShardvizError: A tensor is a DTensor already, or on the meta device, where it has no values to fill.
+        ShardvizError: A tensor is already a DTensor, or is on the meta device, where it has no values to fill.
+
+    Example:
+        Before sharding, on every rank:
+
+            model = build()
+            stamps = shardviz.stamp(model)
+            parallelize(model, mesh)
+            shardviz.capture(model, "sharding.shardviz", mesh=mesh, stamps=stamps)
     """
     last = Stamped(plan(model)).last
     stamps, not_applied, not_stamped, not_exact = [], [], [], []
@@ -106,7 +117,7 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
 
 
 def plan(model: nn.Module) -> tuple[Stamp, ...]:
-    """Return what stamping an unsharded model would stamp, and leave it as it is.
+    """Return the stamps that an unsharded model would get, without changing it.
 
     Raises:
         ShardvizError: As `stamp`.
@@ -115,7 +126,7 @@ def plan(model: nn.Module) -> tuple[Stamp, ...]:
 
 
 def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
-    """Yield every tensor of an unsharded model with the ids that it gets; a dtype that cannot hold ids gets none."""
+    """Yield every tensor of an unsharded model with its stamp; a dtype that cannot hold ids uses none up."""
     seen: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
     first = 1
     for role, name, tensor in named_tensors(model):
@@ -130,12 +141,12 @@ def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
 
 
 def inexact(last: int, dtype: torch.dtype) -> str:
-    """Say that a dtype cannot hold a model's ids."""
-    return f"ids to {last:,} are not exact in {dtype}"
+    """Return the sentence that a dtype cannot hold a model's ids."""
+    return f"ids up to {last:,} are not exact in {dtype}"
 
 
 def stamps_of(model: nn.Module) -> Stamped | None:
-    """Return what `stamp` did to a model, or to the model inside a wrapper; None where it was not stamped."""
+    """Return the result of `stamp` for a model, or for the model inside a wrapper; None if it was not stamped."""
     return next((_stamped[module] for module in model.modules() if module in _stamped), None)
 
 
@@ -148,22 +159,22 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
-    """Return what two tensors share when they are views of the same elements."""
+    """Return a key that is equal for two tensors which are views of the same elements."""
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)
 
 
 def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
     if isinstance(tensor, DTensor):
-        raise ShardvizError(f"{name} is sharded already", "stamp the model before it is parallelized")
+        raise ShardvizError(f"{name} is already sharded", "stamp the model before it is parallelized")
     if tensor.is_meta:
         raise ShardvizError(
             f"{name} is on the meta device and has no values",
-            "build it with values here, and put it on meta where it is sharded: the probe fsdp_meta does so",
+            "build it with values, and move it to meta when you shard it, as the probe fsdp_meta does",
         )
 
 
 def _fill(tensor: torch.Tensor, first: int, digits: Digits | None) -> int:
-    """Write ids and read them back; return how many elements are not what was written."""
+    """Write ids and read them back; return how many elements differ from the ids written."""
     ids = torch.arange(first, first + tensor.numel(), dtype=torch.int64, device=tensor.device).view(tensor.shape)
     if digits is not None:
         ids = ids // digits.base**digits.place % digits.base + 1

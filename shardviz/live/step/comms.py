@@ -1,7 +1,7 @@
-"""The collectives of a training step by module, axis and bytes, as torch's own `CommDebugMode` meets them.
+"""The collectives of a training step by module, axis and bytes, recorded by torch's own `CommDebugMode`.
 
-`CommDebugMode` counts collectives by module; this one also writes down over which ranks each ran and how large it was.
-It sees whatever goes through torch's dispatcher: DTensor's, FSDP's, DistributedDataParallel's and those called by hand.
+`CommDebugMode` counts collectives by module; this subclass also records the ranks and the size of each. It sees every
+collective that goes through torch's dispatcher: DTensor's, FSDP's, DistributedDataParallel's and those called by hand.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Key = tuple[str, tuple[int, ...], str, bool, bool]
 
 
 class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
-    """A `CommDebugMode` that also knows ranks and bytes, and where numbers lost precision.
+    """A `CommDebugMode` that also records ranks and bytes, and dtypes in which values lost precision.
 
     Args:
-        model: Whose modules are named; without one, none is.
+        model: The model whose modules are named; without it, collectives have no module.
 
     Attributes:
-        narrowed_to: Element types to which numbers of a wider one were rounded.
+        narrowed_to: Dtypes to which values of a wider dtype were rounded.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -51,7 +51,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self.narrowed_to: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a collective, then let torch count and run it."""
+        """Record a collective, then let torch count and run it."""
         library, _, name = str(func).partition("::" if "::" in str(func) else ".")
         if library in _LIBRARIES and not name.startswith(_NO_COLLECTIVES):
             self._note(_plain(name), func, (*args, *(kwargs or {}).values()))
@@ -60,7 +60,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _note_narrowing(self, func: Any, args: tuple[Any, ...], returned: Any) -> None:
-        """Note what an operator rounds, and tensors of a narrower type that it takes beside wider ones."""
+        """Record the dtype of rounded results, and of narrower inputs beside wider ones."""
         taken = [tensor for tensor in tensors_in(args) if _is_real(tensor)]
         widest = max((tensor.dtype.itemsize for tensor in taken), default=0)
         in_place = args[:1] if "copy_" in str(func) else ()
@@ -75,7 +75,7 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._found[key] = count + 1, size + _payload(func, args, len(ranks))
 
     def records(self, mesh: Mesh, rank: int) -> tuple[CollectiveRecord, ...]:
-        """Return what was seen, with the axes of the run's mesh that each group runs along."""
+        """Return the collectives, with the axes of the run's mesh that each group runs along."""
         return tuple(
             CollectiveRecord(op, _axes(mesh, rank, ranks), len(ranks), module, backward, count, size, outside)
             for (op, ranks, module, backward, outside), (count, size) in self._found.items()
@@ -83,14 +83,14 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
 
 
 def _plain(name: str) -> str:
-    """Return `all_gather` for `_allgather_base_.default`, `all_gather_into_tensor.default` and their kin."""
+    """Return `all_gather` for `_allgather_base_.default`, `all_gather_into_tensor.default` and the like."""
     name = name.partition(".")[0].strip("_")
     name = re.sub("(_base|_into_tensor|_tensor|_coalesced|_single|_out)+$", "", name)
     return _SPELLINGS.get(name, name)
 
 
 def _payload(func: Any, args: tuple[Any, ...], num_ranks: int) -> int:
-    """Return the bytes of the whole tensor that a collective is about, from the larger of its in- and outputs."""
+    """Return the bytes of the whole tensor in a collective, from the larger of its input and output."""
     sizes = [sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(arg)) for arg in args]
     largest = max(sizes, default=0)
     gathers_to_result = "functional" in str(func) and "all_gather" in str(func)

@@ -1,4 +1,4 @@
-"""Watch a model run one step: what every module puts out, what ranks send each other, what a pipeline's stages do."""
+"""Record one step of a model: every module's output, the collectives, the runs of a pipeline's stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from shardviz.dump.records import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
-from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution
+from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
 from shardviz.live.step.comms import Comms
 from shardviz.live.step.running import tensors_in
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_MODULES = 256
-"""Of a model with more modules than this no activations are kept."""
+"""For a model with more modules than this, no activations are kept."""
 
 
 @dataclass
 class Observed:
-    """What was seen of a step.
+    """The record of a step.
 
     Attributes:
         comms: The collectives.
-        outputs: What the model itself put out, run by run; of a pipeline, what its last stage on this rank did.
-        activations: What each of its modules put out first, by name.
-        schedule: What a pipeline's stages ran, in order.
-        asking: Whether a stage runs just now only for torch to learn shapes: on numbers that are none.
+        outputs: The model's own outputs, run by run; in a pipeline, those of its last stage on this rank.
+        activations: The first output of each module, by name.
+        schedule: The runs of a pipeline's stages, in order.
+        asking: Whether a stage is running only so that torch can infer shapes, on meaningless values.
     """
 
     comms: Comms
@@ -44,10 +44,10 @@ class Observed:
 
 @contextmanager
 def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) -> Iterator[Observed]:
-    """Watch all that runs within.
+    """Record everything that the model runs inside this context.
 
     Args:
-        model: The model; hooks on its modules are removed in the end.
+        model: The model; the hooks on its modules are removed at the end.
         stages: This rank's stages of a pipeline, by number.
     """
     inner = unwrapped(model)
@@ -77,14 +77,14 @@ def _keep_activation(seen: Observed, name: str) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         if torch.is_tensor(output) and not seen.asking and name not in seen.activations:
             local = of_tensor(name, "activation", output)
-            # Copied as a plain tensor: the clone of a DTensor with a pending sum is the sum.
+            # Copied as a plain tensor, because cloning a DTensor with a pending sum makes the sum.
             seen.activations[name] = replace(local, values=local.values.clone(), grad=None)
 
     return keep
 
 
 def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
-    """Note when a stage runs; micro-batches come in order, forward and backward alike."""
+    """Record when a stage runs; micro-batches come in order, both forward and backward."""
 
     def note(*, backward: bool) -> None:
         done = sum(one.stage == number and one.backward == backward for one in seen.schedule)
@@ -106,10 +106,10 @@ def _follow(seen: Observed, number: int, stage: nn.Module) -> Iterator[Any]:
 
 
 def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
-    """Return the state that Adam keeps of every parameter with a gradient, a rank for what it holds.
+    """Return Adam's state for this rank's shard of every parameter with a gradient.
 
-    Adam goes element by element, so shards are stepped alone; through DTensors a first step takes a hundred times as
-    long. Every rank calls this: a gradient that is placed otherwise than its parameter is first brought there.
+    Adam works element by element, so shards are stepped as plain tensors; a first step through DTensors takes a hundred
+    times as long. Every rank calls this: a gradient whose placements are not its parameter's is first redistributed.
 
     Args:
         model: The model, after backward.
@@ -131,7 +131,7 @@ def adam_states(model: nn.Module, params: Sequence[Local]) -> list[Local]:
 
 
 def _moved_gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield gradients that are placed otherwise than their parameters, as an optimizer redistributes them."""
+    """Yield gradients whose placements are not their parameters', redistributed as an optimizer does."""
     for name, param in unwrapped(model).named_parameters():
         grad = param.grad
         if isinstance(param, DTensor) and isinstance(grad, DTensor) and grad.placements != param.placements:
@@ -143,9 +143,9 @@ def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params:
     """Return the optimizer's state of every parameter, under names such as `up.weight.exp_avg`.
 
     Args:
-        optimizer: After its step; of one that is itself sharded, this rank's part is looked at.
+        optimizer: The optimizer after its step; if it is itself sharded, this rank's part counts.
         model: The model that it steps.
-        params: The model's parameters as captured, which say where the state of a flat parameter's stretch is.
+        params: The model's parameters as captured, which give the place of a flat parameter's stretch.
     """
     own = getattr(optimizer, "optim", optimizer)
     by_name = {local.name: local for local in params}
@@ -160,8 +160,7 @@ def optimizer_states(optimizer: torch.optim.Optimizer, model: nn.Module, params:
 def _of_state(
     name: str, kind: str, state: torch.Tensor, model: nn.Module, by_name: Mapping[str, Local]
 ) -> Iterator[Local]:
-    if name.endswith("_flat_param"):
-        unit = name.removesuffix("_flat_param").removesuffix(".")
+    if (unit := unit_of(name)) is not None:
         for param in flat_params(model):
             if param.unit == unit:
                 values = param.cut(state.detach())

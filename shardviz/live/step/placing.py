@@ -1,9 +1,9 @@
-"""Where a plain activation is: the placements that fit its values on every rank, beside the unsharded model's.
+"""Infer the layout of plain activations: the placements that fit the unsharded model's values on every rank.
 
-A module between tensor-parallel ones puts out plain tensors, of which nothing says how they are split; a DTensor on a
-sub-mesh says nothing of the batch's axes. The unsharded model's step has the whole of each; a rank's part is compared
-with every part that chunking could give it. What no part fits may be a term of a sum: of the first few such, all
-ranks' values go round, and those that make up a part once they are added along an axis are pending there.
+A module between tensor-parallel ones returns plain tensors without placements, and a DTensor on a sub-mesh lacks the
+batch's axes. The unsharded model's step has every activation whole, so a rank's part is compared with every part that
+chunking could give it. An activation that no part fits may be a term of a sum: ranks exchange the first few of these,
+and those that add up to a part along an axis are pending there.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
 
 MAX_CANDIDATES = 1 << 10
-"""Of a mesh and a tensor with more ways to be split than this, none is looked for."""
+"""If a tensor could be split over the mesh in more ways than this, its placements are not searched for."""
 
 MAX_SUMMED = 4
-"""Of so many activations that no part fits, the first ones, it is tried whether they are terms of a sum."""
+"""At most this many activations that no part fits are tried as terms of a sum."""
 
 MAX_ELEMENTS = 1 << 16
-"""Larger activations are not sent round."""
+"""Activations with more elements are not exchanged."""
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """How far rounding in a dtype may take an activation from the reference, relative and absolute; else 1e-9."""
 
 
 def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh, rank: int) -> list[Local]:
-    """Give activations that do not say where they are the claim that fits on every rank that has them.
+    """Give activations without placements the claim that fits on every rank that has them.
 
-    Every rank calls this; the stages of a pipeline have activations of their own.
+    Every rank calls this; the stages of a pipeline have different activations.
 
     Args:
         locals_: This rank's activations by module.
@@ -49,7 +49,7 @@ def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh
         rank: This rank.
 
     Returns:
-        The activations; those that no placement fits everywhere claim nothing but the whole's shape.
+        The activations; if no placements fit on every rank, an activation claims only the whole's shape.
     """
     fitting = {
         name: list(_fitting(local.values, wholes[name].values, mesh, rank))
@@ -70,7 +70,7 @@ Placements = tuple[Placement, ...]
 def _pending(
     found: Mapping[str, Local], mine: Mapping[str, torch.Tensor], wholes: Mapping[str, Local], mesh: Mesh
 ) -> dict[str, Local]:
-    """Return those activations that are terms of a sum along one axis, with that claim. Every rank calls this."""
+    """Return the activations that are terms of a sum along one axis, with that claim. Every rank calls this."""
     of_all = dict(enumerate(of_all_ranks(dict(mine))))
     pending = {}
     for name in mine:
@@ -84,7 +84,7 @@ def _pending(
 
 
 def _of_sum(terms: Mapping[int, torch.Tensor], axis: str, whole: torch.Tensor, mesh: Mesh) -> Placements | None:
-    """Return the placements of terms that make up a part on every rank once they are added along an axis."""
+    """Return the placements of terms whose sum along an axis is the right part on every rank."""
     groups = {rank: mesh.group_of(rank, axis) for rank in terms}
     at = mesh.axis_index(axis)
     fitting: list[set[Placements]] = []
@@ -117,7 +117,7 @@ def _claimed(
 
 
 def _fitting(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int) -> Iterator[Placements]:
-    """Yield the placements under which this rank would hold what it does, those with the fewest splits first."""
+    """Yield the placements that give this rank the values that it holds, fewest splits first."""
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(whole.ndim))]
     if values.ndim != whole.ndim or len(kinds) ** mesh.ndim > MAX_CANDIDATES:
         return

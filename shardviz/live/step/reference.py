@@ -1,10 +1,11 @@
-"""The unsharded model's step, beside which the sharded one is laid, and what of a model makes the two comparable.
+"""The unsharded model's step, with which the sharded step is compared, and how the two are made comparable.
 
-Random numbers: a sharded model draws others. A model that draws any while it trains, as dropout does, is stepped in
-`eval()`, both times. Rows that are not independent: BatchNorm in training, and a loss that is no mean over rows, see
-the whole batch in the unsharded model and a part of it on a rank. Data parallel training is the mean over such parts,
-so that is what the unsharded model is made to compute as well. Both are said. Where ranks make up for it, as a loss
-divided by the number of all ranks' tokens does, the mean of their losses is the whole batch's, which is then compared.
+Random numbers: a sharded model draws different ones. If a model draws any while it trains, as dropout does, both are
+stepped in `eval()`. Rows that are not independent: BatchNorm in training, or a loss that is not a mean over rows, sees
+the whole batch in the unsharded model and only a part on each rank. Data parallel training computes the mean over such
+parts, so the unsharded model computes that mean too. A note reports either case. If the ranks correct for it, for
+example by dividing the loss by the number of all ranks' tokens, the mean of their losses equals the whole batch's, and
+the sharded step is compared with the whole batch instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import Step, logged_by, loss_of, part_of
+from shardviz.live.step.step import StepResult, logged_by, loss_of, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from shardviz.live.step.step import Batch
 
 EQUAL = 1e-12
-"""How near the mean of the parts' losses is to the whole's, relative to it, where rows are independent."""
+"""If rows are independent, the relative difference between the mean of the parts' losses and the whole's loss."""
 
 ROUNDING = 100
-"""Of a step in a narrower dtype, that is this often the dtype's own precision."""
+"""For a step in a narrower dtype, that difference in multiples of the dtype's own precision."""
+
+DRAWS = "the step in training: it draws random numbers, as dropout does, and a sharded model draws different ones"
+DRAWS_IN_EVAL = "the step: it draws random numbers even in eval(), and a sharded model draws different ones"
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,25 @@ class Reference:
     """The unsharded model after its step.
 
     Attributes:
-        model: It, with its gradients.
+        model: The model, with its gradients.
         before: Its tensors before the step.
-        step: What the step left behind.
-        training: Whether it was stepped as it trains; in `eval()` otherwise.
-        draws: Whether it drew random numbers in the end: then no other step can be compared with it.
-        notes: What is to be said of how it was stepped.
-        whole: The same over the whole batch, where this one is the mean over parts.
+        step: The result of the step.
+        training: Whether it was stepped in training mode; otherwise in `eval()`.
+        draws: Whether it drew random numbers in the end, so that no other step can be compared with it.
+        notes: Notes on how it was stepped.
+        whole: The reference over the whole batch, if this one is the mean over parts.
     """
 
     model: nn.Module
     before: tuple[Local, ...]
-    step: Step
+    step: StepResult
     training: bool = True
     draws: bool = False
     notes: tuple[str, ...] = ()
     whole: Reference | None = None
 
-    def beside(self, step: Step) -> Reference:
-        """Return the reference whose loss the sharded step has over all ranks. Every rank calls this."""
+    def beside(self, step: StepResult) -> Reference:
+        """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this."""
         if self.whole is None:
             return self
         losses = of_all_ranks(_number(step.loss))
@@ -76,21 +80,20 @@ def reference_of(probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
 
     Args:
         probe: The probe, for its loss.
-        build: Makes the model, with the same values every time.
+        build: Builds the model, with the same values every time.
         batch: The whole batch.
-        parts: How many equal parts of it the ranks have.
+        parts: The number of equal parts that the ranks share.
     """
     found = _stepped(probe, build(), batch)
     if found.draws:
-        why = "the step as it trains: it draws random numbers, as dropout does, and a sharded model draws others"
-        found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{why}; compared in eval()",))
+        found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{DRAWS}; compared in eval()",))
     if found.draws:
-        return replace(found, notes=("the step: it draws random numbers, in eval() too; a sharded model draws others",))
+        return replace(found, notes=(DRAWS_IN_EVAL,))
     return found if parts == 1 or hasattr(probe, "step") else _in_parts(probe, build, batch, parts, found)
 
 
 def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) -> Reference:
-    """Step a model on each part of a batch, from the same buffers: the step's loss is the mean of theirs."""
+    """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
     states = _generators()
@@ -106,12 +109,12 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) 
     outputs = [output for output in seen.outputs if output.ndim]
     output = None if not outputs else torch.cat(outputs) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
-    step = Step(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
+    step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
     return Reference(model, before, step, draws=draws)
 
 
 def _buffers_of(model: nn.Module) -> Callable[[], None]:
-    """Return what gives a model the buffers that it has now: a forward may advance them, on every rank its own."""
+    """Return a function that restores the model's current buffers, which a forward may advance."""
     kept = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -138,7 +141,7 @@ def _generators() -> list[torch.Tensor]:
 def _in_parts(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: Reference
 ) -> Reference:
-    """Return the reference over the parts that ranks see, where that is another than over the whole batch."""
+    """Return the reference over the ranks' parts if it differs from the one over the whole batch."""
     model = whole.mode(build())
     restore, losses = _buffers_of(model), []
     for number in range(parts):
@@ -150,8 +153,8 @@ def _in_parts(
     found = _stepped(probe, whole.mode(build()), batch, parts)
     found.step.seen.activations.clear()  # of one part only
     note = (
-        f"the step on the whole batch: its loss is {loss:.6g}, the mean over the {parts} parts that ranks see "
-        f"{mean:.6g} (BatchNorm in training, or a loss that is no mean over rows); compared over the parts"
+        f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
+        f"{mean:.6g} (BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
     )
     return replace(found, training=whole.training, notes=(*whole.notes, note), whole=whole)
 
@@ -161,10 +164,10 @@ def _equal(loss: float, whole: float, precision: float) -> bool:
 
 
 def _number(loss: torch.Tensor) -> float:
-    """Return a rank's loss, any sum that is pending in it made."""
+    """Return a rank's loss, with any pending sum computed."""
     with quiet_redistribution():
         return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
 
 
-def _precision(step: Step) -> float:
+def _precision(step: StepResult) -> float:
     return max((torch.finfo(dtype).eps for dtype in step.seen.comms.narrowed_to), default=0.0)

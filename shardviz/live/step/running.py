@@ -1,7 +1,7 @@
-"""Which module of a model runs, forward or backward, told by hooks that leave autograd as it is.
+"""Tracks the module of a model that is running, forward or backward, with hooks that do not affect autograd.
 
-`CommDebugMode`'s own tracker wraps what modules put out and watches gradients of what they take: under it in-place
-operations on a module's output and `torch.autograd.grad` raise, in models that run without it.
+`CommDebugMode`'s own tracker wraps the outputs of modules and hooks the gradients of their inputs. Under it, in-place
+operations on a module's output and `torch.autograd.grad` raise, even in models that run without it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Running:
     """Follows a model's modules, in the place of `CommDebugMode`'s tracker.
 
     Args:
-        model: The model; without one nothing is followed.
+        model: The model; without it nothing is followed.
 
     Attributes:
-        name: The module that runs; empty for the model itself, or where none runs.
+        name: The module that is running; empty for the model itself, or if none is running.
     """
 
     activation_checkpointing = False
@@ -42,19 +42,19 @@ class Running:
 
     @property
     def name(self) -> str:
-        """The module that runs; empty for the model itself, or where none runs."""
+        """The module that is running; empty for the model itself, or if none is running."""
         if self._forward:
             return self._forward[-1]
         return self._backward if self.is_bw else ""
 
     @property
     def is_bw(self) -> bool:
-        """Whether a backward pass runs."""
+        """Whether a backward pass is running."""
         return in_backward()
 
     @property
     def is_outside(self) -> bool:
-        """Whether no module runs, forward or backward."""
+        """Whether no module is running, forward or backward."""
         return not self._forward and not self.is_bw
 
     def __enter__(self) -> None:
@@ -71,7 +71,7 @@ class Running:
         def enter(*_: Any) -> None:
             self._forward.append(name)
 
-        def put_out(_module: Any, _inputs: Any, output: Any) -> None:
+        def returned(_module: Any, _inputs: Any, output: Any) -> None:
             on_gradient(output, prepare_backward)
 
         def leave(_module: Any, _inputs: Any, output: Any) -> None:
@@ -91,15 +91,15 @@ class Running:
         def begin_backward(_gradient: torch.Tensor) -> None:
             self._backward = self._innermost
 
-        # What FSDP does before a module's backward hangs on its output too, between these two. One tensor may be what a
-        # module and its last child put out: then the child, whose hooks come first, is the one whose backward begins.
+        # FSDP's hook before a module's backward is on the output too, and runs between these two. A module and its last
+        # child may return the same tensor: then the child, whose hooks come first, is the one whose backward begins.
         yield module.register_forward_pre_hook(enter, prepend=True)
-        yield module.register_forward_hook(put_out, prepend=True)
+        yield module.register_forward_hook(returned, prepend=True)
         yield module.register_forward_hook(leave, always_call=True)
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of what a module takes or puts out, in containers too."""
+    """Yield the tensors in a module's input or output, also inside containers."""
     if torch.is_tensor(output):
         yield output
     elif isinstance(output, dict | list | tuple):

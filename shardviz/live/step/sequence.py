@@ -1,10 +1,10 @@
-"""What goes along the sequence, as a probe says: which positions of it this rank has of tokens, labels, masks.
+"""The positions of the sequence that this rank has, for tokens, labels and masks, as a probe defines them.
 
-Context parallel splits tokens, not weights, and not in their own order; whatever goes with them must be split alike.
-What a probe may define:
+Context parallel splits tokens, not weights, and may reorder them; labels and masks must be split in the same way. A
+probe may define:
 
-    sequence(mesh)             by name, the positions that this rank has of each: what the code that splits the batch
-                               makes of torch.arange(length)
+    sequence(mesh)             by name, the positions that this rank has: the result of passing torch.arange(length)
+                               through the code that splits the batch
     SEQUENCE                   the dim that is the same sequence, by pattern over the names of parameters and buffers
 """
 
@@ -34,16 +34,16 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
     """Capture the positions that this rank has, as ids. Every rank calls this.
 
     Args:
-        stamped: The model's stamps; ids of positions come after them.
+        stamped: The model's stamps; the ids of positions follow them.
         probe: The probe's module.
-        mesh: The run's mesh, as torch has it.
-        capture: Where what is seen goes.
+        mesh: The run's mesh, as torch's object.
+        capture: The capture of this rank, to which the positions are added.
 
     Returns:
-        The stamps, with one of the sequence's length for every name.
+        The stamps, plus one for every name, as long as the sequence.
 
     Raises:
-        ProbeError: What `sequence(mesh)` returned are no positions, or a name is the model's.
+        ProbeError: `sequence(mesh)` did not return positions, or used the name of one of the model's tensors.
     """
     if not hasattr(probe, "sequence"):
         return stamped
@@ -54,7 +54,9 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
     first = max((stamp.first + torch.Size(stamp.shape).numel() for stamp in stamped.stamps), default=1)
     for name, held in positions.items():
         if name in stamps:
-            raise ProbeError(f"sequence(mesh) returned {name!r}, which is a name of the model's", "choose another name")
+            raise ProbeError(
+                f"sequence(mesh) returned {name!r}, which is the name of a tensor in the model", "choose another name"
+            )
         stamps[name] = Stamp(name, first, (length,), "activation")
         capture.stamps = stamps
         capture.add_ids(Local(name, "activation", (length,), held), (held + first).cpu().numpy())
@@ -70,7 +72,9 @@ def sequence_dims(probe: ModuleType, stamped: Stamped) -> dict[str, int]:
 
 def _positions(returned: Any) -> Mapping[str, torch.Tensor]:
     if not isinstance(returned, dict):
-        raise ProbeError(f"sequence(mesh) returned {type(returned).__name__}", "return the positions by name, a dict")
+        raise ProbeError(
+            f"sequence(mesh) returned {type(returned).__name__}", "return a dictionary of positions by name"
+        )
     return {name: _row(name, held) for name, held in returned.items()}
 
 
@@ -78,7 +82,10 @@ def _row(name: str, held: Any) -> torch.Tensor:
     """Return positions as a row of whole numbers from 0."""
     if not torch.is_tensor(held) or held.is_floating_point() or held.numel() != max(held.shape, default=0):
         what = f"{held.dtype}{list(held.shape)}" if torch.is_tensor(held) else type(held).__name__
-        raise ProbeError(f"sequence(mesh) returned {what} as {name!r}", "return what becomes of torch.arange(length)")
+        raise ProbeError(
+            f"sequence(mesh) returned {what} as {name!r}",
+            "pass torch.arange(length) through your split of the batch, and return the result",
+        )
     row: torch.Tensor = held.detach().flatten().to(torch.int64)
     if row.numel() and int(row.min()) < 0:
         raise ProbeError(f"sequence(mesh) returned position {int(row.min())} in {name!r}", "positions count from 0")

@@ -1,20 +1,20 @@
 """One training step of a probe, sharded on every rank and unsharded beside it, so that numbers can be compared.
 
-A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that what is left of a
-difference is no rounding. What a probe may define:
+A probe that has a `batch()` is stepped. Both steps start from the same weights, in float64, so that a difference is not
+rounding. A probe may define:
 
-    batch()                    the whole batch: a tensor, or a tuple or dict of what the model takes
+    batch()                    the whole batch: a tensor, or a tuple or dict of the model's arguments
     BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
     loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
-    optimizer(model, mesh)     what updates the weights after the step, looked at too; default: Adam, its state alone
-    stages(model, mesh)        a pipeline's stages that this rank has, by number; their runs are followed
+    optimizer(model, mesh)     the optimizer to step and check afterwards; default: Adam, only its state checked
+    stages(model, mesh)        this rank's stages of a pipeline, by number; their runs are recorded
     STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
-    whole_output(part, mesh)   the output of all ranks in the batch's order, where no placements say which part this is
+    whole_output(part, mesh)   the output of all ranks in the batch's order, if no placements describe this rank's part
     collective_calls(model, mesh)
-                               modules that call one collective each, to be compared with its definition: by name, the
-                               collective and the ranks of its group; their part `before` puts out what goes in
-    log(model, batch, loss)    what the training loop would print after the step, by name; or one number
+                               modules that call one collective each, to compare with its definition: by name, the
+                               collective and the ranks of its group; a submodule `before` returns its input
+    log(model, batch, loss)    the values that the training loop would print after the step, by name; or one number
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 
 Batch = tuple[Any, ...]
 DATA_AXES = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard")
-"""How the names of mesh axes begin over which training splits its batch."""
+"""Prefixes of the names of mesh axes over which training splits its batch."""
 
 
 @dataclass
-class Step:
-    """What one step left behind.
+class StepResult:
+    """The result of one step.
 
     Attributes:
         loss: The loss, as the step returned it.
-        output: The model's output in its last forward; None where it is no tensor.
-        logged: What `log` returned.
-        seen: What was watched while it ran.
-        runs: How often the model ran to put that out; micro-batches that make up the batch are one run.
+        output: The model's output in its last forward; None if it is not a tensor.
+        logged: The values that `log` returned.
+        seen: The record of the step while it ran.
+        runs: How often the model ran for that output; micro-batches that make up the batch are one run.
     """
 
     loss: torch.Tensor
@@ -82,7 +82,7 @@ def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
 def whole_batch(probe: ModuleType, parts: int, *, double: bool = True) -> Batch:
     """Return the probe's batch, in float64 or as it is, the same on every rank.
 
-    Rows beyond a multiple of `parts` are left out: a mean over unequal parts is not the mean of the whole.
+    Rows beyond a multiple of `parts` are dropped: a mean over unequal parts is not the mean of the whole.
 
     Raises:
         ProbeError: There are fewer rows than parts.
@@ -97,7 +97,7 @@ def _as_tuple(batch: Any) -> Batch:
 
 
 def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a part of a batch with every tensor in it changed, a dict's too."""
+    """Return a part of a batch with every tensor in it changed, also inside a dict."""
     if isinstance(part, Mapping):
         return {key: _each(value, change) for key, value in part.items()}
     return change(part) if torch.is_tensor(part) else part
@@ -106,15 +106,17 @@ def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _whole(tensor: torch.Tensor, parts: int, *, double: bool) -> torch.Tensor:
     if tensor.ndim:
         if len(tensor) < parts:
-            raise ProbeError(f"a batch of {len(tensor)} rows for {parts} ranks", f"let batch() return {parts} or more")
+            raise ProbeError(
+                f"the batch has {len(tensor)} rows for {parts} ranks", f"return at least {parts} rows from batch()"
+            )
         tensor = tensor[: len(tensor) // parts * parts]
     return tensor.double() if double and tensor.is_floating_point() else tensor
 
 
 def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
-    """Return axes that go by a name of data parallelism, where the probe does not say how its batch is split.
+    """Return axes named like data parallelism, if the probe does not define BATCH_AXES.
 
-    Ranks that see the same batch have the same gradients, reduced or not.
+    Ranks that see the same batch have the same gradients, reduced or not, so a missing reduction would not show.
     """
     if hasattr(probe, "BATCH_AXES"):
         return ()
@@ -131,11 +133,11 @@ def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
 
 
 def part_of(batch: Batch, number: int, parts: int) -> Batch:
-    """Return the rows of a batch that one of several equal parts has."""
+    """Return one of several equal parts of a batch, by rows."""
     return tuple(_each(part, lambda tensor: tensor.chunk(parts)[number] if tensor.ndim else tensor) for part in batch)
 
 
-def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> Step:
+def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> StepResult:
     """Step the sharded model on this rank's part of the batch."""
     torch.manual_seed(2)
     stages = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
@@ -149,17 +151,17 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
     output, runs = _output(probe, seen, batch, mesh)
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
-    return Step(loss.detach(), output, logged, seen, runs)
+    return StepResult(loss.detach(), output, logged, seen, runs)
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
-    """Return the collectives that are to be compared with their definition."""
+    """Return the collectives to compare with their definition."""
     named = probe.collective_calls(unwrapped(model), mesh) if hasattr(probe, "collective_calls") else {}
     return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
 
 
 def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -> tuple[torch.Tensor | None, int]:
-    """Return what the model put out last, or over micro-batches where it ran on one after the other, and its runs."""
+    """Return the model's last output, joined if it ran on micro-batches one after the other, and its runs."""
     axes = getattr(probe, "STAGE_AXES", ())
     outputs = [output for output in seen.outputs if output.ndim]
     if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
@@ -170,13 +172,13 @@ def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -
 
 
 def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
-    """Return what the training loop would print after the step, by name; one number alone is called log."""
+    """Return the values that the training loop would print, by name; a single number is named `log`."""
     logged = probe.log(model, _passed(batch), loss) if hasattr(probe, "log") else {}
     return logged if isinstance(logged, Mapping) else {"log": logged}
 
 
 def _passed(batch: Batch) -> Any:
-    """A batch of one is passed as itself, as the probe wrote it."""
+    """Return a batch as the probe wrote it: a batch of one tensor is passed as that tensor."""
     return batch[0] if len(batch) == 1 else batch
 
 
@@ -184,7 +186,7 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
     """Return the loss of a batch.
 
     Raises:
-        ProbeError: The probe defines none, and the model puts out no tensor.
+        ProbeError: The probe does not define a loss, and the model's output is not a tensor.
     """
     if hasattr(probe, "loss"):
         loss: torch.Tensor = probe.loss(model, _passed(batch))
@@ -192,24 +194,24 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
     output = model(**batch[0]) if len(batch) == 1 and isinstance(batch[0], Mapping) else model(*batch)
     if not torch.is_tensor(output):
         raise ProbeError(
-            f"the model puts out a {type(output).__name__}, of which there is no mean square",
+            f"the model's output is a {type(output).__name__}, which has no mean square",
             "define loss(model, batch)",
         )
     square: torch.Tensor = output.square().mean()
     return square
 
 
-def results(step: Step, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | None = None) -> list[Local]:
-    """Return a step's loss, output and logged values, each with where it is claimed to be.
+def results(step: StepResult, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | None = None) -> list[Local]:
+    """Return a step's loss, output and logged values, each with the layout that it should have.
 
-    A loss is the mean of this rank's part, so an average over the batch's axes is pending. Logged values are what
-    every rank would print: equal everywhere, and of the whole batch.
+    A loss is the mean over this rank's part, so an average over the batch's axes is pending. Logged values are the
+    numbers that every rank would print: equal everywhere, and about the whole batch.
 
     Args:
-        step: What the step left.
+        step: The result of the step.
         mesh: The run's mesh.
         axes: The axes over which the batch is split.
-        whole: The unsharded model's output, which tells the dim that has the batch's rows.
+        whole: The unsharded model's output, which shows the dim of the batch's rows.
     """
     found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
@@ -223,13 +225,13 @@ def results(step: Step, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | N
 
 
 def _dim_of_rows(output: torch.Tensor, whole: torch.Tensor | None) -> int:
-    """Return the first dim that is smaller than the unsharded model's: not all models put out rows first."""
+    """Return the first dim that is smaller than the unsharded model's: not every model returns rows first."""
     shapes = zip(output.shape, whole.shape if whole is not None else (), strict=False)
     return next((dim for dim, (own, all_of_it) in enumerate(shapes) if own != all_of_it), 0)
 
 
 def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:
-    """Claim a tensor's layout on the run's mesh; a DTensor claims for itself, along the axes of its own mesh."""
+    """Claim a tensor's layout on the run's mesh; a DTensor keeps its own claim along the axes of its own mesh."""
     local = of_tensor(name, role, tensor)
     own = dict(zip(local.claim[0].axes, local.claim[1], strict=True)) if local.claim else {}
     if local.claim and local.claim[0] != mesh:
@@ -245,7 +247,7 @@ def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Ma
 
 
 def gradients(locals_: Sequence[Local]) -> list[Local]:
-    """Return the gradients of captured parameters, claimed where their parameters are."""
+    """Return the gradients of captured parameters, with their own claims or their parameters'."""
     return [
         Local(local.name, "grad", local.shape, local.grad.detach(), local.grad_claim or local.claim, local.flat)
         for local in locals_

@@ -1,4 +1,4 @@
-"""What a probe's own optimizer makes of gradients and weights, once the step is written down as backward left it."""
+"""The step of a probe's own optimizer, and its effect on gradients and weights, captured after backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.compat import clean_name, flat_params
+from shardviz.live.compat import clean_name, flat_params, unit_of
 from shardviz.live.step.observe import optimizer_states
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from shardviz.live.step.observe import Observed
 
 ALIKE = 1e-6
-"""How near, relative to it, the numbers are by which ranks scaled a gradient together, as clipping does."""
+"""The largest relative difference between the factors by which ranks scaled one gradient together, as in clipping."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a probe's optimizer left behind.
+    """The result of an optimizer's step.
 
     Attributes:
         tensors: Its state, and the parameters that it steps, after its step.
-        not_checked: What cannot be said of it, and why.
+        not_checked: The parts of the result that cannot be checked, with the reason.
     """
 
     tensors: list[Local]
@@ -39,7 +39,7 @@ class Update:
 
 
 def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observed) -> torch.optim.Optimizer:
-    """Let the probe's optimizer update the weights, watched as the step was, and return it."""
+    """Let the probe's optimizer update the weights, with its collectives recorded, and return it."""
     optimizer: torch.optim.Optimizer = probe.optimizer(model, mesh)
     with seen.comms:
         optimizer.step()
@@ -54,10 +54,10 @@ def copied_gradients(locals_: Sequence[Local]) -> list[Local]:
 def update_of(
     optimizer: torch.optim.Optimizer, model: nn.Module, before: Sequence[Local], after: Sequence[Local]
 ) -> Update:
-    """Return what an optimizer left behind.
+    """Return the result of an optimizer's step.
 
     Args:
-        optimizer: After its step.
+        optimizer: The optimizer after its step.
         model: The model that it steps.
         before: The model's tensors before the step.
         after: The same after it.
@@ -66,7 +66,9 @@ def update_of(
     own = dict(_rates_by_name(model, rates))
     notes: tuple[str, ...] = ()
     if not own:
-        notes = (f"the optimizer's state: none of the {len(rates)} tensors that it steps is a parameter of the model",)
+        notes = (
+            f"the optimizer's state: the optimizer steps {len(rates)} tensors, none of them a parameter of the model",
+        )
     elif not any(own.values()):
         notes = ("the weights after the optimizer's step: its learning rate is 0",)
     weights = [one for one in after if one.role == "param" and (own.get(one.name) or not own)]
@@ -74,7 +76,7 @@ def update_of(
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:
-    """Return the learning rates of the tensors that an optimizer steps, by identity; 1 where it has none."""
+    """Return the learning rates of the tensors that an optimizer steps, by identity; 1 for a tensor without one."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(param): float(group.get("lr", 1.0)) for group in groups for param in group["params"]}
 
@@ -83,8 +85,8 @@ def _rates_by_name(model: nn.Module, rates: dict[int, float]) -> Iterator[tuple[
     units = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if id(param) in rates:
-            if name.endswith("_flat_param"):
-                units[clean_name(name).removesuffix("_flat_param").removesuffix(".")] = rates[id(param)]
+            if (unit := unit_of(name)) is not None:
+                units[unit] = rates[id(param)]
             else:
                 yield clean_name(name), rates[id(param)]
     for flat in flat_params(model) if units else ():
@@ -92,10 +94,11 @@ def _rates_by_name(model: nn.Module, rates: dict[int, float]) -> Iterator[tuple[
             yield flat.name, units[flat.unit]
 
 
-def told_apart(before: Sequence[Local], after: Sequence[Local]) -> list[Local]:
-    """Return tensors with the gradients that backward left, or the optimizer where ranks scaled them each by its own.
+def distinct_gradients(before: Sequence[Local], after: Sequence[Local]) -> list[Local]:
+    """Return tensors with their gradients from backward, or from after the optimizer if ranks scaled them differently.
 
-    An optimizer may clip: by one number, whatever part of the gradient a rank has. Every rank calls this.
+    An optimizer may clip gradients, but it must clip all parts of one gradient by the same factor. Every rank calls
+    this.
 
     Args:
         before: This rank's tensors before the optimizer stepped.
@@ -112,7 +115,7 @@ def told_apart(before: Sequence[Local], after: Sequence[Local]) -> list[Local]:
 
 
 def _factor(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:
-    """Return the number by which a gradient was multiplied; None where it was not, or there is nothing to tell by."""
+    """Return the factor by which a gradient was multiplied; None if it was not, or if that cannot be determined."""
     if before is None or after is None or before.shape != after.shape or not before.is_floating_point():
         return None
     square = float((before * before).sum())

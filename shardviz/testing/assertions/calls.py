@@ -1,6 +1,6 @@
-"""Assertions about where numbers are. Every rank calls them, and every rank fails alike; or they are given a dump.
+"""Assertions about layouts and values. Every rank calls them, and they fail on every rank; or they check a dump.
 
-They build what the dump's reader builds and run the checks that `shardviz check` runs.
+They build a `Dump` from all ranks, as its reader does, and run the checks that `shardviz check` runs.
 """
 
 from __future__ import annotations
@@ -30,21 +30,30 @@ AnyDump = DumpFiles | Path | str
 
 
 def assert_clean(dump: AnyDump) -> None:
-    """Assert that a check of a dump finds nothing.
+    """Assert that a check of a dump finds nothing, as `shardviz check DUMP` would report.
+
+    Args:
+        dump: A dump, or its folder.
 
     Raises:
-        ShardAssertionError: It finds something.
-        DumpError: The folder is no dump.
-        ShardvizError: It is a module.
+        ShardAssertionError: The check has findings.
+        DumpError: The folder is not a dump.
+        ShardvizError: `dump` is a module.
+
+    Example:
+        @spmd(mesh={"fsdp": 2, "tp": 2})
+        def test_sharding_is_clean(mesh, shard_dump):
+            shardviz.capture_sharding(build, parallelize, shard_dump, mesh=mesh)
+            assert_clean(shard_dump)
     """
     __tracebackhide__ = True
     if not isinstance(dump, DumpFiles | Path | str):
         raise ShardvizError(
-            f"assert_clean is about a dump, not a {type(dump).__name__}",
-            "give it what shardviz.capture wrote; assert_ordered and assert_layout take a module",
+            f"assert_clean checks a dump, not a {type(dump).__name__}",
+            "pass the folder that shardviz.capture wrote; assert_ordered and assert_layout take a module",
         )
-    model = _read(dump)
-    raise_for(model, report_on(model).findings)
+    seen = _read(dump)
+    raise_for(seen, report_on(seen).findings)
 
 
 def assert_ordered(
@@ -54,24 +63,38 @@ def assert_ordered(
     stamps: Stamped | None = None,
     stage_axes: Sequence[str] = (),
 ) -> None:
-    """Assert that every rank holds the elements that its placements say it holds.
+    """Assert that every rank holds the elements that its placements claim.
 
     Args:
-        model: A model that `shardviz.testing.stamp` filled before it was sharded and that has not been changed since,
-            or a dump.
+        model: A model that `shardviz.testing.stamp` filled before it was sharded and that has not changed since, or a
+            dump.
         mesh: The mesh of the job; by default the test's, or that of the model's DTensors.
-        stamps: What `stamp` returned, where the weights have come from another model than this one.
+        stamps: The value that `stamp` returned, if the weights were stamped in a different model than this one.
         stage_axes: The mesh axes along which ranks have different layers, as a pipeline's stages do: `("pp",)`.
 
     Raises:
         MeshError: The mesh has no such axis.
-        ShardAssertionError: It does not hold, or cannot be told, as where ids are not exact in a dtype.
+        ShardAssertionError: A rank holds other elements, or the order cannot be checked because a dtype rounds ids.
         ShardvizError: The model was not stamped.
+
+    Example:
+        @spmd(mesh={"fsdp": 2, "tp": 2})
+        def test_rows_are_where_they_belong(mesh):
+            model = build()
+            stamp(model)
+            parallelize(model, mesh)
+            assert_ordered(model)
+
+        If FSDP2 over tensor parallel is labelled left to right, this fails on every rank:
+
+            weight: 2 of 4 ranks do not hold the elements their placements claim: ...
+              claimed   float32[12/fsdp/tp, 12]
+              held      float32[12/tp/fsdp, 12]
     """
     __tracebackhide__ = True
     seen = _read(model) if isinstance(model, AnyDump) else _gather_ids(model, mesh, stamps, stage_axes)
     if not seen.files.run.stamps:
-        raise ShardvizError(f"{seen.files.path} has no ids", "write it with stamps=shardviz.stamp(model)")
+        raise ShardvizError(f"{seen.files.path} has no ids", "capture it with stamps=shardviz.stamp(model)")
     report = report_on(seen)
     raise_for(seen, [finding for finding in report.findings if finding.kind in (*OF_PLACES, "incomplete")])
     _refuse(report.not_checked)
@@ -80,11 +103,11 @@ def assert_ordered(
 def assert_layout(
     subject: Subject | AnyDump, layouts: str | Mapping[str, str | None], *, mesh: DeviceMesh | None = None
 ) -> None:
-    """Assert how tensors are laid out, by their placements.
+    """Assert the layout of tensors, by their placements.
 
-    Every parameter of a module must be matched by a rule, and every rule must match something; of several rules that
-    match a name, the first counts. Buffers are looked at by rules that match no parameter. A tensor without placements
-    is where a layout that splits nothing wants it. Where a stamped module fails, what ranks hold is told too.
+    Every parameter of a module must match a rule, and every rule must match a tensor; if several rules match a name,
+    the first counts. Buffers are checked only by rules that match no parameter. A tensor without placements satisfies a
+    layout that splits nothing. If a stamped module fails, the failure also shows the layout that ranks really hold.
 
     Args:
         subject: A module, a tensor, an optimizer, tensors by name, or a dump.
@@ -93,8 +116,18 @@ def assert_layout(
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
-        ShardAssertionError: A tensor is laid out in another way, or has no rule, or a rule no tensor.
+        ShardAssertionError: A tensor has a different layout or matches no rule, or a rule matches no tensor.
         ShardvizError: A layout cannot be read, or does not fit the mesh or the tensor.
+
+    Example:
+        @spmd(mesh={"fsdp": 2, "tp": 2})
+        def test_weights_are_split_over_tp_then_fsdp(mesh):
+            model = parallelize(build(), mesh)
+            assert_layout(model, {"up.weight": "[*/tp/fsdp, *]", "*.bias": None})
+
+        If FSDP2 is missing from `parallelize`, it fails with
+
+            up.weight: 4 of 4 ranks claim float32[24/tp, 12], not the intended [*/tp/fsdp, *]
     """
     __tracebackhide__ = True
     from shardviz.testing.assertions import rules
@@ -111,17 +144,24 @@ def assert_replicated(
     of: Collection[Role] = ("param", "buffer", "grad"),
     mesh: DeviceMesh | None = None,
 ) -> None:
-    """Assert that ranks which differ only in their coordinate on an axis hold the same, bit by bit.
+    """Assert that ranks which differ only in their coordinate on an axis hold equal values, bit by bit.
 
     Args:
         subject: A module, a tensor, an optimizer, tensors by name, or a dump. Plain tensors count too.
         axis: A mesh axis.
-        of: What is looked at in a module.
+        of: The roles of the tensors to compare in a module.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
         ShardAssertionError: Copies differ, or a tensor is split or pending over the axis.
         MeshError: The mesh has no such axis.
+
+    Example:
+        @spmd(mesh={"replicate": 2, "shard": 2})
+        def test_replicas_start_equal(mesh):
+            model = build()
+            fully_shard(model, mesh=mesh)
+            assert_replicated(model, "replicate")
     """
     __tracebackhide__ = True
     from shardviz.testing.assertions import copies
@@ -131,19 +171,30 @@ def assert_replicated(
 
 
 def assert_reduced(model: nn.Module, axis: str | None = None, *, mesh: DeviceMesh | None = None) -> None:
-    """Assert that copies of a gradient are equal, rounding apart: that nothing still waits to be summed.
+    """Assert that copies of a gradient are equal except for rounding: that no gradient still waits to be summed.
 
-    A gradient whose placements say that a sum is pending is not compared, nor one that is None. Gradients of plain
-    tensors are taken for copies: of parameters that are cut by hand over one axis, name the axis of their copies.
+    A gradient that is None, or whose placements declare a pending sum, is not compared. Gradients of plain tensors are
+    taken as copies: for parameters that are split over one axis by hand, pass the axis of their copies.
 
     Args:
         model: A module, after its backward.
-        axis: The mesh axis to look along; by default all of them.
+        axis: The mesh axis along which to compare; by default all of them.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
         MeshError: The mesh has no such axis.
         ShardAssertionError: Copies of a gradient differ, or there are no gradients at all.
+
+    Example:
+        @spmd(mesh={"dp": 2})
+        def test_gradients_are_averaged_over_dp(mesh):
+            model = DistributedDataParallel(build(), process_group=mesh.get_group("dp"))
+            model(own_batch(mesh)).square().mean().backward()
+            assert_reduced(model, "dp")
+
+        If backward ran under `no_sync()`, it fails with a line such as
+
+            0.weight: the gradient differs along dp: rank 0 and rank 1 are up to 0.21 apart
     """
     __tracebackhide__ = True
     from shardviz.testing.assertions import reduced
@@ -161,7 +212,13 @@ def assert_tied(model: nn.Module | AnyDump, first: str, *others: str, mesh: Devi
         mesh: The mesh of the job.
 
     Raises:
-        ShardAssertionError: They do not, or a name is not there.
+        ShardAssertionError: They do not share storage on some rank, or no rank has a tensor of that name.
+
+    Example:
+        @spmd(mesh={"tp": 2})
+        def test_head_and_embedding_stay_tied(mesh):
+            model = parallelize(build(), mesh)
+            assert_tied(model, "embed.weight", "head.weight")
     """
     __tracebackhide__ = True
     from shardviz.testing.assertions import tied
@@ -184,9 +241,9 @@ def _gather_ids(
     stamps = stamps or stamps_of(model)
     if stamps is None:
         raise ShardvizError(
-            f"the {type(model).__name__} was not stamped, so that nobody knows where its elements belong",
-            "call shardviz.testing.stamp(model) before it is sharded, and where its weights go into another model, "
-            "assert_ordered(other, stamps=...) with what stamp returned",
+            f"the {type(model).__name__} was not stamped, so its elements cannot be traced",
+            "call stamps = shardviz.testing.stamp(model) before it is sharded; if its weights are loaded into another "
+            "model, call assert_ordered(other, stamps=stamps)",
         )
     return gather_ids(model, device_mesh_of(model, mesh), stamps, stage_axes)
 
@@ -216,16 +273,16 @@ def _gather_values(
 def _with_held(
     seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None
 ) -> tuple[Dump, list[Finding]]:
-    """Return findings with what ranks hold, and the ids to draw it by, where the subject was stamped and has them."""
+    """Return findings with the layout that ranks hold, and the ids to draw it, if the subject was stamped."""
     from shardviz.testing.assertions import held
 
     ids = seen if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
-    told = held.with_held(ids, findings) if ids is not None else findings
-    return (ids if ids is not None and any(finding.held for finding in told) else seen), told
+    found = held.with_held(ids, findings) if ids is not None else findings
+    return (ids if ids is not None and any(finding.held for finding in found) else seen), found
 
 
 def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:
-    """Return the ids that ranks hold of a module; None where it was not stamped."""
+    """Return the ids that ranks hold of a module; None if it was not stamped."""
     from torch import nn
 
     from shardviz.live.capture.stamp import stamps_of
@@ -234,13 +291,13 @@ def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:
 
 
 def _refuse(not_checked: Iterable[NotChecked]) -> None:
-    """Fail rather than pass tensors whose order was not looked at: masks and flags have none that could be."""
+    """Fail if the order of a tensor was not checked; masks and flags, which have no order, may pass."""
     __tracebackhide__ = True
     reasons = [one for one in not_checked if one.about == "order"]
     if reasons:
         lines = "\n".join(f"  {one.tensor}: {one.why}" for one in reasons)
         raise ShardAssertionError(
-            f"whether {reasons[0].tensor} is in order cannot be told: {reasons[0].why}\n{lines}\n"
-            "  fix       stamp a model whose dtypes hold every id, model.double() before it is stamped; or let "
-            "shardviz.capture_sharding write them a digit a pass"
+            f"the order of {reasons[0].tensor} cannot be checked: {reasons[0].why}\n{lines}\n"
+            "  fix       call model.double() before stamping, so that its dtypes hold every id; or let "
+            "shardviz.capture_sharding write the ids one digit per pass"
         )

@@ -1,4 +1,4 @@
-"""Whether copies along one axis are equal: each group of ranks along it is looked at by itself."""
+"""Checks that copies along one axis are equal, in each group of ranks along it separately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_axis(dump: Dump, axis: str) -> list[Finding]:
-    """Return what differs, or is not held in copies, along an axis.
+    """Return the tensors whose copies differ along an axis, or that are split or pending there.
 
     Raises:
         MeshError: The mesh has no such axis.
@@ -35,14 +35,14 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
         layout = tensor.claimed
         if layout is None or axis not in layout.mesh.axes or axis in layout.replicate_axes:
             continue
-        what = "split over" if axis in layout.split_axes else "a sum pending over"
+        what = "split" if axis in layout.split_axes else "a pending sum"
         for name in tensor.names:
             yield Finding(
                 "wrong-placement",
                 "error",
                 name,
                 tuple(tensor.shards),
-                f"it is {what} {axis}, where equal copies are intended",
+                f"it is {what} over {axis}, but equal copies are intended",
                 claimed=write(layout, tensor.dtype),
                 intended=f"={axis}",
                 fix=f"replicate it along {axis}, or assert another axis",
@@ -50,14 +50,14 @@ def _not_copies(dump: Dump, axis: str) -> Iterator[Finding]:
 
 
 def _differing(dump: Dump, mesh: Mesh, axis: str) -> list[Finding]:
-    """Return one finding a tensor, with the ranks of all groups along the axis in which copies differ."""
+    """Return one finding per tensor, with the ranks of all groups along the axis in which copies differ."""
     found: dict[str, Finding] = {}
     for group in mesh.groups(axis):
         for result in check_copies(_restricted(dump, group)):
             if isinstance(result, Finding):
                 ranks = {*found.get(result.tensor, result).ranks, *result.ranks}
                 found[result.tensor] = replace(found.get(result.tensor, result), ranks=tuple(sorted(ranks)))
-    return [_worded(finding, mesh, axis) for finding in found.values()]
+    return [_reworded(finding, mesh, axis) for finding in found.values()]
 
 
 def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
@@ -66,7 +66,7 @@ def _restricted(dump: Dump, ranks: tuple[int, ...]) -> Dump:
     return dump_of(DumpFiles(files.path, files.run, kept))
 
 
-def _worded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
-    """Count over all groups along the axis, and leave out since when: an assertion does not know."""
-    sentence = f"copies differ along {axis}: {len(finding.ranks)} of {mesh.size} ranks hold other values than the rest"
+def _reworded(finding: Finding, mesh: Mesh, axis: str) -> Finding:
+    """Count over all groups along the axis, and leave out when copies began to differ: an assertion cannot know."""
+    sentence = f"copies differ along {axis}: {len(finding.ranks)} of {mesh.size} ranks differ from the other copies"
     return replace(finding, sentence=sentence, intended=f"={axis}")

@@ -1,4 +1,4 @@
-"""The test that runs on this rank: its mesh, for assertions that are not given one, and who tells its failures."""
+"""The test running on this rank: its mesh, the default for assertions, and how its failures are reported."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 device_mesh: ContextVar[DeviceMesh | None] = ContextVar("device_mesh", default=None)
 """A context variable: ranks may be threads."""
 is_told_once: ContextVar[bool] = ContextVar("is_told_once", default=False)
-"""Whether pytest tells what all ranks say once. In a job of the user's own, rank 0 tells the whole."""
+"""Whether pytest reports the failure of all ranks once. In a user's own job, rank 0 has the full report."""

@@ -1,4 +1,4 @@
-"""What a difference between a tensor and its reference is called: a scale, a missing sum, another order, a value."""
+"""Names the difference between a tensor and its reference: a scale, a missing sum, a wrong order or a wrong value."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
 
 MAX_TRACED = 1 << 20
-"""Tensors of more elements are not searched for where a rank's values stand in the reference."""
+"""In tensors with more elements, a rank's values are not searched for in the reference."""
 
 
 def explained(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
-    """Name what is known to give such a difference, or else the element that is farthest off.
+    """Return the finding with the known cause of a difference, or else with the element that is farthest off.
 
     Args:
-        one: A tensor beside its reference.
+        one: A tensor and its reference.
         far: The ranks whose values are too far from it.
-        tolerance: What is allowed, as text.
+        tolerance: The tolerance, as text.
     """
     alike = replace(one, role=one.role if one.role == "grad" else "scalar", whose="the reference's")
     known = _misplaced(one) or (check_unreduced(alike) if one.role == "grad" else None) or check_scale(alike)
@@ -45,39 +45,39 @@ def explained(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
-    """Tell a tensor that has another shape than its reference."""
+    """Return the finding for a tensor whose shape is not its reference's."""
     return Finding(
         "wrong-shape",
         "error",
         name,
         tuple(tensor.shards),
-        f"its shape is {list(tensor.shape)} ({list(tensor.first.body.local_shape)} on rank {tensor.first.rank}), the "
-        f"reference's {list(shape)}",
+        f"its shape is {list(tensor.shape)} ({list(tensor.first.body.local_shape)} on rank {tensor.first.rank}), but "
+        f"the reference's is {list(shape)}",
         claimed=write(tensor.claimed) if tensor.claimed else "",
-        fix="give the placements to the local tensor, DTensor.from_local, so that its part is known",
+        fix="attach placements to the local tensor with DTensor.from_local, so that its part is known",
     )
 
 
 def _misplaced(one: Compared) -> Finding | None:
-    """Return the finding if ranks hold the reference's own values, in other places than claimed."""
+    """Return the finding if ranks hold the reference's own values, but not in the claimed places."""
     held = _held(one) if one.claimed and not one.claimed.flat and one.wanted.size <= MAX_TRACED else None
     if one.claimed is None or held is None:
         return None
-    told = explain_label(one.claimed, held)
+    label = explain_label(one.claimed, held)
     return Finding(
         "misordered",
         "error",
         one.name,
         (),
-        f"the values are the reference's, but not where the placements say: {told.sentence}",
+        f"the values are the reference's, but not where the placements claim: {label.sentence}",
         claimed=write(one.claimed),
-        held=told.held,
-        fix=told.fix,
+        held=label.held,
+        fix=label.fix,
     )
 
 
 def _held(one: Compared) -> Layout | None:
-    """Return where ranks hold the reference's values; None where they are not those, or not each of its own."""
+    """Return the layout of the reference's values on the ranks; None if values differ from them or repeat."""
     flat = one.wanted.ravel()
     order = np.argsort(flat)
     values = flat[order]
@@ -103,10 +103,10 @@ def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
         "error",
         one.name,
         tuple(far),
-        f"{len(far)} of {len(one.reduced)} ranks hold other values than the reference: at {_index(one, rank, at)} rank "
-        f"{rank} has {got:.6g}, the reference {wanted:.6g} ({tolerance})",
+        f"{len(far)} of {len(one.reduced)} ranks differ from the reference: at {_index(one, rank, at)} rank {rank} has "
+        f"{got:.6g}, the reference has {wanted:.6g} ({tolerance})",
         claimed=write(one.claimed) if one.claimed else "",
-        fix="start both from the same weights and the same batch; if they do, this tensor goes wrong on these ranks",
+        fix="start both from the same weights and the same batch; if they do, these ranks compute this tensor wrongly",
     )
 
 
@@ -119,6 +119,6 @@ def _apart(one: Compared, rank: int) -> NDArray[np.float64]:
 
 
 def _index(one: Compared, rank: int, at: int) -> list[int]:
-    """Return the index in the whole tensor of the element number `at` of a rank's part."""
+    """Return the global index of element number `at` of a rank's part."""
     number = int(one.regions[rank].flat_ids(one.wanted.shape).ravel()[at])
     return index_of(number, one.wanted.shape)

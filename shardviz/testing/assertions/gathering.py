@@ -1,6 +1,6 @@
-"""What all ranks hold, on every rank: each captures, the records go round, and the dump's reader lays them together.
+"""Gathers the tensors of all ranks on every rank: each rank captures, and all exchange their records.
 
-Nothing is written to a disk: the model is the one that a dump would give.
+Nothing is written to disk; the result is the `Dump` that reading a dump would give.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gathered(DumpFiles):
-    """A dump that was never written.
+    """A dump in memory, never written to disk.
 
     Attributes:
         arrays: Each rank's dense values, by rank and by `moment/role/name`.
@@ -50,7 +50,7 @@ class Gathered(DumpFiles):
         """Return one array of a rank.
 
         Raises:
-            DumpError: The rank sent no such array, or one of another shape.
+            DumpError: The rank sent no such array, or its shape is different.
         """
         array = self.arrays.get(rank, {}).get(key)
         if array is None or array.shape != shape:
@@ -59,19 +59,19 @@ class Gathered(DumpFiles):
 
 
 def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage_axes: Sequence[str]) -> Dump:
-    """Return what all ranks hold of a stamped model. Every rank of the job calls this.
+    """Return the ids that all ranks hold of a stamped model. Every rank of the job calls this.
 
     Args:
         model: The model, or this rank's stage of it.
-        mesh: The mesh of the job; without one, ranks stand in a row.
-        stamps: What stamping did before the model was sharded.
+        mesh: The mesh of the job; by default all ranks in a row.
+        stamps: The result of stamping the model before it was sharded.
         stage_axes: The mesh axes along which ranks have different layers.
 
     Raises:
         MeshError: The mesh has no such axis.
         ShardvizError: No process group is initialised, or ranks of one stage stamped different tensors.
     """
-    refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
+    refuse_without_group("mark the test with @spmd(mesh=...), or pass the folder of a dump")
     inner = unwrapped(model)
     names = [local.name for local in local_tensors(inner)]
     part = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
@@ -79,17 +79,17 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
 
 
 def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Dump:
-    """Let every rank capture, and return what all of them hold. Every rank of the job calls this.
+    """Let every rank capture, and return the tensors of all ranks. Every rank of the job calls this.
 
     Args:
-        add: Captures what this rank holds.
-        mesh: The mesh of the job; without one, ranks stand in a row.
-        stamps: What stamping did before the model was sharded.
+        add: Captures this rank's tensors.
+        mesh: The mesh of the job; by default all ranks in a row.
+        stamps: The result of stamping the model before it was sharded.
 
     Raises:
         ShardvizError: No process group is initialised.
     """
-    refuse_without_group("mark the test with @spmd(mesh=...), or give a dump's folder")
+    refuse_without_group("mark the test with @spmd(mesh=...), or pass the folder of a dump")
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in stamps.stamps} if stamps else {})
     if mesh is not None:

@@ -1,4 +1,4 @@
-"""What ranks really hold, beside what they claim: told where a model was stamped and still has its ids."""
+"""The layouts that ranks really hold, for findings about a model that was stamped and still has its ids."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def with_held(dump: Dump, findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with what the ranks that they are about hold, by the ids in a stamped model."""
+    """Return findings with the layout that their ranks hold, read from the ids in a stamped model."""
     return [finding if finding.held else replace(finding, held=_held(dump, finding)) for finding in findings]
 
 
 def _held(dump: Dump, finding: Finding) -> str:
-    """Return the layout by which a tensor is held; empty where its values are no ids (any more)."""
+    """Return the layout in which a tensor is held; empty if its values are not ids, or no longer."""
     try:
         case = next(case for case in _cases(dump, finding.tensor) if {*finding.ranks} & {*case.mesh.ranks})
         if not case.held:
-            return "no layout of the notation" if _has_ids(case) else ""
+            return "a layout that the notation cannot express" if _has_ids(case) else ""
     except (StopIteration, ShardvizError):
         return ""
     return write(case.held, case.tensor.dtype)
@@ -40,5 +40,5 @@ def _cases(dump: Dump, name: str) -> Iterator[Case]:
 
 
 def _has_ids(case: Case) -> bool:
-    """Whether all that is held is ids of this tensor."""
+    """Whether every value held is an id of this tensor."""
     return bool(case.regions or case.ids) and all((ids > 0).all() for ids in case.ids.values())

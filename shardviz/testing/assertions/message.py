@@ -1,4 +1,4 @@
-"""The text of a failed assertion, always in one form: what is wrong, claimed / held / intended, a picture, the fix."""
+"""The text of a failed assertion: the mistake, then claimed / held / intended, a picture, and the fix."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Tensor
 
-MAX_TOLD = 3
-"""Findings that are told in full; of the others, the names."""
+MAX_IN_FULL = 3
+"""Number of findings that are reported in full; the others are only named."""
 WIDTH = 100
 INDENT = 2
 COLUMN = 10
 
 
 class ShardAssertionError(AssertionError):
-    """An assertion about where numbers are does not hold. Its text is the whole story."""
+    """A failed assertion about layouts or values. Its text is the full report."""
 
     __module__ = "shardviz.testing"
 
 
 def raise_for(dump: Dump | None, findings: Sequence[Finding]) -> None:
-    """Raise if there are findings; in a job of the user's own, on all ranks but the first in a line.
+    """Raise if there are findings; in a user's own job, in one line on all ranks except rank 0.
 
     Args:
-        dump: What they are about, for the pictures.
+        dump: The dump that findings refer to, for the pictures.
         findings: Worst first.
 
     Raises:
@@ -40,27 +40,27 @@ def raise_for(dump: Dump | None, findings: Sequence[Finding]) -> None:
     """
     __tracebackhide__ = True
     if findings:
-        text = tell(dump, findings)
+        text = report(dump, findings)
         rank = _rank_in_job()
-        raise ShardAssertionError(text if not rank else f"{text.splitlines()[0]} (rank 0 tells the whole)")
+        raise ShardAssertionError(text if not rank else f"{text.splitlines()[0]} (see rank 0 for the full report)")
 
 
 def _rank_in_job() -> int:
-    """Return the rank of this process in a job of the user's own; 0 where pytest runs ranks, or there are none."""
+    """Return this process's rank in a user's own job; 0 if pytest runs the ranks, or there are none."""
     distributed = sys.modules.get("torch.distributed")
     if current.is_told_once.get() or distributed is None or not distributed.is_initialized():
         return 0
     return int(distributed.get_rank())
 
 
-def tell(dump: Dump | None, findings: Sequence[Finding]) -> str:
-    """Return the text for findings: the first ones in full, those of identical layers once."""
+def report(dump: Dump | None, findings: Sequence[Finding]) -> str:
+    """Return the text for findings: the first ones in full, and identical layers once."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault(_alike(finding), []).append(finding)
-    told = list(groups.values())
-    parts = [_told(dump, group) for group in told[:MAX_TOLD]]
-    if rest := [finding.tensor for group in told[MAX_TOLD:] for finding in group]:
+    distinct = list(groups.values())
+    parts = [_in_full(dump, group) for group in distinct[:MAX_IN_FULL]]
+    if rest := [finding.tensor for group in distinct[MAX_IN_FULL:] for finding in group]:
         parts.append(f"and {len(rest)} more: {_names(rest)}")
     return "\n\n".join(parts)
 
@@ -72,7 +72,7 @@ def _alike(finding: Finding) -> tuple[object, ...]:
     return finding.kind, finding.ranks, *layouts, *(text.replace(name, "") if name else text for text in texts)
 
 
-def _told(dump: Dump | None, group: Sequence[Finding]) -> str:
+def _in_full(dump: Dump | None, group: Sequence[Finding]) -> str:
     first = group[0]
     names = _names([finding.tensor for finding in group]) if first.tensor else first.kind
     lines = [f"{names}: {printable(first.summary)}"]
@@ -92,7 +92,7 @@ def _told(dump: Dump | None, group: Sequence[Finding]) -> str:
 
 
 def _picture(dump: Dump | None, name: str) -> list[str]:
-    """Draw a tensor as `shardviz show` does, where there is something to draw."""
+    """Draw a tensor as `shardviz show` does, if there is something to draw."""
     tensor = _find(dump, name) if dump is not None and name else None
     if dump is None or tensor is None or not (tensor.claimed or tensor.moment == "stamped"):
         return []

@@ -1,4 +1,4 @@
-"""Whether copies of a gradient are equal: by their digests first, and by their values, rounding apart, where not."""
+"""Checks that copies of a gradient are equal: first their digests; if those differ, their values, up to rounding."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -> tuple[Dump, list[Finding]]:
-    """Return what all ranks hold, and the gradients whose copies differ. Every rank of the job calls this.
+    """Return the gradients of all ranks, and findings for copies that differ. Every rank of the job calls this.
 
     Args:
         model: A module, after its backward.
-        axis: The mesh axis to look along; None for all of them.
+        axis: The mesh axis along which to compare; None for all of them.
         mesh: The mesh of the job.
 
     Raises:
@@ -55,7 +55,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
         raise ShardAssertionError(
             "no parameter has a gradient on any rank\n"
             "  fix       call backward() first; where FSDP2 accumulates (set_requires_gradient_sync(False), "
-            "set_requires_all_reduce(False)), gradients come with the last micro-batch"
+            "set_requires_all_reduce(False)), gradients appear after the last micro-batch"
         )
     suspects = {tensor.names[at] for tensor in digests.tensors for at in _differing(tensor)}
     if not suspects:
@@ -71,7 +71,7 @@ def check_reduced(model: nn.Module, axis: str | None, mesh: DeviceMesh | None) -
 
 
 def _differing(tensor: Tensor) -> list[int]:
-    """Return the places of the fold's names whose copies differ in any bit."""
+    """Return the positions of the fold's names whose copies differ in any bit."""
     groups = copies_of(tensor, None)
     return [
         at for at in range(len(tensor.names)) if any(len({shard.digest(at) for shard in group}) > 1 for group in groups)
@@ -89,12 +89,12 @@ def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
 
 
 def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
-    """Tell a gradient whose copies differ; without a reference nobody knows whether their sum or mean is right."""
+    """Return the finding for copies that differ; without a reference, the right result may be their sum or mean."""
     axes = " and ".join(differing)
     low, high, worst = max(_pairs(one, differing), key=lambda pair: pair[2])
     calls = " and ".join(f"all_reduce(grad, group=mesh.get_group({axis!r}))" for axis in differing)
     others = next((axis for axis in one.mesh.axes if axis not in differing), None)
-    by_hand = f"; of a parameter that is cut over {axes} by hand compare axis={others!r} alone" if others else ""
+    by_hand = f"; for a parameter split over {axes} by hand, compare axis={others!r} alone" if others else ""
     return Finding(
         "unreduced-gradient",
         "error",
@@ -113,7 +113,7 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
 
 
 def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
-    """Return neighbours that have copies of one part along the axes where copies differ, and how far they are apart."""
+    """Return neighbours with copies of one part along the given axes, and the largest difference between them."""
     return [
         (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
         for axis in axes
@@ -124,14 +124,14 @@ def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]
 
 
 def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the ranks with a copy that is not their neighbour's."""
+    """Return the ranks whose copy differs from a neighbour's."""
     return tuple(
         sorted({rank for low, high, apart in _pairs(one, axes) if not apart <= one.tolerance for rank in (low, high)})
     )
 
 
 def assembled(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
-    """Return the whole gradient, each element as the lowest rank that has it says."""
+    """Return the whole gradient, each element from the lowest rank that has it."""
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
     whole = np.full(shape, np.nan)
     for shard in reversed(tensor.shards.values()):

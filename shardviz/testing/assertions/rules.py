@@ -1,4 +1,4 @@
-"""Layouts by patterns over names: which tensor is laid out in another way than its rule says."""
+"""Layouts by patterns over names: finds the tensors whose layout does not match their rule."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from shardviz.layout.notation import Pattern
 
 ANY = "any"
-"""Stands for a rule that allows every layout."""
+"""A rule that allows every layout."""
 
 
 def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
-    """Return a finding for each tensor that is laid out in another way than intended.
+    """Return a finding for each tensor whose layout is not the intended one.
 
     Args:
-        dump: What all ranks hold.
+        dump: The tensors of all ranks.
         layouts: Layouts in the notation by pattern over names; None for any.
 
     Raises:
-        ShardAssertionError: A parameter has no rule, or a rule no tensor.
+        ShardAssertionError: A parameter matches no rule, or a rule matches no tensor.
         ShardvizError: A layout cannot be read, or does not fit the mesh or the tensor.
     """
     __tracebackhide__ = True
@@ -50,24 +50,24 @@ def check_rules(dump: Dump, layouts: Mapping[str, str | None]) -> list[Finding]:
 
 
 def _check_complete(tensors: list[Tensor], rules: Mapping[str, str]) -> set[str]:
-    """Make sure that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
+    """Check that every parameter has a rule and every rule a tensor; return the rules that parameters use."""
     __tracebackhide__ = True
     names = {name: tensor.role for tensor in tensors for name in tensor.names}
     by_name = {name: _rule_of(rules, name) for name in names}
     if unmatched := [name for name, rule in by_name.items() if rule is None and names[name] != "buffer"]:
         raise ShardAssertionError(
             f"no rule matches {', '.join(unmatched)}\n"
-            "  fix       add a rule for it, or, as the last one, {'*': None}: any layout will do for the rest"
+            "  fix       add a rule for it, or end with {'*': None} to allow any layout for the rest"
         )
     if unused := [rule for rule in rules if rule not in by_name.values()]:
         raise ShardAssertionError(
-            f"no tensor is matched by {', '.join(map(repr, unused))}, or an earlier rule took it\n"
-            f"  fix       drop the rule, or mend its pattern; {_said(names)}"
+            f"no tensor matches {', '.join(map(repr, unused))}, or an earlier rule already matched it\n"
+            f"  fix       remove the rule, or correct its pattern; {_existing(names)}"
         )
     return {rule for name, rule in by_name.items() if rule is not None and names[name] != "buffer"}
 
 
-def _said(names: Collection[str]) -> str:
+def _existing(names: Collection[str]) -> str:
     if not names:
         return "there are no tensors: an optimizer has none before its first step"
     return f"the tensors are {', '.join(names)}"
@@ -78,7 +78,7 @@ def _rule_of(rules: Mapping[str, str], name: str) -> str | None:
 
 
 def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator[Finding]:
-    """Yield each layout of a tensor that is not the intended one: ranks may disagree."""
+    """Yield a finding for each layout of a tensor that is not the intended one: ranks may disagree."""
     for layout, shards in tensor.by_claim.items():
         local = shards[0].body.local_shape
         if pattern.matches(layout, tensor.dtype) if layout else _is_whole(pattern, local):
@@ -98,12 +98,12 @@ def _compare(tensor: Tensor, name: str, pattern: Pattern, text: str) -> Iterator
 
 
 def _is_whole(pattern: Pattern, shape: Sequence[int]) -> bool:
-    """Whether a plain tensor of a shape is what the pattern wants: all of it, on every rank."""
+    """Whether a plain tensor of a shape matches the pattern: whole on every rank."""
     return not any(pattern.chains) and not pattern.partial and not pattern.flat and pattern.fits_shape(shape)
 
 
 def _remedy(tensor: Tensor, layout: Layout | None, local: Sequence[int], pattern: Pattern) -> str:
-    """Say what to change: the dtype, the sizes that are expected, or the placements."""
+    """Return the fix: change the dtype, the expected sizes, or the placements."""
     own = write(layout) if layout else str(list(local))
     same = replace(pattern, dtype="")
     if pattern.dtype and (same.matches(layout) if layout else _is_whole(same, local)):

@@ -1,6 +1,6 @@
-"""Values, gradients and outputs, whatever their layout, beside those of a reference.
+"""Compares values, gradients and outputs in any layout with those of a reference.
 
-Each rank compares its own part first; only tensors that are off somewhere, or wait for a sum, go round.
+Each rank compares its own part first; only tensors that differ somewhere, or have a pending sum, are exchanged.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ TOLERANCES = {
 }
 """rtol and atol by dtype, those of `torch.testing.assert_close`; other dtypes must be equal."""
 ROUNDING: dict[Role, float] = {"grad": 16.0, "activation": 4.0, "optim": 4.0}
-"""What is computed is made of sums, which each layout adds in another order: so many times the dtype's eps, of the
-largest element, may an element be off too. A gradient is made of terms as large as the largest gradient of the model,
-measured on small language models: 12 times eps in float32, 16 in bfloat16."""
+"""Computed values are sums, and each layout adds them in a different order: an element may also be off by this many
+times the dtype's eps, relative to the largest element. For a gradient, the largest element of any gradient counts.
+Measured on small language models: 12 times eps in float32, 16 in bfloat16."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the reference says of one tensor.
+class Expected:
+    """One tensor of the reference, with its tolerance.
 
     Attributes:
-        values: All of it.
+        values: The whole tensor.
         rtol: How far an element may be off, as a part of its own size.
         atol: How far it may be off in any case.
     """
@@ -87,29 +87,43 @@ def assert_same(
     of: Collection[Role] = ("param", "buffer", "grad"),
     mesh: DeviceMesh | None = None,
 ) -> None:
-    """Assert that values are those of a reference that is laid out in another way, or not sharded at all.
+    """Assert that values equal those of a reference in a different layout, or not sharded at all.
 
-    Sums that placements say are pending are made first. Every rank calls this, with the same reference.
+    Pending sums are computed first. Every rank calls this, with the same reference.
 
     Args:
         actual: A module, a tensor, an optimizer, or tensors by name.
         reference: The same kind of thing with the same names.
-        rtol: How far an element may be off, as a part of its own size; by default by the coarser dtype of the two. A
-            model that computes in a coarser dtype than its parameters have needs one of its own.
-        atol: How far it may be off in any case; by default by the dtype too, and of what is computed by what sums of
-            the size of its largest element are rounded.
-        of: What is looked at in modules. A gradient that is None must be None in both.
+        rtol: How far an element may be off, relative to its own size; by default chosen by the coarser dtype of the
+            two. Pass it for a model that computes in a coarser dtype than its parameters have.
+        atol: How far an element may be off in any case; by default chosen by the dtype too, plus, for computed values,
+            the rounding of sums as large as their largest element.
+        of: The roles of the tensors to compare in modules. A gradient that is None must be None in both.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
         ShardAssertionError: An element is off, or one of the two lacks a tensor that the other has.
+
+    Example:
+        @spmd(mesh={"tp": 2})
+        def test_tensor_parallel_computes_the_same(mesh):
+            whole, model = build(), build()
+            parallelize(model, mesh)
+            x = torch.randn(8, 12)
+            for one in (whole, model):
+                one(x).square().mean().backward()
+            assert_same(model, whole)
+
+        If some elements are wrong on one rank, it fails with a line such as
+
+            weight: 1 of 2 ranks differ from the reference: at [3, 1] rank 1 has 0.5, the reference has 0 (rtol ...)
     """
     __tracebackhide__ = True
     known = device_mesh_of(actual, mesh)
     own = _by_key(locals_of(actual, known, of))
     wanted = _wanted(own, _by_key(locals_of(reference, known, of)), known)
     for key, one in wanted.items():
-        wanted[key] = Wanted(one.values, one.rtol if rtol is None else rtol, one.atol if atol is None else atol)
+        wanted[key] = Expected(one.values, one.rtol if rtol is None else rtol, one.atol if atol is None else atol)
     _check_names(own, wanted)
     suspects = _agreed({key for key in own if _is_suspect(own[key], wanted[key])})
     if not suspects:
@@ -121,9 +135,9 @@ def assert_same(
                 seen.add_values(local, "step")
 
     _check_references(suspects, wanted)
-    model = gather(add, known)
-    findings = [found for tensor in model.tensors for found in _compare(model, tensor, wanted)]
-    raise_for(model, findings)
+    dump = gather(add, known)
+    findings = [found for tensor in dump.tensors for found in _compare(dump, tensor, wanted)]
+    raise_for(dump, findings)
 
 
 def _by_key(locals_: Collection[Local]) -> dict[Key, Local]:
@@ -138,7 +152,7 @@ def _real(local: Local) -> Local:
     return replace(local, values=torch.view_as_real(local.values.resolve_conj()), shape=(*local.shape, 2))
 
 
-def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Wanted]:
+def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceMesh | None) -> dict[Key, Expected]:
     """Return the reference's tensors whole, put together from all ranks where they are sharded."""
     whole = {key: _numbers(local.values) for key, local in theirs.items() if local.claim is None}
     sharded = {key: local for key, local in theirs.items() if local.claim is not None}
@@ -148,16 +162,16 @@ def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceM
             for local in sharded.values():
                 seen.add_values(local, "step")
 
-        model = gather(add, mesh)
-        for tensor in model.tensors:
+        dump = gather(add, mesh)
+        for tensor in dump.tensors:
             for name in tensor.names:
-                whole[tensor.role, name] = assembled(model, tensor, name).reshape(tensor.shape)
+                whole[tensor.role, name] = assembled(dump, tensor, name).reshape(tensor.shape)
     largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
     found = {}
     for key, values in whole.items():
         dtypes = {theirs[key].values.dtype, own.get(key, theirs[key]).values.dtype}
         size = max(_largest(values), largest if key[0] == "grad" else 0.0)
-        found[key] = Wanted(values, *_tolerance(dtypes, ROUNDING.get(key[0], 0.0) * size))
+        found[key] = Expected(values, *_tolerance(dtypes, ROUNDING.get(key[0], 0.0) * size))
     return found
 
 
@@ -177,21 +191,21 @@ def _numbers(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.detach().to(torch.float64).cpu().numpy())
 
 
-def _check_names(own: Mapping[Key, Local], wanted: Mapping[Key, Wanted]) -> None:
+def _check_names(own: Mapping[Key, Local], wanted: Mapping[Key, Expected]) -> None:
     """Fail on every rank if, on any, one side has a tensor that the other lacks."""
     __tracebackhide__ = True
     for what, lacking in (
         ("the reference has no", set(own) - set(wanted)),
-        ("the reference alone has", set(wanted) - set(own)),
+        ("only the reference has", set(wanted) - set(own)),
     ):
         for role, name in sorted(_agreed(lacking)):
             raise ShardAssertionError(
-                f"{what} {role} {name}\n  fix       compare what both have: of=(...), or tensors by name"
+                f"{what} {role} {name}\n  fix       compare only what both have, with of=(...) or tensors by name"
             )
 
 
-def _check_references(suspects: set[Key], wanted: Mapping[Key, Wanted]) -> None:
-    """Fail on every rank if ranks have different references: then nobody knows what is right."""
+def _check_references(suspects: set[Key], wanted: Mapping[Key, Expected]) -> None:
+    """Fail on every rank if ranks have different references, because it is then unknown which one is right."""
     __tracebackhide__ = True
     first = [{key: wanted[key].values for key in suspects & set(wanted)}]
     distributed.broadcast_object_list(first)
@@ -204,7 +218,7 @@ def _check_references(suspects: set[Key], wanted: Mapping[Key, Wanted]) -> None:
     for role, name in sorted(_agreed(others)):
         raise ShardAssertionError(
             f"{role} {name}: the reference is not the same on every rank\n"
-            "  fix       make it alike on all of them: the same seed before the weights are drawn, the same batch"
+            "  fix       make it the same on all ranks: the same seed before its weights are drawn, and the same batch"
         )
 
 
@@ -212,7 +226,7 @@ def _agreed(mine: set[Key]) -> set[Key]:
     return set().union(*of_all_ranks(mine))
 
 
-def _is_suspect(local: Local, wanted: Wanted) -> bool:
+def _is_suspect(local: Local, wanted: Expected) -> bool:
     if local.claim is None:
         part = Region.whole(wanted.values.shape)
     else:
@@ -227,8 +241,8 @@ def _is_suspect(local: Local, wanted: Wanted) -> bool:
     return wanted.is_far(got, wanted.values.ravel()[part.flat_ids(wanted.values.shape)].reshape(got.shape))
 
 
-def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Wanted]) -> list[Finding]:
-    """Return the findings of a tensor; those of names that only other ranks have, as a pipeline's, are theirs."""
+def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Expected]) -> list[Finding]:
+    """Return the findings of a tensor; names that only other ranks have, as in a pipeline, are left to those ranks."""
     found = []
     for name in tensor.names:
         if (tensor.role, name) not in wanted:

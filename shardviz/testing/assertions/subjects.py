@@ -1,4 +1,4 @@
-"""What assertions are about: modules, tensors, optimizers, or tensors by name, as this rank has them."""
+"""The subjects of assertions (modules, tensors, optimizers, or tensors by name) as this rank has them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]
 UNNAMED = "tensor"
-"""The name of a tensor that is given without one."""
+"""The name of a tensor that was passed without one."""
 
 
 def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = ("param", "buffer")) -> list[Local]:
-    """Return what this rank holds of a subject.
+    """Return this rank's tensors of a subject.
 
     Args:
         subject: A module's parameters and buffers and their gradients, an optimizer's state, or tensors.
         mesh: The mesh of the job, if there is one.
-        of: The roles that are looked at in a module.
+        of: The roles of the tensors to return for a module.
 
     Raises:
-        ShardvizError: It is none of these.
+        ShardvizError: The subject is of another type.
     """
     if isinstance(subject, nn.Module):
         found = list(local_tensors(unwrapped(subject), plain_mesh(mesh) if mesh is not None else None))
@@ -51,26 +51,27 @@ def locals_of(subject: Subject, mesh: DeviceMesh | None, of: Collection[Role] = 
     if isinstance(subject, Mapping):
         return [of_tensor(name, "activation", tensor) for name, tensor in subject.items()]
     raise ShardvizError(
-        f"a {type(subject).__name__} cannot be looked at", "give a module, a tensor, an optimizer, or tensors by name"
+        f"a {type(subject).__name__} has no tensors to check",
+        "pass a module, a tensor, an optimizer, or tensors by name",
     )
 
 
 def check_values(locals_: Iterable[Local]) -> None:
-    """Make sure that tensors have values to compare.
+    """Check that tensors have values to compare.
 
     Raises:
-        ShardvizError: One is on the meta device.
+        ShardvizError: A tensor is on the meta device.
     """
     for local in locals_:
         if local.values.is_meta:
             raise ShardvizError(
                 f"{local.name} is on the meta device and has no values to compare",
-                "materialize the model first: to_empty, and draw or load its weights",
+                "materialize the model first: call to_empty, and draw or load its weights",
             )
 
 
 def device_mesh_of(subject: Subject, given: DeviceMesh | None) -> DeviceMesh | None:
-    """Return the mesh of the job: the one given, the test's own, or the one that a DTensor is on; None without any."""
+    """Return the mesh of the job: the given one, the test's, or that of a DTensor; None if there is none."""
     known = given if given is not None else current.device_mesh.get()
     if known is not None:
         return known
@@ -89,7 +90,7 @@ def _tensors(subject: Subject) -> Iterator[torch.Tensor]:
 
 
 def _states(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield an optimizer's state: by the name of its parameter where that was given, else by its number."""
+    """Yield an optimizer's state: by the name of its parameter if known, else by its number."""
     names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(parameters):

@@ -1,4 +1,4 @@
-"""Whether names share storage, by the check that compares a run with the unsharded model's ties."""
+"""Checks that names share storage, with the check that compares a run with the unsharded model's ties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
-    """Return the names that do not share the first one's storage on some rank.
+    """Return findings for the names that do not share the first one's storage on some rank.
 
     Raises:
         ShardAssertionError: No rank has a tensor of one of the names, or no rank has both.
@@ -35,10 +35,10 @@ def check_tied(dump: Dump, first: str, others: Iterable[str]) -> list[Finding]:
     for result in results:
         if not isinstance(result, Finding):
             raise ShardAssertionError(f"{result.tensor} and {first} cannot be tied: no rank has both")
-    return [_worded(result, first) for result in results if isinstance(result, Finding)]
+    return [_reworded(result, first) for result in results if isinstance(result, Finding)]
 
 
-def _worded(finding: Finding, first: str) -> Finding:
-    """Leave out what was before sharding, which an assertion does not know."""
+def _reworded(finding: Finding, first: str) -> Finding:
+    """Leave out the state before sharding, which an assertion cannot know."""
     sentence = f"it does not share storage with {first} on {len(finding.ranks)} ranks"
     return replace(finding, sentence=sentence)
