@@ -93,7 +93,7 @@ def test_a_shard_that_was_never_written_is_foreign(tmp_path: Path) -> None:
     found = only(check_made(tmp_path, "tp=4", {"w": made}))
     assert (found.kind, found.ranks) == ("foreign", (1,))
     assert "4 zeros" in found.summary
-    assert not found.gives_way
+    assert not found.generic
     assert "4 of its own 16 elements are lost" in found.summary
 
 

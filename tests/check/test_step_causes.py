@@ -36,7 +36,7 @@ def test_ranks_that_compute_different_things_are_not_called_unreduced(tmp_path: 
     (found,), _ = step.check()
     assert (found.kind, found.tensor) == ("wrong-value", "output")
     assert "another thing on each rank along tp" in found.cause
-    assert found.gives_way
+    assert found.generic
 
 
 def test_a_module_whose_output_fits_nowhere_is_where_to_look_first(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_the_ranks_that_are_right_have_and_the_others_lack_is_the_cause(tmp
     (found,), _ = step.check()
     assert (found.kind, found.ranks) == ("wrong-value", (1, 2, 3))
     assert found.cause == "Ranks 1, 2, 3 have no scale, which the ranks that are right compute with"
-    assert not found.gives_way
+    assert not found.generic
 
 
 def test_gradients_that_are_right_on_some_ranks_are_not_called_unreduced(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         claimed=case.claimed_text,
         cause=REWRITTEN if is_rewritten else cause,
         fix=fix,
-        gives_way=is_rewritten,
+        generic=is_rewritten,
     )
 
 

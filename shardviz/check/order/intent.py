@@ -39,9 +39,8 @@ def intended_text(intended: Mapping[str, str], name: str) -> str:
 
 def unmatched(dump: Dump) -> Iterator[NotChecked]:
     """Yield the patterns that fit no name, misspelt ones among them."""
-    names = [name for tensor in dump.at("stamped") for name in tensor.names]
-    for pattern in dump.files.run.intended if names else ():
-        if not any(fnmatchcase(name, pattern) for name in names):
+    for pattern in dump.files.run.intended if dump.stamped else ():
+        if not any(fnmatchcase(name, pattern) for name in dump.stamped):
             yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.dump.dump import MAX_ELEMENTS, expand_runs
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
@@ -22,36 +23,24 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.check.finding import NotChecked
     from shardviz.dump.dump import Dump
     from shardviz.dump.records import GatherRecord, Stamp
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""
 
-OF_PLACES = (
-    "misordered",
-    "misordered-within-shard",
-    "missing",
-    "duplicated",
-    "foreign",
-    "name-collision",
-    "wrong-placement",
-    "wrong-shape",
-)
 
-
-def check_gathered(dump: Dump, findings: Iterable[Finding]) -> list[Finding]:
+def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
     """Return the findings with what torch's collectives made of the tensors, and those of the collectives' own.
 
     Args:
         dump: The dump.
-        findings: What is wrong with the shards themselves.
+        placed: What the checks of the shards themselves found.
     """
     wrong, seen = _gathered(dump)
-    told = [_with_consequence(dump, finding, wrong, seen) for finding in findings]
-    explained = {finding.tensor for finding in told if finding.kind in OF_PLACES}
-    own = [_finding(dump, name, call, ranks) for (name, call), ranks in wrong.items() if name not in explained]
-    return told + own
+    shards = [_with_consequence(dump, one, wrong, seen) if isinstance(one, Finding) else one for one in placed]
+    return [*shards, *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items()], shards)]
 
 
 def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
@@ -72,7 +61,7 @@ def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
 
 
 def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
-    if finding.kind not in OF_PLACES:
+    if not is_of_places(finding):
         return finding
     calls = [call for name, call in seen if name == finding.tensor]
     said = [
@@ -90,8 +79,8 @@ def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
 
 
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
-    tensors = [tensor for tensor in dump.at("stamped") if name in tensor.names]
-    claimed = tensors[0].claimed if tensors else None
+    tensor = dump.stamped.get(name)
+    claimed = tensor.claimed if tensor is not None else None
     return Finding(
         "collective-mismatch",
         "error",

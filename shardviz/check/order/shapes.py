@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.case import cases_of
 from shardviz.check.order.counts import count_ids
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.places import shape_differs
@@ -26,15 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.order.case import Case
-    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Tensor
 
 FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the global shape"
 
 
-def check_global_shape(dump: Dump, tensor: Tensor, name: str) -> Iterator[Finding]:
+def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator[Finding]:
     """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only."""
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
-    stamp = dump.stamps.get(name)
+    stamp = laid_out.dump.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
         return
     wanted = stamp.shape if stamp else shapes.most_common(1)[0][0]
@@ -43,7 +43,7 @@ def check_global_shape(dump: Dump, tensor: Tensor, name: str) -> Iterator[Findin
     whose = "the unsharded model has" if stamp else "most ranks have"
     claimed = tensor.shards[rank].layout
     yield replace(
-        _with_label(dump, tensor, name, claimed, wanted),
+        _with_label(laid_out, tensor, name, claimed, wanted),
         tensor=name,
         ranks=tuple(others),
         sentence=f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, "
@@ -52,13 +52,15 @@ def check_global_shape(dump: Dump, tensor: Tensor, name: str) -> Iterator[Findin
     )
 
 
-def _with_label(dump: Dump, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]) -> Finding:
+def _with_label(
+    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+) -> Finding:
     """Return what is held of a tensor of the wanted shape, and what to give from_local for it."""
     strides = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
     shape = f"give from_local shape={wanted} and stride={strides}"
     found = Finding("wrong-shape", "error", "", (), "", cause=FROM_LOCAL)
     try:
-        case = _relabelled(dump, tensor, name, claimed, wanted)
+        case = _relabelled(laid_out, tensor, name, claimed, wanted)
         held = _held(case, tensor.shape, shape) if case is not None else None
     except ShardvizError:  # ids that cannot be laid out: the shape alone is told
         held = None
@@ -68,10 +70,12 @@ def _with_label(dump: Dump, tensor: Tensor, name: str, claimed: Layout | None, w
     return replace(found, held=text, cause=cause, fix=fix)
 
 
-def _relabelled(dump: Dump, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]) -> Case | None:
+def _relabelled(
+    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+) -> Case | None:
     """Return the case as if the placements had been given with the wanted shape; None where that cannot be."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
-    cases = list(cases_of(dump, tensor, name, claims=False)) if name in dump.stamps else []
+    cases = laid_out.cases(tensor, name, claims=False) if name in laid_out.dump.stamps else ()
     if placements is None or len(cases) != 1 or len(wanted) != len(tensor.shape):
         return None
     return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))

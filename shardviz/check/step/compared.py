@@ -179,11 +179,10 @@ REDUCTIONS = {
 
 def compared(dump: Dump) -> Iterator[Compared]:
     """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
-    references = {(tensor.role, name): tensor for tensor in dump.at("reference") for name in tensor.names}
     rounding = rounding_of(dump)
     for tensor in dump.at("step"):
         for name in tensor.names:
-            reference = references.get((tensor.role, name))
+            reference = dump.find("reference", tensor.role, name)
             if reference is not None and tensor.role in ("grad", "output", "scalar"):
                 wanted = dump.values(reference.first, name)
                 yield laid_out(dump, tensor, name, wanted, rounding)

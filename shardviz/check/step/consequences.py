@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.hiding import unhidden
 from shardviz.check.step.rules.scale import ratio_to_wanted
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
     if outputs:
         if len(outputs) < len(found):
             yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong", "step")
-        explained = [finding for _, finding in outputs if not finding.gives_way]
-        yield from explained or [finding for _, finding in outputs]
+        findings = [finding for _, finding in outputs]
+        explained = [finding for finding in findings if not finding.generic]
+        yield from unhidden(findings, explained, anywhere=True)
         return
-    told = [pair for pair in found if not _comes_of_loss(pair, found)]
+    told = _not_from_loss(found)
     left_out = len(found) - len(told)
     if left_out:
         why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
@@ -36,8 +38,11 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
     yield from _with_loss_first(told)
 
 
-def _comes_of_loss(pair: Found, found: Sequence[Found]) -> bool:
-    return pair[0].role == "grad" and pair[1].gives_way and any(one.name == "loss" for one, _ in found)
+def _not_from_loss(found: Sequence[Found]) -> list[Found]:
+    """Return what is left beside a wrong loss of the gradients computed from it."""
+    loss = [finding for one, finding in found if one.name == "loss"]
+    left = unhidden([finding for one, finding in found if one.role == "grad"], loss, anywhere=True)
+    return [pair for pair in found if pair[0].role != "grad" or pair[1] in left]
 
 
 def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:

@@ -30,9 +30,8 @@ MAX_LISTED = 8
 
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the initial stage whose copies differ."""
-    stamped = {name: tensor for tensor in dump.at("stamped") for name in tensor.names}
     for tensor in dump.at("initial"):
-        for ids, numbers in _by_stamped(tensor, stamped):
+        for ids, numbers in _by_stamped(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
                 yield from _compare(dump, tensor, numbers, groups)

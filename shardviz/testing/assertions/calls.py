@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.check.order.reassembly import OF_PLACES
+from shardviz.check.hiding import is_of_places
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles, read_files
@@ -44,7 +44,8 @@ def assert_clean(dump: AnyDump) -> None:
             "give it what shardviz.capture wrote; assert_ordered and assert_layout take a module",
         )
     model = _read(dump)
-    raise_for(model, report_on(model).findings)
+    report = report_on(model)
+    raise_for(model, report.findings, report.laid_out)
 
 
 def assert_ordered(
@@ -73,7 +74,8 @@ def assert_ordered(
     if not seen.files.run.stamps:
         raise ShardvizError(f"{seen.files.path} has no ids", "write it with stamps=shardviz.stamp(model)")
     report = report_on(seen)
-    raise_for(seen, [finding for finding in report.findings if finding.kind in (*OF_PLACES, "incomplete")])
+    wrong = [finding for finding in report.findings if is_of_places(finding) or finding.kind == "incomplete"]
+    raise_for(seen, wrong, report.laid_out)
     _refuse(report.not_checked)
 
 
@@ -101,7 +103,7 @@ def assert_layout(
 
     seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
     wanted = {"*": layouts} if isinstance(layouts, str) else dict(layouts)
-    raise_for(*_with_held(seen, rules.check_rules(seen, wanted), subject, mesh))
+    _raise_with_held(seen, rules.check_rules(seen, wanted), subject, mesh)
 
 
 def assert_replicated(
@@ -213,15 +215,19 @@ def _gather_values(
     return gather(add, known)
 
 
-def _with_held(
-    seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None
-) -> tuple[Dump, list[Finding]]:
-    """Return findings with what ranks hold, and the ids to draw it by, where the subject was stamped and has them."""
+def _raise_with_held(seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
+    """Raise for findings, with what ranks hold and a picture of it where the subject was stamped and has its ids."""
+    __tracebackhide__ = True
+    from shardviz.check.order.laid_out import LaidOut
     from shardviz.testing.assertions import held
 
     ids = seen if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
-    told = held.with_held(ids, findings) if ids is not None else findings
-    return (ids if ids is not None and any(finding.held for finding in told) else seen), told
+    laid_out = LaidOut(ids) if ids is not None else None
+    if laid_out is not None:
+        findings = held.with_held(laid_out, findings)
+    if laid_out is not None and any(finding.held for finding in findings):
+        raise_for(laid_out.dump, findings, laid_out)
+    raise_for(seen, findings)
 
 
 def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:

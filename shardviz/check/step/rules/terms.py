@@ -57,7 +57,7 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
-        gives_way=not is_on_some_ranks,
+        generic=not is_on_some_ranks,
     )
 
 
