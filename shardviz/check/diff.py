@@ -13,14 +13,13 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
+from shardviz.dump.whole import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
     from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump, Tensor
@@ -157,7 +156,7 @@ def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Ten
     if _same_digests(name, ours[1], theirs[1]):
         return
     try:
-        one, other = _whole(name, *ours), _whole(name, *theirs)
+        one, other = whole_values(*ours, name), whole_values(*theirs, name)
     except ShardvizError as error:
         why = f"its values differ or lie differently, and cannot be compared whole: {error.message}"
         yield NotChecked(name, why, "values")
@@ -177,18 +176,3 @@ def _same_digests(name: str, one: Tensor, other: Tensor) -> bool:
 
     ours = digests(one)
     return all(ours.values()) and ours == digests(other)
-
-
-def _whole(name: str, dump: Dump, tensor: Tensor) -> NDArray[np.float64]:
-    """Put a tensor's values together by what its shards claim."""
-    shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
-    whole = np.full(shape, np.nan)
-    for rank, shard in tensor.shards.items():
-        values = dump.values(shard, name)
-        if shard.layout is None:
-            return values
-        region = shard.layout.region(shard.layout.mesh.coord_of(rank))
-        if region.shape != values.shape:
-            raise ShardvizError(f"rank {rank} has {list(values.shape)} where {list(region.shape)} is claimed")
-        whole.ravel()[region.flat_ids(shape)] = values
-    return whole
