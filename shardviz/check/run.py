@@ -16,7 +16,7 @@ from shardviz.check.order.intent import check_intent, intended_text, is_intended
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.places import check_places
 from shardviz.check.order.reassembly import check_gathered
-from shardviz.check.order.rewritten import check_anew, check_zeros
+from shardviz.check.order.rewritten import check_recomputed, check_zeros
 from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.step import check_step
@@ -51,7 +51,7 @@ def check_dump(path: Path | str) -> Report:
     """Read a dump and check it; damaged files become findings.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
     """
     with collector_paused():
         return report_on(dump_of(read_files(path, strict=False)))
@@ -103,7 +103,7 @@ def _of_run(dump: Dump) -> Iterator[Result]:
 
 
 def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
-    """Yield what a step and its update show, and of which gradients they show nothing."""
+    """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     found = list(check_step(dump, weights))
     wrong = _findings(found)
     yield from found
@@ -113,13 +113,13 @@ def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
 
 
 def _dtypes(dump: Dump) -> Iterator[Finding]:
-    """Yield tensors of which ranks disagree on the element type."""
+    """Yield tensors whose element type differs between ranks."""
     for tensor in dump.at("stamped") or dump.at("initial"):
         yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in tensor.names)
 
 
 def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
-    """Yield what ranks say that they could not look at, once for all of them."""
+    """Yield the checks that ranks could not make, once for all of them."""
     said: dict[tuple[str, str], list[int]] = {}
     for rank, record in dump.files.ranks.items():
         for pair in dict.fromkeys(record.not_checked):
@@ -131,7 +131,7 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
 
 
 def _about(name: str, why: str, ranks: list[int], stamped: Tensor | None) -> About:
-    """Return what ranks could not look at: not where elements are, if they wrote the tensor's ids all the same."""
+    """Return the subject of a check that ranks could not make; not the order, if they wrote the ids all the same."""
     if not name:
         return "run"
     if why.endswith(NO_IDS):
@@ -173,15 +173,15 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
 
 
 def _check_case(case: Case) -> list[Result]:
-    """Run the families on one case: what is the cause of something else is looked at first, and alone."""
+    """Run the families on one case, causes before what may follow from them."""
     if case.as_claimed and len({shard.layout for shard in case.shards.values()}) == 1:
         return []
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
-        why = f"a sum over {_pending(case)} is pending, so what ranks hold are no ids"
+        why = f"a sum over {_pending(case)} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
-    anew = list(check_anew(case))
-    if anew:
-        return [*anew]
+    recomputed = list(check_recomputed(case))
+    if recomputed:
+        return [*recomputed]
     labels = list(check_label(case))
     return [*labels, *unhidden(list(check_foreign(case)) or list(check_places(case)), labels)]
 

@@ -196,14 +196,14 @@ class Dump:
             return np.asarray(raw, dtype=np.float64).reshape(body.local_shape)
         except (TypeError, ValueError) as error:
             raise DumpError(
-                f"{printable(name)}: rank {shard.rank} has values that are no {list(body.local_shape)}"
+                f"{printable(name)}: rank {shard.rank} has values that are not of shape {list(body.local_shape)}"
             ) from error
 
     def local_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
 
         Returns:
-            An array of the local shape. Elements of other tensors, zeros and values that are no id are all <= 0:
+            An array of the local shape. Elements of other tensors, zeros and values that are not ids are all <= 0:
             0 for zero, `ID_NONE` for no id, `-1 - id` for the id of another tensor.
 
         Raises:

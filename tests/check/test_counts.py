@@ -101,7 +101,7 @@ def test_values_that_are_no_ids_are_foreign(tmp_path: Path) -> None:
     made = Made("[8/tp, 2]", ids={3: np.full((2, 2), -1)})
     found = only(check_made(tmp_path, "tp=4", {"w": made}))
     assert found.kind == "foreign"
-    assert "4 values that are no id" in found.summary
+    assert "4 values that are not ids" in found.summary
     assert "never written" in found.cause
 
 

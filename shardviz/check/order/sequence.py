@@ -1,9 +1,9 @@
 """`sequence-order`: tensors that go along one sequence are split in different orders (context parallel).
 
-Tokens, labels, positions and masks are read index by index: what a rank has of one must be at the same positions as
-what it has of the others. Which tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and
-never guessed. Their positions are compared rank by rank with those that most of them have. One that is whole on every
-rank is looked up by position and has no order of its own; one that is split finer or coarser cannot be compared.
+Tokens, labels, positions and masks are read index by index: a rank must have the same positions of all of them. Which
+tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and never guessed. Their positions are
+compared rank by rank with those that most of them have. One that is whole on every rank is looked up by position and
+has no order of its own; one that is split finer or coarser cannot be compared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Order:
 
 
 def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
-    """Yield tensors whose positions on a rank are not those of the others that share their sequence."""
+    """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
     found = list(_orders(laid_out))
     yield from (one for one in found if isinstance(one, NotChecked))
     orders = [one for one in found if isinstance(one, Order) and one.is_split]
@@ -89,7 +89,7 @@ def _order(laid_out: LaidOut, tensor: Tensor, name: str, dim: int) -> Order | No
             if dim >= len(case.shape):
                 return NotChecked(name, f"its order along the sequence: it has no dim {dim}", "order")
             if case.ids:
-                return NotChecked(name, f"its order along the sequence: dim {dim} is no list of positions", "order")
+                return NotChecked(name, f"its order along the sequence: dim {dim} is not a list of positions", "order")
             held |= {case.rank(coord): region.dims[dim] for coord, region in case.regions.items()}
             size = case.shape[dim]
     except ShardvizError as error:
@@ -125,7 +125,7 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
         "error",
         one.name,
         wrong,
-        f"{len(wrong)} of {len(one.held)} ranks have other positions of the sequence here than of {usual.name}: "
+        f"{len(wrong)} of {len(one.held)} ranks hold different positions of the sequence here than in {usual.name}: "
         f"rank {rank} has {own} where {usual.name} has {others}",
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",

@@ -32,7 +32,7 @@ FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the g
 
 
 def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator[Finding]:
-    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only."""
+    """Yield ranks whose global shape differs from the unsharded model's, or from most ranks'; DTensors only."""
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
     stamp = laid_out.dump.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
@@ -46,8 +46,8 @@ def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator
         _with_label(laid_out, tensor, name, claimed, wanted),
         tensor=name,
         ranks=tuple(others),
-        sentence=f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, "
-        f"where {whose} {list(wanted)}",
+        sentence=f"{len(others)} of {len(tensor.shards)} ranks see a different global shape: {list(shape)} on rank "
+        f"{rank}, where {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
     )
 
@@ -62,7 +62,7 @@ def _with_label(
     try:
         case = _relabelled(laid_out, tensor, name, claimed, wanted)
         held = _held(case, tensor.shape, shape) if case is not None else None
-    except ShardvizError:  # ids that cannot be laid out: the shape alone is told
+    except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         held = None
     if held is None:
         return replace(found, fix=f"{shape}, or use distribute_tensor on the whole tensor")
@@ -102,7 +102,7 @@ def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
 
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:
-    """Yield ranks whose element type is not that of most others."""
+    """Yield ranks whose element type differs from that of most ranks."""
     dtypes = Counter(shard.body.dtype for shard in tensor.shards.values())
     if len(dtypes) == 1:
         return
@@ -114,8 +114,8 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
         "error",
         tensor.names[0],
         tuple(others),
-        f"{len(others)} of {len(tensor.shards)} ranks have another element type: {dtype} on rank {rank}, where most "
-        f"ranks have {usual}",
+        f"{len(others)} of {len(tensor.shards)} ranks have a different element type: {dtype} on rank {rank}, where "
+        f"most ranks have {usual}",
         cause="The tensor was cast, or loaded, by a rule that depends on the rank",
         fix=f"cast to torch.{usual} on every rank before the model is sharded",
     )
@@ -142,7 +142,7 @@ def _disagreeing(case: Case) -> Finding:
         "error",
         case.name,
         tuple(others),
-        f"{len(others)} of {len(case.shards)} ranks claim another layout: {own} on rank {rank}, where most claim "
+        f"{len(others)} of {len(case.shards)} ranks claim a different layout: {own} on rank {rank}, where most claim "
         f"{case.claimed_text}",
         claimed=case.claimed_text,
         cause="The placements were chosen by a rule that depends on the rank",
@@ -163,7 +163,7 @@ def _wrong_local_shape(case: Case) -> Finding:
         "error",
         case.name,
         tuple(sorted(case.rank(coord) for coord in wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks have another local shape than their placements give: "
+        f"{len(wrong)} of {len(case.shards)} ranks have a local shape that does not match their placements: "
         f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
         + (f": {fits.sentence}" if named else ""),
         claimed=case.claimed_text,
