@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.order.case import cases_of
+from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
+from shardviz.dump.whole import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
     from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump, Tensor
@@ -84,7 +83,8 @@ class Difference:
 def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = None) -> Difference:
     """Compare two dumps; their reports may be there already."""
     one, other = reports or (report_on(before), report_on(after))
-    results = [result for moment, role in KEPT for result in _moment_changes(before, after, moment, role)]
+    laid_out = (one.laid_out or LaidOut(before), other.laid_out or LaidOut(after))
+    results = [result for moment, role in KEPT for result in _moment_changes(laid_out, moment, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     return Difference(
         tuple(changes),
@@ -100,13 +100,14 @@ def _only_in(report: Report, other: Report) -> tuple[Finding, ...]:
 
 
 def _moment_changes(
-    before: Dump, after: Dump, moment: Literal["stamped", "initial"], role: str
+    laid_out: tuple[LaidOut, LaidOut], moment: Literal["stamped", "initial"], role: str
 ) -> Iterator[Change | NotChecked]:
+    before, after = laid_out[0].dump, laid_out[1].dump
     if bool(before.at(moment)) != bool(after.at(moment)):
         what = "where elements are" if moment == "stamped" else "the model's own values"
         yield NotChecked("", f"{what}: only the {'first' if before.at(moment) else 'second'} dump has them", "values")
         return
-    ours, theirs = _by_name(before, moment, role), _by_name(after, moment, role)
+    ours, theirs = before.by_name(moment, role), after.by_name(moment, role)
     for name in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(name), theirs.get(name)
         if one is None or other is None:
@@ -114,15 +115,11 @@ def _moment_changes(
             continue
         yield from _tensor_changes(name, one, other)
         if moment == "stamped":
-            was, now = held_text(before, one, name), held_text(after, other, name)
+            was, now = held_text(laid_out[0], one, name), held_text(laid_out[1], other, name)
             if (was, now) != (_claimed(one), _claimed(other)):
                 yield from _change(name, "held", was, now)
         else:
             yield from _value_changes(name, (before, one), (after, other))
-
-
-def _by_name(dump: Dump, moment: Literal["stamped", "initial"], role: str) -> dict[str, Tensor]:
-    return {name: tensor for tensor in dump.at(moment) if tensor.role == role for name in tensor.names}
 
 
 def _present(tensor: Tensor | None) -> str:
@@ -144,10 +141,10 @@ def _claimed(tensor: Tensor) -> str:
     return write(tensor.claimed) + f" on {tensor.claimed.mesh}" if tensor.claimed else "plain"
 
 
-def held_text(dump: Dump, tensor: Tensor, name: str) -> str:
+def held_text(laid_out: LaidOut, tensor: Tensor, name: str) -> str:
     """Return what ranks hold of a stamped tensor, in the notation where it has a form for it."""
     try:
-        cases = list(cases_of(dump, tensor, name))
+        cases = laid_out.cases(tensor, name)
     except ShardvizError as error:
         return f"not known: {error.message}"
     return "; ".join(
@@ -159,7 +156,7 @@ def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Ten
     if _same_digests(name, ours[1], theirs[1]):
         return
     try:
-        one, other = _whole(name, *ours), _whole(name, *theirs)
+        one, other = whole_values(*ours, name), whole_values(*theirs, name)
     except ShardvizError as error:
         why = f"its values differ or lie differently, and cannot be compared whole: {error.message}"
         yield NotChecked(name, why, "values")
@@ -179,18 +176,3 @@ def _same_digests(name: str, one: Tensor, other: Tensor) -> bool:
 
     ours = digests(one)
     return all(ours.values()) and ours == digests(other)
-
-
-def _whole(name: str, dump: Dump, tensor: Tensor) -> NDArray[np.float64]:
-    """Put a tensor's values together by what its shards claim."""
-    shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
-    whole = np.full(shape, np.nan)
-    for rank, shard in tensor.shards.items():
-        values = dump.values(shard, name)
-        if shard.layout is None:
-            return values
-        region = shard.layout.region(shard.layout.mesh.coord_of(rank))
-        if region.shape != values.shape:
-            raise ShardvizError(f"rank {rank} has {list(values.shape)} where {list(region.shape)} is claimed")
-        whole.ravel()[region.flat_ids(shape)] = values
-    return whole

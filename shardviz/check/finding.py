@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+import re
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardviz.text import fold
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.text import Fold
 
 Kind = Literal[
     "misordered",
@@ -64,8 +71,7 @@ class Finding:
         fix: What to change, in torch's own words.
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
-        gives_way: Whether it says no more than that numbers are others than they should be: a finding that says why, of
-            this tensor or of what it was computed from, is told in its stead.
+        generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
     """
 
     kind: Kind
@@ -82,12 +88,25 @@ class Finding:
     fix: str = ""
     also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
-    gives_way: bool = False
+    generic: bool = False
 
     @property
     def summary(self) -> str:
         """The sentence with all that follows it, in a line."""
         return "; ".join((self.sentence, *self.details))
+
+    @property
+    def layouts(self) -> list[tuple[str, str]]:
+        """Where the elements are claimed, held and intended to be, as titled rows, as far as it is known."""
+        sides = (("claimed", self.claimed), ("held", self.held), ("intended", self.intended))
+        return [(title, text) for title, text in sides if text]
+
+    @property
+    def advice(self) -> list[tuple[str, str]]:
+        """The cause, the fix, what else fits and the references, as titled rows."""
+        others = [("or", text) for text in self.also]
+        rows = [("cause", self.cause), ("fix", self.fix), *others, ("see", ", ".join(self.refs))]
+        return [(title, text) for title, text in rows if text]
 
     def in_words(self, change: Callable[[str], str]) -> Finding:
         """Return the finding with all its prose changed in one way; layouts stay as they are."""
@@ -120,7 +139,32 @@ class NotChecked:
     about: About
 
 
-@dataclass(frozen=True, slots=True)
+NAME = "\0"
+"""Stands for the tensor's name while findings that differ in nothing else are folded."""
+
+
+def fold_findings(findings: Iterable[Finding]) -> list[tuple[Fold, Finding]]:
+    """Fold findings that are the same for identical layers.
+
+    Returns:
+        Each finding once, with the names of all the tensors that have it, and worded for all of them.
+    """
+    folded = fold((finding.tensor, _nameless(finding)) for finding in findings)
+    return [(names, finding.in_words(partial(_named, str(names)))) for names, finding in folded]
+
+
+def _named(name: str, text: str) -> str:
+    return text.replace(NAME, name)
+
+
+def _nameless(finding: Finding) -> Finding:
+    if not finding.tensor:
+        return finding
+    name = re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
+    return replace(finding.in_words(partial(name.sub, NAME)), tensor="")
+
+
+@dataclass(frozen=True)
 class Report:
     """What a check of a dump found.
 
@@ -129,12 +173,40 @@ class Report:
         num_tensors: Distinct tensor names.
         findings: Worst first.
         not_checked: What could not be looked at.
+        laid_out: The stamped tensors as the checks laid them out, for pictures and comparisons.
     """
 
     num_ranks: int
     num_tensors: int
     findings: tuple[Finding, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
+    laid_out: LaidOut | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
+        """The findings of each tensor that has any, worst first."""
+        found: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            found.setdefault(finding.tensor, []).append(finding)
+        return {name: tuple(findings) for name, findings in found.items()}
+
+    @cached_property
+    def why_not_checked(self) -> Mapping[str, tuple[str, ...]]:
+        """Why a check of a tensor could not be made, by the names of the tensors where one could not."""
+        found: dict[str, list[str]] = {}
+        for unchecked in self.not_checked:
+            found.setdefault(unchecked.tensor, []).append(unchecked.why)
+        return {name: tuple(reasons) for name, reasons in found.items()}
+
+    @cached_property
+    def folded(self) -> list[tuple[Fold, Finding]]:
+        """The findings, once for identical layers."""
+        return fold_findings(self.findings)
+
+    @cached_property
+    def folded_not_checked(self) -> list[tuple[Fold, str]]:
+        """What could not be looked at, with why not, once for identical layers."""
+        return fold((unchecked.tensor, unchecked.why) for unchecked in self.not_checked)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz check --format json` prints."""

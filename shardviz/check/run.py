@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked, Report
+from shardviz.check.hiding import unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
-from shardviz.check.order.case import Case, cases_of
 from shardviz.check.order.foreign import check_foreign
 from shardviz.check.order.intent import check_intent, intended_text, is_intended, unmatched
+from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.places import check_places
 from shardviz.check.order.reassembly import check_gathered
-from shardviz.check.order.rewritten import check_anew, check_zeros
+from shardviz.check.order.rewritten import check_recomputed, check_zeros
 from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.order.unplaced import check_unplaced
@@ -38,22 +39,21 @@ from shardviz.errors import ShardvizError
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from shardviz.check.finding import About
+    from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
 
 Result = Finding | NotChecked
-OF_IDS = ("missing", "duplicated", "foreign", "name-collision")
-"""Kinds that say more than a wrong label does."""
 
 
 def check_dump(path: Path | str) -> Report:
     """Read a dump and check it; damaged files become findings.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
     """
     with collector_paused():
         return report_on(dump_of(read_files(path, strict=False)))
@@ -61,45 +61,54 @@ def check_dump(path: Path | str) -> Report:
 
 def report_on(dump: Dump) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
-    ordered = list(check_sequence(dump))
-    out_of_order = {result.tensor for result in ordered if isinstance(result, Finding)}
-    placed = [result for tensor in dump.at("stamped") for result in _check_stamped(dump, tensor)]
-    placed = [*ordered, *(result for result in placed if result.tensor not in out_of_order)]
-    of_ids = check_gathered(dump, [result for result in placed if isinstance(result, Finding)])
-    of_values: list[Result] = [*check_copies(dump), *check_identical_shards(dump)]
-    differing = {result.tensor for result in of_values if isinstance(result, Finding)}
-    of_ids = [finding for finding in of_ids if not (finding.gives_way and finding.tensor in differing)]
-    misplaced = {finding.tensor for finding in of_ids}
-    of_values = [result for result in of_values if result.tensor not in misplaced]
-    others: list[Result] = [
-        *check_completeness(dump),
-        *check_rank_order(dump),
-        *_dtypes(dump),
-        *check_ties(dump),
-        *check_writes(dump),
-        *of_values,
-        *unmatched(dump),
-        *_not_checked_by_ranks(dump),
-    ]
-    weights = of_ids + [result for result in others if isinstance(result, Finding)]
-    others += [*_of_step(dump, weights), *check_collectives(dump)]
-    findings = of_ids + [result for result in others if isinstance(result, Finding)]
+    laid_out = LaidOut(dump)
+    weights = [*_of_shards(laid_out), *_of_run(dump)]
+    results = [*weights, *_of_step(dump, _findings(weights)), *check_collectives(dump)]
     order = {name: index for index, name in enumerate(dump.stamps)}
+    findings = _findings(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
-    unchecked = {result for result in placed + others if isinstance(result, NotChecked)}
+    unchecked = {result for result in results if isinstance(result, NotChecked)}
     unchecked |= set(check_unplaced(dump, {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
         num_tensors=len({name for tensor in dump.tensors if tensor.role in WEIGHTS for name in tensor.names}),
         findings=tuple(findings),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
+        laid_out=laid_out,
     )
 
 
+def _findings(results: Iterable[Result]) -> list[Finding]:
+    return [result for result in results if isinstance(result, Finding)]
+
+
+def _of_shards(laid_out: LaidOut) -> list[Result]:
+    """Return what the ids and the model's own values show of each tensor, without what merely follows from the rest."""
+    dump = laid_out.dump
+    ordered = list(check_sequence(laid_out))
+    stamped = [result for tensor in dump.at("stamped") for result in _check_stamped(laid_out, tensor)]
+    placed = [*ordered, *unhidden(stamped, ordered)]
+    of_ids: list[Result] = [*check_gathered(dump, placed)]
+    of_values: list[Result] = [*check_copies(dump), *check_identical_shards(dump)]
+    of_ids = unhidden(of_ids, of_values)
+    return [*of_ids, *unhidden(of_values, of_ids)]
+
+
+def _of_run(dump: Dump) -> Iterator[Result]:
+    """Yield what concerns the run as a whole, or a tensor's record rather than its content."""
+    yield from check_completeness(dump)
+    yield from check_rank_order(dump)
+    yield from _dtypes(dump)
+    yield from check_ties(dump)
+    yield from check_writes(dump)
+    yield from unmatched(dump)
+    yield from _not_checked_by_ranks(dump)
+
+
 def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
-    """Yield what a step and its update show, and of which gradients they show nothing."""
+    """Yield the findings of a step and its update, and the gradients that cannot show anything."""
     found = list(check_step(dump, weights))
-    wrong = [result for result in found if isinstance(result, Finding)]
+    wrong = _findings(found)
     yield from found
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
@@ -110,26 +119,25 @@ def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
 
 
 def _dtypes(dump: Dump) -> Iterator[Finding]:
-    """Yield tensors of which ranks disagree on the element type."""
+    """Yield tensors whose element type differs between ranks."""
     for tensor in dump.at("stamped") or dump.at("initial"):
         yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in tensor.names)
 
 
 def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
-    """Yield what ranks say that they could not look at, once for all of them."""
+    """Yield the checks that ranks could not make, once for all of them."""
     said: dict[tuple[str, str], list[int]] = {}
     for rank, record in dump.files.ranks.items():
         for pair in dict.fromkeys(record.not_checked):
             said.setdefault(pair, []).append(rank)
-    stamped = {name: tensor for tensor in dump.at("stamped") for name in tensor.names}
     num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in said.items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks)} of {num_ranks} ranks)"
-        yield NotChecked(name, why + where, _about(name, why, ranks, stamped.get(name)))
+        yield NotChecked(name, why + where, _about(name, why, ranks, dump.stamped.get(name)))
 
 
 def _about(name: str, why: str, ranks: list[int], stamped: Tensor | None) -> About:
-    """Return what ranks could not look at: not where elements are, if they wrote the tensor's ids all the same."""
+    """Return the subject of a check that ranks could not make; not the order, if they wrote the ids all the same."""
     if not name:
         return "run"
     if why.endswith(NO_IDS):
@@ -142,8 +150,9 @@ def _place(name: str, order: dict[str, int]) -> tuple[object, ...]:
     return bool(name), order.get(name, len(order)), natural_key(name)
 
 
-def _check_stamped(dump: Dump, tensor: Tensor) -> Iterator[Result]:
+def _check_stamped(laid_out: LaidOut, tensor: Tensor) -> Iterator[Result]:
     """Check a tensor, or a fold once for all of its names, unless they have ids or intentions of their own."""
+    dump = laid_out.dump
     as_claimed = is_as_claimed(dump, tensor)
     dense = any(shard.body.dense for shard in tensor.shards.values())
     wanted: dict[str, list[str]] = {}
@@ -153,15 +162,15 @@ def _check_stamped(dump: Dump, tensor: Tensor) -> Iterator[Result]:
         if as_claimed and is_intended(tensor, text):
             continue
         for alike in [[name] for name in names] if dense else [names]:
-            found = _check_name(dump, tensor, alike[0], text)
+            found = _check_name(laid_out, tensor, alike[0], text)
             yield from (replace(result, tensor=name) for name in alike for result in found)
 
 
-def _check_name(dump: Dump, tensor: Tensor, name: str, intended: str) -> list[Result]:
+def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> list[Result]:
     """Check one name, and say with every finding what was intended."""
     try:
-        found: list[Result] = [*check_global_shape(dump, tensor, name)]
-        for case in cases_of(dump, tensor, name) if not found else ():
+        found: list[Result] = [*check_global_shape(laid_out, tensor, name)]
+        for case in laid_out.cases(tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
             found += check_zeros(case)
     except ShardvizError as error:
@@ -170,18 +179,17 @@ def _check_name(dump: Dump, tensor: Tensor, name: str, intended: str) -> list[Re
 
 
 def _check_case(case: Case) -> list[Result]:
-    """Run the families on one case: what is the cause of something else is looked at first, and alone."""
+    """Run the families on one case, causes before what may follow from them."""
     if case.as_claimed and len({shard.layout for shard in case.shards.values()}) == 1:
         return []
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
-        why = f"a sum over {_pending(case)} is pending, so what ranks hold are no ids"
+        why = f"a sum over {_pending(case)} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
-    anew = list(check_anew(case))
-    if anew:
-        return [*anew]
+    recomputed = list(check_recomputed(case))
+    if recomputed:
+        return [*recomputed]
     labels = list(check_label(case))
-    found = list(check_foreign(case)) or list(check_places(case))
-    return [*labels, *(finding for finding in found if not labels or finding.kind in OF_IDS)]
+    return [*labels, *unhidden(list(check_foreign(case)) or list(check_places(case)), labels)]
 
 
 def _pending(case: Case) -> str:

@@ -1,4 +1,7 @@
-"""The verdict on a tensor, the same in text, on a page and in the viewer. `terminal.Glyphs` has its glyphs."""
+"""Which tensors are listed, and with what verdict: the same in text, on a page and in the viewer.
+
+`terminal.Glyphs` has the glyphs of the verdicts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump, Tensor
 
 Verdict = Literal["error", "warning", "unknown", "good", "pending"]
@@ -18,15 +22,47 @@ WORDS: dict[Verdict, str] = {
     "good": "in order",
     "pending": "checking",
 }
-"""What each verdict is called, the worst first."""
+"""The name of each verdict, the worst first."""
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst of some verdicts; of none, that all is in order."""
+    """Return the worst verdict; "good" where there is none."""
     return min(verdicts, key=list(WORDS).index, default="good")
 
 
-def without_finding(dump: Dump, tensor: Tensor) -> Verdict:
-    """Return the verdict on a tensor of which nothing is told: not checked where a rank of its mesh left no file."""
+def verdict_on(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report) -> Verdict:
+    """Return the worst that a report says of a tensor, or of some names of a fold.
+
+    Without a finding it is "not checked" where a check could not be made, or where a rank of its mesh left no file.
+    """
+    known = list(names)
+    found: list[Verdict] = [one.severity for name in known for one in report.findings_of.get(name, ())]
     mesh = tensor.claimed.mesh if tensor.claimed else dump.files.mesh
-    return "unknown" if any(rank in mesh for rank in dump.files.missing_ranks) else "good"
+    if any(name in report.why_not_checked for name in known) or any(rank in mesh for rank in dump.files.missing_ranks):
+        found.append("unknown")
+    return worst(found)
+
+
+def captured(dump: Dump) -> list[Tensor]:
+    """Return each tensor of a run once: as it was stamped, or as it was captured first.
+
+    The unsharded model's tensors, which rank 0 writes to compare with, are not part of the run.
+    """
+    stamped = {(name, tensor.role) for name, tensor in dump.stamped.items()}
+    return [
+        tensor
+        for tensor in dump.tensors
+        if tensor.moment == "stamped"
+        or (tensor.moment not in ("reference", "updated") and (tensor.names[0], tensor.role) not in stamped)
+    ]
+
+
+def is_listed(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report | None) -> bool:
+    """Whether a tensor is listed unless more is asked for: all of a model is, and results of a step that are noted.
+
+    A gradient, an optimizer state and an output for every layer would bury the rest. Where neither ids nor the model's
+    own values were captured, everything is listed.
+    """
+    if tensor.moment in ("stamped", "initial") or not (dump.at("stamped") or dump.at("initial")):
+        return True
+    return report is not None and any(name in report.findings_of or name in report.why_not_checked for name in names)

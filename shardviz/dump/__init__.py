@@ -1,6 +1,6 @@
 """The dump: what a run wrote, the only thing that crosses from the live half to the offline half.
 
-A folder `NAME.shardviz/` with `run.json` and one `rank_00003.json` a rank (and `rank_00003.safetensors` for large
-dense values). `records` says what stands in the files, `write` and `read` do that, `tensors` lays the ranks' records of
+A folder `NAME.shardviz/` with `run.json` and one `rank_00003.json` per rank (and `rank_00003.safetensors` for large
+dense values). `records` defines what the files contain, `write` and `read` do that, `dump` lays the ranks' records of
 one tensor side by side.
 """

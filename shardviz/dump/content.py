@@ -1,4 +1,4 @@
-"""What a rank says that a tensor holds: ranges, runs and values must be of the shapes that are claimed."""
+"""The content that a rank writes for a tensor: ranges, runs and values must have the shapes that are claimed."""
 
 from __future__ import annotations
 
@@ -90,12 +90,17 @@ def _check_values(body: Body) -> None:
     level: list[Any] = [body.values]
     for size in shape:
         if any(type(item) is not list or len(item) != size for item in level):
-            raise DumpError(f"values are no nested lists of shape {list(shape)}")
+            raise DumpError(f"values are not nested lists of shape {list(shape)}")
         level = [inner for item in level for inner in item]
     for value in level:
         number = type(value) in (float, bool) or (type(value) is int and -(1 << 63) <= value < 1 << 64)
         if not number and not (type(value) is str and value in NOT_FINITE):
             raise DumpError(f"values hold {str(value)[:SHOWN]!r}, expected numbers or one of {', '.join(NOT_FINITE)}")
+
+
+def leaves(values: Any) -> list[Any]:
+    """Return the numbers of nested lists, row-major."""
+    return [leaf for item in values for leaf in leaves(item)] if isinstance(values, list) else [values]
 
 
 def numel_of(field: str, shape: Shape) -> int:

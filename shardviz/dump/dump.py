@@ -18,7 +18,7 @@ from shardviz.layout.region import Region
 from shardviz.text import Fold, fold, natural_key, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -116,7 +116,7 @@ class Dump:
     """Every tensor of a dump.
 
     Attributes:
-        dump: What was read, damaged files left out.
+        files: What was read, without damaged files.
         tensors: In model order, the stamped ones first.
     """
 
@@ -152,11 +152,32 @@ class Dump:
 
     def find(self, moment: Moment, role: str, name: str) -> Tensor | None:
         """Return the tensor of a name, if it was captured at that moment."""
-        return self._by_name.get((moment, role, name))
+        return self.by_name(moment, role).get(name)
+
+    def by_name(self, moment: Moment, role: str) -> Mapping[str, Tensor]:
+        """Return the tensors of one role that were captured at one moment, by name."""
+        return self._by_role.get((moment, role), {})
 
     @cached_property
-    def _by_name(self) -> dict[tuple[str, str, str], Tensor]:
-        return {(tensor.moment, tensor.role, name): tensor for tensor in self.tensors for name in tensor.names}
+    def stamped(self) -> Mapping[str, Tensor]:
+        """The tensors that were captured with their ids, by name."""
+        return {name: tensor for tensor in self.at("stamped") for name in tensor.names}
+
+    @cached_property
+    def first_captured(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, as it was captured first."""
+        found: dict[str, Tensor] = {}
+        for tensor in self.tensors:
+            for name in tensor.names:
+                found.setdefault(name, tensor)
+        return found
+
+    @cached_property
+    def _by_role(self) -> dict[tuple[Moment, str], dict[str, Tensor]]:
+        found: dict[tuple[Moment, str], dict[str, Tensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault((tensor.moment, tensor.role), {}).update(dict.fromkeys(tensor.names, tensor))
+        return found
 
     def values(self, shard: Shard, name: str) -> NDArray[np.float64]:
         """Return the values that a shard holds, in float64 and the local shape.
@@ -175,14 +196,14 @@ class Dump:
             return np.asarray(raw, dtype=np.float64).reshape(body.local_shape)
         except (TypeError, ValueError) as error:
             raise DumpError(
-                f"{printable(name)}: rank {shard.rank} has values that are no {list(body.local_shape)}"
+                f"{printable(name)}: rank {shard.rank} has values that are not of shape {list(body.local_shape)}"
             ) from error
 
     def local_ids(self, shard: Shard, name: str) -> NDArray[np.int64]:
         """Return the ids that a shard holds, counted from 1 within its own tensor where they are its own.
 
         Returns:
-            An array of the local shape. Elements of other tensors, zeros and values that are no id are all <= 0:
+            An array of the local shape. Elements of other tensors, zeros and values that are not ids are all <= 0:
             0 for zero, `ID_NONE` for no id, `-1 - id` for the id of another tensor.
 
         Raises:

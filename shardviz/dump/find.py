@@ -24,10 +24,7 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
     Raises:
         ShardvizError: No name fits, or the end of a name fits several.
     """
-    by_name: dict[str, Tensor] = {}
-    for tensor in dump.tensors:
-        for name in tensor.names:
-            by_name.setdefault(name, tensor)
+    by_name = dump.first_captured
     if pattern in by_name:
         return [(pattern, by_name[pattern])]
     if any(char in pattern for char in "*?["):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ID_NONE = -1
-"""Stands in id arrays for a value that is no id: NaN, a fraction, or beyond every stamp. Zeros stay 0."""
+"""Stands in id arrays for a value that is not an id: NaN, a fraction, or beyond every stamp. Zeros stay 0."""
 
 MAX_ELEMENTS = 1 << 26
 """No array of ids longer than this is made from a dump's ranges or runs."""
@@ -44,7 +44,7 @@ def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
 
 
 def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
-    """Return values as ids: 0 for zero, `ID_NONE` for what is no whole number from 0 to `last`."""
+    """Return values as ids: 0 for zero, `ID_NONE` for values that are not whole numbers from 0 to `last`."""
     numbers: NDArray[Any] = values.astype(np.float64) if values.dtype.kind == "f" else values
     if numbers.dtype.kind not in "fiu":
         return np.full(numbers.shape, ID_NONE, np.int64)

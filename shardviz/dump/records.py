@@ -85,7 +85,7 @@ class LayoutRecord(Record, frozen=True):
 
 
 class Body(Record, frozen=True):
-    """All that a rank says of a tensor but its name: identical layers share one body.
+    """Everything that a rank writes about a tensor except its name: identical layers share one body.
 
     Attributes:
         role: What the tensor is to the model.

@@ -7,6 +7,7 @@ translated from and to torch's placements, which are applied from the first mesh
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +28,9 @@ Link = str | int
 """One split of a chain: an axis's name, a number of segments that are not distributed, or `JOIN`."""
 
 Chain = tuple[Link, ...]
+
+Split = Callable[[Ranges, int, int], Ranges]
+"""A rule that returns one of so many parts of some indices, as `chunk` does."""
 
 MAX_SEGMENTS = 1 << 16
 """A dim is cut into at most this many segments that are not distributed, until they are joined again."""
@@ -67,21 +71,31 @@ def bound(chain: Chain, position: Mapping[str, int], sizes: Mapping[str, int]) -
 @lru_cache(maxsize=1 << 16)
 def held(size: int, links: tuple[tuple[int, int], ...]) -> Ranges:
     """Follow a bound chain from the whole dim to the indices that are left."""
+    return followed(size, links, {})
+
+
+def followed(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, Split]) -> Ranges:
+    """Follow a bound chain in which some links, given by their place in it, split by another rule than torch.chunk."""
     segments: list[Ranges] = [((0, size),)]
-    for parts, chosen in links:
+    for place, (parts, chosen) in enumerate(links):
         if parts == 0:
             segments = [merged(range_ for segment in segments for range_ in segment)]
         elif chosen < 0:
             segments = [part for segment in segments for part in chunks(segment, parts)]
         else:
-            segments = [chunk(segment, parts, chosen) for segment in segments]
+            split = splits.get(place, chunk)
+            segments = [split(segment, parts, chosen) for segment in segments]
     return merged(range_ for segment in segments for range_ in segment)
 
 
 def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
     """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty."""
     step = -(-length(ranges) // parts)
-    first, last = part * step, (part + 1) * step
+    return stretch(ranges, part * step, (part + 1) * step)
+
+
+def stretch(ranges: Ranges, first: int, last: int) -> Ranges:
+    """Return the indices from number `first` up to number `last`, counted within the ranges."""
     kept, before = [], 0
     for start, stop in ranges:
         low, high = max(first - before, 0), min(last - before, stop - start)

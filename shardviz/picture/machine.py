@@ -47,7 +47,7 @@ def report_junit(report: Report, names: Sequence[str]) -> str:
     """
     from xml.etree import ElementTree
 
-    findings, unchecked = _findings_by_tensor(report), _reasons_by_tensor(report)
+    findings, unchecked = report.findings_of, report.why_not_checked
     cases = list(dict.fromkeys([*names, *findings, *unchecked]))
     skipped = [name for name in cases if name in unchecked and name not in findings]
     suite = ElementTree.Element("testsuite", name="shardviz", tests=str(len(cases)), errors="0")
@@ -64,28 +64,10 @@ def report_junit(report: Report, names: Sequence[str]) -> str:
     return written.decode("ascii") + "\n"
 
 
-def _findings_by_tensor(report: Report) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for finding in report.findings:
-        found.setdefault(finding.tensor, []).append(finding)
-    return found
-
-
-def _reasons_by_tensor(report: Report) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for unchecked in report.not_checked:
-        found.setdefault(unchecked.tensor, []).append(unchecked.why)
-    return found
-
-
 def _details(finding: Finding) -> str:
     """Return a finding as lines of plain text."""
-    sides = (("claimed", finding.claimed), ("held", finding.held), ("intended", finding.intended))
-    others = [("or", text) for text in finding.also]
-    told = (("cause", finding.cause), ("fix", finding.fix), *others, ("see", ", ".join(finding.refs)))
-    lines = [_named(finding.tensor, finding.summary)]
-    lines += [f"{title}: {printable(text)}" for title, text in (*sides, *told) if text]
-    return "\n".join(lines)
+    rows = (f"{title}: {printable(text)}" for title, text in (*finding.layouts, *finding.advice))
+    return "\n".join([_named(finding.tensor, finding.summary), *rows])
 
 
 def _named(tensor: str, text: str) -> str:

@@ -93,7 +93,7 @@ def test_a_shard_that_was_never_written_is_foreign(tmp_path: Path) -> None:
     found = only(check_made(tmp_path, "tp=4", {"w": made}))
     assert (found.kind, found.ranks) == ("foreign", (1,))
     assert "4 zeros" in found.summary
-    assert not found.gives_way
+    assert not found.generic
     assert "4 of its own 16 elements are lost" in found.summary
 
 
@@ -101,7 +101,7 @@ def test_values_that_are_no_ids_are_foreign(tmp_path: Path) -> None:
     made = Made("[8/tp, 2]", ids={3: np.full((2, 2), -1)})
     found = only(check_made(tmp_path, "tp=4", {"w": made}))
     assert found.kind == "foreign"
-    assert "4 values that are no id" in found.summary
+    assert "4 values that are not ids" in found.summary
     assert "never written" in found.cause
 
 

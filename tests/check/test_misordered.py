@@ -279,7 +279,7 @@ def test_what_nothing_fits_is_scrambled_with_its_first_differences(tmp_path: Pat
     found = only(check_made(tmp_path, "tp=2", {"w": reordered(content, "[6/tp, 6]", "tp=2")}))
     assert found.kind == "misordered"
     assert found.held.startswith("scrambled: rank 0 holds [")
-    assert found.sentence.endswith(": no known shape fits")
+    assert found.sentence.endswith(": no known pattern fits")
     assert found.details[0].startswith("first differences: rank 0 holds [")
 
 

@@ -21,7 +21,7 @@ def test_an_output_that_every_rank_has_its_part_of_is_unreduced_and_the_rest_com
     assert (found.kind, found.held) == ("unreduced-output", "each rank's own part (+tp)")
     assert found.summary.endswith("their sum over tp is the unsharded model's")
     assert "RowwiseParallel" in found.fix
-    assert said.why == "the step's loss and gradients: they come of an output that is wrong"
+    assert said.why == "the step's loss and gradients: they come from an output that is wrong"
 
 
 def test_an_output_that_is_labelled_as_a_pending_sum_is_right(tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_ranks_that_compute_different_things_are_not_called_unreduced(tmp_path: 
     step.add("loss", "scalar", by_tp(0.25, 0.5), 4.0)
     (found,), _ = step.check()
     assert (found.kind, found.tensor) == ("wrong-value", "output")
-    assert "another thing on each rank along tp" in found.cause
-    assert found.gives_way
+    assert "differs from rank to rank along tp" in found.cause
+    assert found.generic
 
 
 def test_a_module_whose_output_fits_nowhere_is_where_to_look_first(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_what_the_ranks_that_are_right_have_and_the_others_lack_is_the_cause(tmp
     (found,), _ = step.check()
     assert (found.kind, found.ranks) == ("wrong-value", (1, 2, 3))
     assert found.cause == "Ranks 1, 2, 3 have no scale, which the ranks that are right compute with"
-    assert not found.gives_way
+    assert not found.generic
 
 
 def test_gradients_that_are_right_on_some_ranks_are_not_called_unreduced(tmp_path: Path) -> None:
     step = Step(tmp_path).add("w", "grad", {0: WANTED, 1: WANTED**2, 2: WANTED, 3: WANTED})
     (found,), _ = step.check()
     assert (found.kind, found.ranks) == ("wrong-value", (1,))
-    assert "something else than the others, which are right" in found.cause
+    assert "something different from the others, which are right" in found.cause
 
 
 def test_shards_that_were_averaged_as_if_they_were_copies_are_named(tmp_path: Path) -> None:

@@ -130,14 +130,14 @@ def test_an_output_whose_rows_are_in_another_order_says_what_stands_where(tmp_pa
     turned = np.roll(WANTED, 1, axis=0)
     (found,), _ = Step(tmp_path).add("output", "output", by_tp(WANTED, turned)).check()
     assert (found.kind, found.ranks) == ("misordered", (1, 3))
-    assert found.summary.endswith("4 of 4 slices are out of place, at 0 stands what belongs at 3")
+    assert found.summary.endswith("4 of 4 slices are out of place, position 0 holds the slice that belongs at 3")
 
 
 def test_shards_of_an_output_that_ranks_have_of_each_other_are_misordered(tmp_path: Path) -> None:
     first, second = np.split(WANTED, 2)
     (found,), _ = Step(tmp_path).add("output", "output", by_tp(second, first), claim=ROWS_OVER_TP).check()
     assert found.kind == "misordered"
-    assert "at 0 stands what belongs at 2" in found.summary
+    assert "position 0 holds the slice that belongs at 2" in found.summary
 
 
 def test_columns_in_another_order_name_their_dim(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_weights_drawn_anew_on_every_rank_alike_have_lost_their_ids_and_that_is_
     found = only(check_dump(tmp_path / "made.shardviz"))
     assert found.kind == "foreign"
     assert "after the model was stamped" in found.cause
-    assert found.gives_way
+    assert found.generic
 
 
 def test_copies_of_another_element_type_are_one_finding(tmp_path: Path) -> None:

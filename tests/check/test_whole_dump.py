@@ -185,9 +185,7 @@ def test_names_on_different_stages_are_not_untied_by_the_unsharded_model_that_ra
     change_rank(folder, 0, bodies=(*record.bodies, whole), tensors=(*record.tensors, *both))
     report = check_dump(folder)
     assert "untied" not in {found.kind for found in report.findings}
-    assert ("b", "it was tied to a, and no rank has both any more") in {
-        (one.tensor, one.why) for one in report.not_checked
-    }
+    assert ("b", "it was tied to a, and no rank has both now") in {(one.tensor, one.why) for one in report.not_checked}
 
 
 def with_gathered(path: Path, made: Made | str, gathered: GatherRecord) -> Report:
@@ -208,7 +206,9 @@ def test_a_gather_in_order_is_right_however_it_is_written_down(tmp_path: Path, g
 def test_a_gather_out_of_order_from_right_shards_is_the_collectives_fault(tmp_path: Path) -> None:
     found = only(with_gathered(tmp_path, "[4/tp]", GatherRecord("w", "full_tensor", held=(((2, 4), (0, 2)),))))
     assert (found.kind, found.claimed) == ("collective-mismatch", "[4/tp]")
-    assert "4 of 4 elements out of place: on rank 0 the element of [2] stands at [0]" in found.summary
+    assert (
+        "4 of 4 elements out of place: on rank 0, position [0] holds the element that belongs at [2]" in found.summary
+    )
 
 
 def test_a_gather_of_wrong_shards_is_told_as_their_consequence(tmp_path: Path) -> None:

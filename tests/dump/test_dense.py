@@ -1,4 +1,4 @@
-"""Values that lie beside the JSON: files that change while they are read, numbers that are no ids, other types."""
+"""Values that lie beside the JSON: files that change while they are read, numbers that are not ids, other types."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_a_file_that_is_replaced_or_removed_after_it_was_mapped_stays_readable(t
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_what_is_no_id_is_told_as_such_and_nothing_is_said_on_stderr(tmp_path: Path, dtype: type[np.generic]) -> None:
+def test_values_that_are_not_ids_are_reported_and_nothing_is_written_to_stderr(
+    tmp_path: Path, dtype: type[np.generic]
+) -> None:
     wrong = [
         [1, 2, np.nan, np.nan],
         [1, np.inf, np.inf, 4],
@@ -114,7 +116,7 @@ def test_what_is_no_id_is_told_as_such_and_nothing_is_said_on_stderr(tmp_path: P
             path = files(tmp_path / str(number), array, dtype=np.dtype(dtype).name)
             (finding,) = check_dump(path).findings
             assert finding.kind == "foreign"
-            assert "no id" in finding.sentence
+            assert "not ids" in finding.sentence
             assert "922337" not in finding.sentence
 
 

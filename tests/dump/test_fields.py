@@ -171,8 +171,8 @@ WRONG_RANK: list[tuple[Change, str]] = [
         put([[1, -1, 4]], "bodies", 2, "runs"),
         "bodies[2]: runs has [1, -1, 4], expected ids from -1 to 4,611,686,018,427,387,904",
     ),
-    (put([[1, 2, 3]], "bodies", 4, "values"), "bodies[4]: values are no nested lists of shape [2, 3]"),
-    (put("nan", "bodies", 4, "values"), "bodies[4]: values are no nested lists of shape [2, 3]"),
+    (put([[1, 2, 3]], "bodies", 4, "values"), "bodies[4]: values are not nested lists of shape [2, 3]"),
+    (put("nan", "bodies", 4, "values"), "bodies[4]: values are not nested lists of shape [2, 3]"),
     (
         put("oops", "bodies", 4, "values", 0, 1),
         "bodies[4]: values hold 'oops', expected numbers or one of nan, inf, -inf",
@@ -182,7 +182,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
         "bodies[4]: values hold '10000000000000000000', expected numbers or one of nan, inf, -inf",
     ),
     (put([1], "bodies", 4, "values", 0, 1), "bodies[4]: values hold '[1]', expected numbers or one of nan, inf, -inf"),
-    (put([1, 2], "bodies", 6, "values"), "bodies[6]: values are no nested lists of shape [2, 2]"),
+    (put([1, 2], "bodies", 6, "values"), "bodies[6]: values are not nested lists of shape [2, 2]"),
     (put(7, "tensors", 0, "body"), "tensors[0]: body is 7, expected an index below 7"),
     (
         put([[0, 10**18]], "tensors", 0, "numbers"),

@@ -27,7 +27,7 @@ def test_a_buffer_that_every_rank_computes_again_is_left_to_the_step(tmp_path):
     assert report.findings == ()
     ((name, why),) = [(one.tensor, one.why) for one in report.not_checked]
     assert name == "inv_freq"
-    assert why.startswith("every rank computes it anew after the model is filled, all of them the same")
+    assert why.startswith("every rank computes it again after the model is filled, with equal results")
 
 
 @pytest.mark.parametrize(

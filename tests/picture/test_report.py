@@ -73,7 +73,9 @@ def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
     found = report(
         *(swapped(f"layers.{layer}.w") for layer in (0, 1, 3)),
         LATE,
-        not_checked=(NotChecked("head", "a sum over tp is pending, so what ranks hold are no ids", "order"),),
+        not_checked=(
+            NotChecked("head", "a sum over tp is pending, so the values that ranks hold are not ids", "order"),
+        ),
         num_tensors=6,
     )
     check_golden("report_findings", TERMINAL.render(report_lines(broken, found, TERMINAL)))

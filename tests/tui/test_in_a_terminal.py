@@ -70,7 +70,7 @@ def terminal(bug: Path) -> Iterator[Terminal]:
 def test_from_the_first_screen_to_the_fix_on_the_clipboard_and_out(terminal: Terminal) -> None:
     terminal.wait_for("misordered")
     terminal.type("4")
-    terminal.wait_for("Findings.*hold other elements")
+    terminal.wait_for("Findings.*do not hold the elements")
     terminal.type("c")
     copied = terminal.wait_for(r"\x1b\]52;c;([A-Za-z0-9+/=]+)\x07")
     assert "_StridedShard(0, split_factor=4)" in base64.b64decode(copied[1]).decode()

@@ -200,7 +200,7 @@ def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sides, "MAX_SCATTERED", 1)
-    scattered = Made("[4/tp]", ids={0: np.array([1, 3]), 1: np.array([2, 4])})
+    scattered = Made("[4/tp]", ids={0: np.array([1, 0]), 1: np.array([2, 4])})
     good = make_dump(tmp_path / "good", parse_mesh("tp=2"), {"first": "[4/tp]", "second": "[4/tp]"})
     other = make_dump(tmp_path / "other", parse_mesh("tp=2"), {"first": scattered, "second": "[4/tp]"})
     walks = walk_on(good, {"scattered": ("6", "home"), "whole": ("down",)}, other=other)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.verdicts import without_finding, worst
+from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.dump.memory import Counted, counted
-from shardviz.picture.text.findings import folded_findings
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import printable
 
@@ -35,12 +34,14 @@ class Entry:
         tensor: The tensor, or identical layers of it.
         dtype: The model's own element type: it may have been stamped in a wider one.
         verdict: The worst that was found of it.
+        listed: Whether it is listed unless more is asked for.
         findings: Indices into the report's findings.
     """
 
     tensor: Tensor
     dtype: str
     verdict: Verdict
+    listed: bool = True
     findings: tuple[int, ...] = ()
 
     @cached_property
@@ -91,46 +92,28 @@ class Document:
 
     @cached_property
     def _folded(self) -> list[tuple[Fold, Finding]]:
-        return folded_findings(self.report.findings) if self.report else []
+        return self.report.folded if self.report else []
 
     @cached_property
     def _findings_of(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for index, (names, _) in enumerate(self._folded):
-            for name in {str(names), *names.names()}:
+            for name in names.names():
                 found.setdefault(name, []).append(index)
         return found
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """The tensors in model order: as they were stamped, and those that were captured at other stages only.
-
-        The unsharded model's, which rank 0 writes down to compare with, are no part of the run.
-        """
-        stamped = {(name, tensor.role) for tensor in self.dump.at("stamped") for name in tensor.names}
-        shown = [
-            tensor
-            for tensor in self.dump.tensors
-            if tensor.moment == "stamped"
-            or (tensor.moment not in ("reference", "updated") and (tensor.names[0], tensor.role) not in stamped)
-        ]
-        return tuple(map(self._entry, shown))
+        """The tensors in model order, each once."""
+        return tuple(map(self._entry, captured(self.dump)))
 
     def _entry(self, tensor: Tensor) -> Entry:
         dtype = own_dtype(self.dump, tensor, tensor.names[0])
+        listed = is_listed(self.dump, tensor, tensor.names, self.report)
         if self.report is None:
-            return Entry(tensor, dtype, "unknown" if self.failed else "pending")
-        names = [tensor.name, *tensor.names]
-        found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
-        verdicts: list[Verdict] = [self.findings[index].severity for index in found]
-        unseen = not self._unseen.isdisjoint(names)
-        return Entry(
-            tensor, dtype, worst([*verdicts, "unknown" if unseen else without_finding(self.dump, tensor)]), found
-        )
-
-    @cached_property
-    def _unseen(self) -> frozenset[str]:
-        return frozenset(skipped.tensor for skipped in self.report.not_checked) if self.report else frozenset()
+            return Entry(tensor, dtype, "unknown" if self.failed else "pending", listed)
+        found = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
+        return Entry(tensor, dtype, verdict_on(self.dump, tensor, tensor.names, self.report), listed, found)
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
@@ -182,5 +165,6 @@ class Document:
         from shardviz.picture.model.sides import sides_of
 
         if entry not in self._sides:
-            self._sides[entry] = sides_of(self.dump, self.entries[entry].tensor)
+            laid_out = self.report.laid_out if self.report else None
+            self._sides[entry] = sides_of(self.dump, self.entries[entry].tensor, laid_out=laid_out)
         return self._sides[entry]

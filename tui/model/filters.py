@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.dump.records import WEIGHTS
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Filters:
         )
 
     def _is_of_model(self, entry: Entry) -> bool:
-        return entry.tensor.role in WEIGHTS or bool(entry.findings) or bool(self.text)
+        return entry.listed or bool(self.text)
 
     def _matches(self, entry: Entry) -> bool:
         text = self.text.lower()

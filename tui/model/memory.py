@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.dump.content import leaves
 from shardviz.errors import DumpError
 from shardviz.layout.region import indices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
@@ -110,14 +109,10 @@ def values_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory | None:
             if other.role == tensor.role and tensor.names[0] in other.names and rank in other.shards:
                 body = other.shards[rank].body
                 if body.values is not None and 0 not in body.local_shape:
-                    array = np.array(_flat(body.values), dtype=object)
+                    array = np.array(leaves(body.values), dtype=object)
                     columns = body.local_shape[-1] if body.local_shape else 1
                     return Memory(f"values, {stage}", body.local_shape, array=array.reshape(-1, columns))
     return None
-
-
-def _flat(values: Any) -> Sequence[Any]:
-    return [number for part in values for number in _flat(part)] if isinstance(values, list) else [values]
 
 
 def _number(value: Any) -> str:

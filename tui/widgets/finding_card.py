@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from shardviz.picture.model.palette import GREEN
 from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import fold, printable
+from shardviz.text import printable
 
 from ..colours import ink, verdict_style
 from ..model.names import shortened
@@ -53,26 +53,15 @@ def finding_head(document: Document | None, index: int) -> Text:
 
 
 def finding_body(finding: Finding) -> Group:
-    """Write a finding: its sentence, then its fields under each other."""
+    """Write a finding: what is wrong, then its rows under each other."""
+    details = [("more", "; ".join(finding.details))] if finding.details else []
     table = Table.grid(padding=(0, 2, 0, 0))
-    for label, value in _lines(finding):
+    # The fix before the cause: on a small terminal nothing below it is in view.
+    advice = sorted(finding.advice, key=lambda row: row[0] != "fix")
+    for label, value in (*finding.layouts, *advice, *details):
         style = ink(GREEN, bold=True) if label == "fix" else ""
         table.add_row(Text(label, "bold" if label == "fix" else "dim"), Text(printable(value), style))
     return Group(Text(printable(finding.sentence)), table)
-
-
-def _lines(finding: Finding) -> list[tuple[str, str]]:
-    also = [f"this fits as well: {text}" for text in finding.also]
-    lines = [
-        ("claimed", finding.claimed),
-        ("held", finding.held),
-        ("intended", finding.intended),
-        ("fix", finding.fix),
-        ("cause", finding.cause),
-        ("more", "; ".join((*also, *finding.details))),
-        ("see", ", ".join(finding.refs)),
-    ]
-    return [(label, value) for label, value in lines if value]
 
 
 def verdict_text(document: Document) -> Text:
@@ -86,7 +75,7 @@ def verdict_text(document: Document) -> Text:
         ("✓ no findings", verdict_style("good")),
         f": all {count} tensors are where their placements say" if count > 1 else ": the tensor is where it should be",
     )
-    for names, why in fold((skipped.tensor, skipped.why) for skipped in document.report.not_checked):
+    for names, why in document.report.folded_not_checked:
         name = f"{printable(str(names))}: " if str(names) else ""
         text.append(f"\n? not checked: {name}{printable(why)}", "dim")
     return text

@@ -1,6 +1,6 @@
 """The way past all checks for what is right: claimed and held ranges compared as they stand in the dump.
 
-A healthy dump of a large model is nearly all of this, so no ids are laid out and no object is made for a rank: each
+A healthy dump of a large model is nearly all of this, so no ids are laid out and no object is made per rank: each
 dim's ranges are computed once for each position on the axes that split it.
 """
 

@@ -1,6 +1,6 @@
-"""A case: one stamped tensor on one mesh, with what every rank claims beside what it holds.
+"""A case: one stamped tensor on one mesh, with each rank's claim beside the elements that it holds.
 
-This is what the families of checks and the inference look at; the dump's records are not seen beyond this module.
+The families of checks and the inference look at cases; they do not read the dump's records.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Case:
 
     @property
     def as_claimed(self) -> bool:
-        """Whether every rank holds what its placements say."""
+        """Whether every rank holds the elements its placements claim."""
         return self.claimed is not None and not self.ids and holds(self.claimed, self.regions)
 
     @cached_property

@@ -134,7 +134,7 @@ class _Grid:
         np.add.at(self.held, np.ix_(*cells), times)
 
     def add_ids(self, ids: NDArray[np.int64]) -> None:
-        """Count ids one by one; what is no id of this tensor does not count."""
+        """Count ids one by one; values that are not ids of this tensor do not count."""
         own = ids[ids > 0] - 1
         self.held += np.bincount(own, minlength=self.held.size).reshape(self.cells)
 

@@ -1,9 +1,9 @@
-"""`foreign` and `name-collision`: values that are no ids of the tensor they stand in.
+"""`foreign` and `name-collision`: values that are not ids of the tensor that holds them.
 
-Zeros are padding or memory that nothing was written to, what is no id is not a number or was computed, and an id of
-another tensor says whose it is. Where whole shards are other tensors', another one on each rank, the name itself means
-different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a plain tensor may end in padding
-as long as every id of it is held, and is `missing` some where not.
+Zeros are padding or memory that nothing was written to; a value that is not an id is NaN or was computed; an id of
+another tensor identifies that tensor. Where whole shards are other tensors', another one on each rank, the name itself
+means different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a plain tensor may end in
+padding as long as every id of it is held, and is `missing` some otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REWRITTEN = (
 
 
 def check_foreign(case: Case) -> Iterator[Finding]:
-    """Yield what a case holds that is not its own.
+    """Yield the findings about elements that are not the tensor's own.
 
     Raises:
         CountError: The ids are too many to be counted.
@@ -54,7 +54,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
 
 
 def _may_be_padding(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> bool:
-    """Whether all there is are zeros in a plain tensor; what they stand in for is missing, which says more."""
+    """Whether the only foreign values are zeros in a plain tensor: the elements they replace are found as missing."""
     return case.claimed is None and not any(np.any(ids < 0) for ids in foreign.values())
 
 
@@ -109,14 +109,14 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
     others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
     total = sum(ids.size for ids in case.ids.values()) + sum(region.size for region in case.regions.values())
-    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, "values that are no id")) if count]
+    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, "values that are not ids")) if count]
     if others:
         parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
     lost = count_ids(case).num_missing
     coord, ids = next(iter(foreign.items()))
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
     cause, fix, why = _explained(case, zeros, none)
-    details = (f"{lost:,} of its own {case.numel:,} elements are lost by it{why}",) if lost else ()
+    details = (f"{lost:,} of its own {case.numel:,} elements are lost{why}",) if lost else ()
     is_rewritten = all(np.all(ids == -1) for ids in foreign.values())
     return Finding(
         "foreign",
@@ -129,7 +129,7 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         claimed=case.claimed_text,
         cause=REWRITTEN if is_rewritten else cause,
         fix=fix,
-        gives_way=is_rewritten,
+        generic=is_rewritten,
     )
 
 

@@ -2,7 +2,7 @@
 
 The run names layouts by patterns over names (`expect` in a probe). A tensor that is labelled and held alike can still
 be split across the segments that the model reads: a fused q,k,v wants `[24/3/tp, 8]`, and `[24/tp, 8]` gives a rank
-rows of q and half of k. What differs in its segments is `wrong-segment`; anything else is `wrong-placement`, for the
+the rows of q and half of k. A difference in segments is `wrong-segment`; any other is `wrong-placement`, because the
 label is not the one that was meant.
 """
 
@@ -33,15 +33,14 @@ CAUSE = "The dim was split as a whole, across the segments that the model reads,
 
 
 def intended_text(intended: Mapping[str, str], name: str) -> str:
-    """Return the layout that is wanted for a name, in the notation; empty where nothing was said."""
+    """Return the layout that is wanted for a name, in the notation; empty where no layout is expected."""
     return next((text for pattern, text in intended.items() if fnmatchcase(name, pattern)), "")
 
 
 def unmatched(dump: Dump) -> Iterator[NotChecked]:
     """Yield the patterns that fit no name, misspelt ones among them."""
-    names = [name for tensor in dump.at("stamped") for name in tensor.names]
-    for pattern in dump.files.run.intended if names else ():
-        if not any(fnmatchcase(name, pattern) for name in names):
+    for pattern in dump.files.run.intended if dump.stamped else ():
+        if not any(fnmatchcase(name, pattern) for name in dump.stamped):
             yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
 
 
@@ -59,7 +58,7 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
     """Yield the difference between what a case holds, rightly labelled or plain, and the layout in `text`.
 
     Raises:
-        ShardvizError: The text is no layout, or does not fit the tensor or its mesh.
+        ShardvizError: The text is not a layout, or does not fit the tensor or its mesh.
     """
     pattern = parse(text)
     if case.claimed is not None and pattern.matches(case.claimed):
@@ -80,7 +79,7 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
         "error",
         case.name,
         tuple(sorted(wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks hold other elements than intended{advice.clause}",
+        f"{len(wrong)} of {len(case.shards)} ranks do not hold the intended elements{advice.clause}",
         details=advice.details,
         claimed=case.claimed_text,
         held=held,
@@ -108,7 +107,7 @@ def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
 
 
 def _fix_for_segments(wanted: Layout) -> str:
-    """Say what can be done for a dim of segments: FSDP2 and ColwiseParallel cannot be told to split each by itself."""
+    """Say what can be done for a dim of segments: neither FSDP2 nor ColwiseParallel can split each one separately."""
     dim, chain = next((dim, chain) for dim, chain in enumerate(wanted.chains) if _numbers(chain))
     count, axes = _numbers(chain)[0], [link for link in chain if isinstance(link, str) and link != JOIN]
     fix = f"give each of the {count} segments a Linear of its own, or put the rows in rank order before they are split"

@@ -1,8 +1,8 @@
-"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids, not where they should be.
+"""`misordered`, `misordered-within-shard`, `missing`, `duplicated`: a tensor's own ids are not where they should be.
 
-Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and what
-the ranks hold is named. Otherwise ids are missing or held too often. While ranks are absent nothing can be counted, and
-what the others hold is compared with what they claim.
+Where every id is held as often as it is claimed, the tensor is misordered, within each shard or across them, and the
+finding names the layout that ranks hold. Otherwise ids are missing or held too often. While ranks are absent nothing
+can be counted, and each of the others is compared with its claim.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ def _finding(case: Case, kind: Kind, ranks: tuple[int, ...], sentence: str, held
 def _explained(case: Case) -> Finding:
     explanations = explain(case)
     advice, kind, wrong = _advice(explanations), _kind(case), wrong_ranks(case)
-    what = "other elements than their placements say"
+    what = "do not hold the elements their placements claim"
     if kind == "misordered-within-shard":
-        what = "the right elements in another order"
-    text = f"{len(wrong)} of {len(case.shards)} ranks hold {what}{advice.clause}"
+        what = "hold the right elements in the wrong order"
+    text = f"{len(wrong)} of {len(case.shards)} ranks {what}{advice.clause}"
     return _finding(case, kind, wrong, text, explanations[0].held, advice)
 
 
@@ -146,7 +146,7 @@ def _kind(case: Case) -> Kind:
 
 
 def shape_differs(case: Case) -> list[Coord]:
-    """Return the coordinates whose local shape is not the one that chunking gives; empty shards are all alike."""
+    """Return the coordinates whose local shape is not the one that chunking gives; all empty shards count as equal."""
     assert case.claimed is not None
     found = []
     for coord, shard in case.shards.items():

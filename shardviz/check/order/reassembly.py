@@ -1,7 +1,7 @@
 """`collective-mismatch`: the shards are where they are claimed, and what torch gathers from them is not in order.
 
 torch's own reassembly has bugs: in 2.13 some uneven nested shards come back wrong. Where the shards themselves are not
-as claimed, what torch gives back is a consequence, and is told with that finding instead.
+as claimed, the wrong result follows from that, and is a detail of that finding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.dump.dump import MAX_ELEMENTS, expand_runs
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
@@ -22,40 +23,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.check.finding import NotChecked
     from shardviz.dump.dump import Dump
     from shardviz.dump.records import GatherRecord, Stamp
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""
 
-OF_PLACES = (
-    "misordered",
-    "misordered-within-shard",
-    "missing",
-    "duplicated",
-    "foreign",
-    "name-collision",
-    "wrong-placement",
-    "wrong-shape",
-)
 
-
-def check_gathered(dump: Dump, findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings with what torch's collectives made of the tensors, and those of the collectives' own.
+def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
+    """Add to findings about shards what torch's collectives return for them, and find collectives that are wrong alone.
 
     Args:
         dump: The dump.
-        findings: What is wrong with the shards themselves.
+        placed: What the checks of the shards themselves found.
     """
     wrong, seen = _gathered(dump)
-    told = [_with_consequence(dump, finding, wrong, seen) for finding in findings]
-    explained = {finding.tensor for finding in told if finding.kind in OF_PLACES}
-    own = [_finding(dump, name, call, ranks) for (name, call), ranks in wrong.items() if name not in explained]
-    return told + own
+    shards = [_with_consequence(dump, one, wrong, seen) if isinstance(one, Finding) else one for one in placed]
+    return [*shards, *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items()], shards)]
 
 
 def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
-    """Return what came back wrong, and all that came back."""
+    """Return the results that are wrong, and the names and collectives of all results."""
     wrong: Wrong = {}
     seen: set[tuple[str, str]] = set()
     whole = {name: Region.whole(stamp.shape).dims for name, stamp in dump.stamps.items()}
@@ -72,7 +61,7 @@ def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
 
 
 def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tuple[str, str]]) -> Finding:
-    if finding.kind not in OF_PLACES:
+    if not is_of_places(finding):
         return finding
     calls = [call for name, call in seen if name == finding.tensor]
     said = [
@@ -90,8 +79,8 @@ def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
 
 
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
-    tensors = [tensor for tensor in dump.at("stamped") if name in tensor.names]
-    claimed = tensors[0].claimed if tensors else None
+    tensor = dump.stamped.get(name)
+    claimed = tensor.claimed if tensor is not None else None
     return Finding(
         "collective-mismatch",
         "error",
@@ -106,26 +95,26 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
 
 
 def _is_in_order(stamp: Stamp, gathered: GatherRecord) -> bool:
-    """Whether what came back is the tensor, however it is written down."""
+    """Whether the gathered tensor is in order, in whichever form its ids are written."""
     ids = _ids(stamp, gathered)
     return ids is not None and np.array_equal(ids, np.arange(1, math.prod(stamp.shape) + 1))
 
 
 def _difference(stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
-    """Say how many elements are out of place, and which is the first."""
+    """Say how many elements are out of place, and where the first one is."""
     numel = math.prod(stamp.shape)
     ids = _ids(stamp, gathered)
     if ids is None:
-        return "another tensor than was split"
+        return "a tensor of another shape than the one that was split"
     if len(ids) != numel:
         return f"{len(ids):,} elements of {numel:,} on rank {rank}"
     wrong = np.flatnonzero(ids != np.arange(1, numel + 1))
     at = int(wrong[0])
     own, where = int(ids[at]), index_of(at, stamp.shape)
-    found = "no element of it"
+    found = "none of its elements"
     if 1 <= own <= numel:
-        found = f"the element of {index_of(own - 1, stamp.shape)}"
-    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank} {found} stands at {where}"
+        found = f"the element that belongs at {index_of(own - 1, stamp.shape)}"
+    return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank}, position {where} holds {found}"
 
 
 def _ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:

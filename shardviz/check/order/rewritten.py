@@ -1,8 +1,8 @@
-"""What was written anew where the model was sharded, and is no disorder: said as not checked, for a step to judge.
+"""Tensors that were rewritten while the model was sharded, which is not a disorder: not checked, for a step to judge.
 
 A buffer that every rank computes again (rotary frequencies, a mask) has no ids left, and the same numbers everywhere.
 A plain tensor that is zero on some ranks and whole on others is either a term of a sum that one rank adds, as the bias
-of a row-wise layer, or a copy that was never written: what ranks hold does not say which.
+of a row-wise layer, or a copy that was never written: the ids do not show which.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord
 
 
-def check_anew(case: Case) -> Iterator[NotChecked]:
-    """Yield a buffer that every rank computed again: it has no order that could be looked at."""
+def check_recomputed(case: Case) -> Iterator[NotChecked]:
+    """Yield a buffer that every rank computed again: it has no order to check."""
     if _is_whole_in_shape(case) and _is_computed_alike(case, case.ids):
-        why = "every rank computes it anew after the model is filled, all of them the same: a step compares its values"
+        why = "every rank computes it again after the model is filled, with equal results: a step compares its values"
         yield NotChecked(case.name, why, "order")
 
 
@@ -41,14 +41,14 @@ def check_zeros(case: Case) -> Iterator[NotChecked]:
 
 
 def _is_whole_in_shape(case: Case) -> bool:
-    """Whether it is a plain tensor of its whole shape on every rank, and some hold other than its ids."""
+    """Whether it is a plain tensor of its whole shape on every rank, and some values are not its ids."""
     if case.claimed is not None or case.absent or not case.ids:
         return False
     return all(shard.body.local_shape == case.shape for shard in case.shards.values())
 
 
 def _is_computed_alike(case: Case, ids: Mapping[Coord, NDArray[np.int64]]) -> bool:
-    """Whether all ranks have the same numbers, some of which are no ids, in the filled model and in its own."""
+    """Whether all ranks have equal numbers, not all of them ids, in the stamped model and in the original one."""
     first = next(iter(ids.values()))
     initial = case.dump.find("initial", "buffer", case.name)
     if case.regions or initial is None or not np.any(first == -1):

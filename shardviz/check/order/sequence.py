@@ -1,9 +1,9 @@
 """`sequence-order`: tensors that go along one sequence are split in different orders (context parallel).
 
-Tokens, labels, positions and masks are read index by index: what a rank has of one must be at the same positions as
-what it has of the others. Which tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and
-never guessed. Their positions are compared rank by rank with those that most of them have. One that is whole on every
-rank is looked up by position and has no order of its own; one that is split finer or coarser cannot be compared.
+Tokens, labels, positions and masks are read index by index: a rank must have the same positions of all of them. Which
+tensors share a sequence is declared (`sequence(mesh)` and `SEQUENCE` in a probe) and never guessed. Their positions are
+compared rank by rank with those that most of them have. One that is whole on every rank is looked up by position and
+has no order of its own; one that is split finer or coarser cannot be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.case import cases_of
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.errors import ShardvizError
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardviz.check.order.infer.explanation import Disorder
+    from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Mesh
 
@@ -56,9 +56,9 @@ class Order:
         return any(ranges != ((0, self.size),) for ranges in self.held.values())
 
 
-def check_sequence(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield tensors whose positions on a rank are not those of the others that share their sequence."""
-    found = list(_orders(dump))
+def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
+    """Yield tensors whose positions on a rank differ from those of the other tensors of their sequence."""
+    found = list(_orders(laid_out))
     yield from (one for one in found if isinstance(one, NotChecked))
     orders = [one for one in found if isinstance(one, Order) and one.is_split]
     if len(orders) < 2:
@@ -66,29 +66,30 @@ def check_sequence(dump: Dump) -> Iterator[Finding | NotChecked]:
     times = Counter(_signature(one) for one in orders)
     usual = max(orders, key=lambda one: (times[_signature(one)], one.leads))
     for one in orders:
-        yield from _compare(dump, one, usual)
+        yield from _compare(laid_out.dump, one, usual)
 
 
-def _orders(dump: Dump) -> Iterator[Order | NotChecked]:
+def _orders(laid_out: LaidOut) -> Iterator[Order | NotChecked]:
+    dump = laid_out.dump
     unseen = set(dump.files.run.sequence)
     for tensor in dump.at("stamped"):
         for name in tensor.names:
             pattern = next((text for text in dump.files.run.sequence if fnmatchcase(name, text)), None)
             if pattern is not None:
                 unseen.discard(pattern)
-                yield _order(dump, tensor, name, dump.files.run.sequence[pattern])
+                yield _order(laid_out, tensor, name, dump.files.run.sequence[pattern])
     why = "no tensor that shares a sequence has this name"
     yield from (NotChecked(pattern, why, "order") for pattern in sorted(unseen))
 
 
-def _order(dump: Dump, tensor: Tensor, name: str, dim: int) -> Order | NotChecked:
+def _order(laid_out: LaidOut, tensor: Tensor, name: str, dim: int) -> Order | NotChecked:
     held: dict[int, Ranges] = {}
     try:
-        for case in cases_of(dump, tensor, name):
+        for case in laid_out.cases(tensor, name):
             if dim >= len(case.shape):
                 return NotChecked(name, f"its order along the sequence: it has no dim {dim}", "order")
             if case.ids:
-                return NotChecked(name, f"its order along the sequence: dim {dim} is no list of positions", "order")
+                return NotChecked(name, f"its order along the sequence: dim {dim} is not a list of positions", "order")
             held |= {case.rank(coord): region.dims[dim] for coord, region in case.regions.items()}
             size = case.shape[dim]
     except ShardvizError as error:
@@ -124,7 +125,7 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
         "error",
         one.name,
         wrong,
-        f"{len(wrong)} of {len(one.held)} ranks have other positions of the sequence here than of {usual.name}: "
+        f"{len(wrong)} of {len(one.held)} ranks hold different positions of the sequence here than in {usual.name}: "
         f"rank {rank} has {own} where {usual.name} has {others}",
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.case import cases_of
 from shardviz.check.order.counts import count_ids
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.places import shape_differs
@@ -26,15 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.order.case import Case
-    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Tensor
 
 FROM_LOCAL = "DTensor.from_local takes the local shape times the ranks for the global shape"
 
 
-def check_global_shape(dump: Dump, tensor: Tensor, name: str) -> Iterator[Finding]:
-    """Yield ranks whose global shape is not that of the others, or of the unsharded model; DTensors only."""
+def check_global_shape(laid_out: LaidOut, tensor: Tensor, name: str) -> Iterator[Finding]:
+    """Yield ranks whose global shape differs from the unsharded model's, or from most ranks'; DTensors only."""
     shapes = Counter(shard.body.shape for shard in tensor.shards.values() if shard.layout)
-    stamp = dump.stamps.get(name)
+    stamp = laid_out.dump.stamps.get(name)
     if not shapes or (len(shapes) == 1 and (stamp is None or stamp.shape in shapes)):
         return
     wanted = stamp.shape if stamp else shapes.most_common(1)[0][0]
@@ -43,24 +43,26 @@ def check_global_shape(dump: Dump, tensor: Tensor, name: str) -> Iterator[Findin
     whose = "the unsharded model has" if stamp else "most ranks have"
     claimed = tensor.shards[rank].layout
     yield replace(
-        _with_label(dump, tensor, name, claimed, wanted),
+        _with_label(laid_out, tensor, name, claimed, wanted),
         tensor=name,
         ranks=tuple(others),
-        sentence=f"{len(others)} of {len(tensor.shards)} ranks see another global shape: {list(shape)} on rank {rank}, "
-        f"where {whose} {list(wanted)}",
+        sentence=f"{len(others)} of {len(tensor.shards)} ranks see a different global shape: {list(shape)} on rank "
+        f"{rank}, where {whose} {list(wanted)}",
         claimed=write(claimed) if claimed is not None else "",
     )
 
 
-def _with_label(dump: Dump, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]) -> Finding:
+def _with_label(
+    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+) -> Finding:
     """Return what is held of a tensor of the wanted shape, and what to give from_local for it."""
     strides = tuple(math.prod(wanted[dim + 1 :]) for dim in range(len(wanted)))
     shape = f"give from_local shape={wanted} and stride={strides}"
     found = Finding("wrong-shape", "error", "", (), "", cause=FROM_LOCAL)
     try:
-        case = _relabelled(dump, tensor, name, claimed, wanted)
+        case = _relabelled(laid_out, tensor, name, claimed, wanted)
         held = _held(case, tensor.shape, shape) if case is not None else None
-    except ShardvizError:  # ids that cannot be laid out: the shape alone is told
+    except ShardvizError:  # ids that cannot be laid out: only the shape is reported
         held = None
     if held is None:
         return replace(found, fix=f"{shape}, or use distribute_tensor on the whole tensor")
@@ -68,10 +70,12 @@ def _with_label(dump: Dump, tensor: Tensor, name: str, claimed: Layout | None, w
     return replace(found, held=text, cause=cause, fix=fix)
 
 
-def _relabelled(dump: Dump, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]) -> Case | None:
+def _relabelled(
+    laid_out: LaidOut, tensor: Tensor, name: str, claimed: Layout | None, wanted: tuple[int, ...]
+) -> Case | None:
     """Return the case as if the placements had been given with the wanted shape; None where that cannot be."""
     placements = claimed.placements() if claimed is not None and claimed.flat is None else None
-    cases = list(cases_of(dump, tensor, name, claims=False)) if name in dump.stamps else []
+    cases = laid_out.cases(tensor, name, claims=False) if name in laid_out.dump.stamps else ()
     if placements is None or len(cases) != 1 or len(wanted) != len(tensor.shape):
         return None
     return replace(cases[0], claimed=Layout.from_placements(cases[0].mesh, wanted, placements))
@@ -98,7 +102,7 @@ def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
 
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:
-    """Yield ranks whose element type is not that of most others."""
+    """Yield ranks whose element type differs from that of most ranks."""
     dtypes = Counter(shard.body.dtype for shard in tensor.shards.values())
     if len(dtypes) == 1:
         return
@@ -110,8 +114,8 @@ def check_dtype(tensor: Tensor) -> Iterator[Finding]:
         "error",
         tensor.names[0],
         tuple(others),
-        f"{len(others)} of {len(tensor.shards)} ranks have another element type: {dtype} on rank {rank}, where most "
-        f"ranks have {usual}",
+        f"{len(others)} of {len(tensor.shards)} ranks have a different element type: {dtype} on rank {rank}, where "
+        f"most ranks have {usual}",
         cause="The tensor was cast, or loaded, by a rule that depends on the rank",
         fix=f"cast to torch.{usual} on every rank before the model is sharded",
     )
@@ -138,7 +142,7 @@ def _disagreeing(case: Case) -> Finding:
         "error",
         case.name,
         tuple(others),
-        f"{len(others)} of {len(case.shards)} ranks claim another layout: {own} on rank {rank}, where most claim "
+        f"{len(others)} of {len(case.shards)} ranks claim a different layout: {own} on rank {rank}, where most claim "
         f"{case.claimed_text}",
         claimed=case.claimed_text,
         cause="The placements were chosen by a rule that depends on the rank",
@@ -159,7 +163,7 @@ def _wrong_local_shape(case: Case) -> Finding:
         "error",
         case.name,
         tuple(sorted(case.rank(coord) for coord in wrong)),
-        f"{len(wrong)} of {len(case.shards)} ranks have another local shape than their placements give: "
+        f"{len(wrong)} of {len(case.shards)} ranks have a local shape that does not match their placements: "
         f"{list(own)} on rank {case.rank(coord)}, where {case.claimed_text} gives {list(wanted)}"
         + (f": {fits.sentence}" if named else ""),
         claimed=case.claimed_text,

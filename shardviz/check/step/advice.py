@@ -1,4 +1,4 @@
-"""Where to look for what no rule explains: past all that the step shows to be right."""
+"""Where to look for errors that no rule explains: behind the last result that is right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
-UNEXPLAINED = "The sharded step computes something else than the unsharded model"
+UNEXPLAINED = "The sharded step does not compute what the unsharded model does"
 MAX_LISTED = 3
 
 Advice = tuple[str, str]
@@ -18,7 +18,7 @@ Advice = tuple[str, str]
 
 
 def where_to_look(evidence: Evidence, one: Compared) -> Advice:
-    """Return what can be said of a wrong result that no rule explains."""
+    """Return where to look for the cause of a wrong result that no rule explains."""
     if one.role == "output" or not evidence.outputs_are_right:
         return UNEXPLAINED, _in_forward(evidence)
     if one.role == "scalar":
@@ -30,7 +30,7 @@ def _in_forward(evidence: Evidence) -> str:
     name, (summed, axis) = evidence.first_odd_module, evidence.pending_before
     if summed:
         return (
-            f"all_reduce what {summed} puts out over {axis}, before {name} reads it: its sum over {axis} is the "
+            f"all_reduce the output of {summed} over {axis} before {name} reads it: its sum over {axis} is the "
             f"unsharded model's, and {name} is the first module whose output is not"
         )
     if name:
@@ -64,5 +64,5 @@ _LOSS = (
 )
 _SCALAR = (
     f"{UNEXPLAINED}, of outputs that are right",
-    "look at what it is computed of: each part counts once, over the axes that split it and no others",
+    "look at the parts it is computed from: each counts once, over the axes that split it and no others",
 )

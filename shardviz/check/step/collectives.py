@@ -1,7 +1,7 @@
-"""`collective-mismatch`: a collective gave a rank other numbers than it is defined to, of what all ranks had before.
+"""`collective-mismatch`: a collective returned other numbers than its definition gives for its inputs.
 
-Ranks are counted within the group, `size` of them; parts are equal and in the group's order. What a rank has after a
-`reduce` or `gather` that it is not the root of is not defined, and not looked at.
+Ranks are counted within the group, `size` of them; parts are equal and in the group's order. The result of a
+`reduce` or `gather` is defined on its root only, and not looked at elsewhere.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,7 +61,7 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements of a tensor that are no product of index ranges, in a stand-in for a `Region`.
+    """Elements of a tensor that are not a product of index ranges, as a stand-in for a `Region`.
 
     Attributes:
         numbers: Their numbers, counted row-major from 0, in memory order.
@@ -114,7 +114,7 @@ class Compared:
             return f"it is {list(self.claimed.shape)} over all ranks, the unsharded model has {list(self.wanted.shape)}"
         for rank, values in self.values.items():
             if values.shape != self.regions[rank].shape:
-                return f"rank {rank} has {list(values.shape)}, which part that is is not known"
+                return f"rank {rank} has {list(values.shape)}, and it is not known which part of the tensor that is"
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
         return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
 
@@ -164,6 +164,15 @@ class Compared:
             for one, other in pairwise(present)
         )
 
+    def neighbours_apart(self, groups: Iterable[Sequence[int]]) -> list[tuple[int, int, float]]:
+        """Return neighbours within groups of ranks that have copies of one part, and how far apart they are."""
+        return [
+            (low, high, float(np.max(np.abs(self.reduced[low] - self.reduced[high]), initial=0.0)))
+            for group in groups
+            for low, high in pairwise(rank for rank in group if rank in self.reduced)
+            if self.regions[low] == self.regions[high]
+        ]
+
     def _equal(self, one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
         return np.array_equal(one, other, equal_nan=True) or self.near(one, other)
 
@@ -179,11 +188,10 @@ REDUCTIONS = {
 
 def compared(dump: Dump) -> Iterator[Compared]:
     """Yield every tensor of the step that the unsharded model's step has too, with the same shape."""
-    references = {(tensor.role, name): tensor for tensor in dump.at("reference") for name in tensor.names}
     rounding = rounding_of(dump)
     for tensor in dump.at("step"):
         for name in tensor.names:
-            reference = references.get((tensor.role, name))
+            reference = dump.find("reference", tensor.role, name)
             if reference is not None and tensor.role in ("grad", "output", "scalar"):
                 wanted = dump.values(reference.first, name)
                 yield laid_out(dump, tensor, name, wanted, rounding)

@@ -1,6 +1,6 @@
-"""Of all that is wrong with a step, what it comes of: a wrong output makes the loss wrong, a wrong loss the gradients.
+"""The causes among the wrong results of a step: a wrong output makes the loss wrong, a wrong loss the gradients.
 
-What is left out is told: either in the finding that it comes of, or as not checked.
+Results that are left out are counted: in the finding that they follow from, or as not checked.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.hiding import unhidden
 from shardviz.check.step.rules.scale import ratio_to_wanted
 
 if TYPE_CHECKING:
@@ -24,24 +25,28 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
     outputs = [pair for pair in found if pair[0].role == "output"]
     if outputs:
         if len(outputs) < len(found):
-            yield NotChecked("", "the step's loss and gradients: they come of an output that is wrong", "step")
-        explained = [finding for _, finding in outputs if not finding.gives_way]
-        yield from explained or [finding for _, finding in outputs]
+            yield NotChecked("", "the step's loss and gradients: they come from an output that is wrong", "step")
+        findings = [finding for _, finding in outputs]
+        explained = [finding for finding in findings if not finding.generic]
+        yield from unhidden(findings, explained, anywhere=True)
         return
-    told = [pair for pair in found if not _comes_of_loss(pair, found)]
-    left_out = len(found) - len(told)
+    left = _not_from_loss(found)
+    left_out = len(found) - len(left)
     if left_out:
         why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
         yield NotChecked("", why, "step")
-    yield from _with_loss_first(told)
+    yield from _with_loss_first(left)
 
 
-def _comes_of_loss(pair: Found, found: Sequence[Found]) -> bool:
-    return pair[0].role == "grad" and pair[1].gives_way and any(one.name == "loss" for one, _ in found)
+def _not_from_loss(found: Sequence[Found]) -> list[Found]:
+    """Return what is left beside a wrong loss of the gradients computed from it."""
+    loss = [finding for one, finding in found if one.name == "loss"]
+    left = unhidden([finding for one, finding in found if one.role == "grad"], loss, anywhere=True)
+    return [pair for pair in found if pair[0].role != "grad" or pair[1] in left]
 
 
 def _with_loss_first(found: Sequence[Found]) -> Iterator[Finding]:
-    """Tell gradients that are off by the loss's own ratio with the loss."""
+    """Report gradients that are off by the loss's own ratio with the loss."""
     loss = next((pair for pair in found if pair[0].name == "loss" and pair[1].kind == "wrong-scale"), None)
     ratio = ratio_to_wanted(loss[0], loss[0].reduced) if loss is not None else None
     grads = [(one, finding) for one, finding in found if ratio and one.role == "grad"]

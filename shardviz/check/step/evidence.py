@@ -57,17 +57,17 @@ class Evidence:
 
     @cached_property
     def first_odd_module(self) -> str:
-        """The module that first put out what no placement explains, on the lowest rank that has one; else empty."""
+        """The first module whose output no placement explains, on the lowest rank that has one; else empty."""
         return next((odd for _, odd in self._odd if odd), "")
 
     @cached_property
     def pending_before(self) -> tuple[str, str]:
-        """The module before that one that put out terms of a sum, with the axis of the sum; both empty if none did."""
+        """The module before it whose output is the terms of a sum, with the axis of the sum; empty if there is none."""
         return next((pending for pending, odd in self._odd if odd), ("", ""))
 
     @cached_property
     def _odd(self) -> list[tuple[tuple[str, str], str]]:
-        """For every rank the first of the modules just before the first odd one that put out a sum, and that one."""
+        """For every rank the first odd module, after the first of those just before it that return terms of a sum."""
         return [self._first_odd(record) for record in self.dump.files.ranks.values()]
 
     def _first_odd(self, record: RankRecord) -> tuple[tuple[str, str], str]:

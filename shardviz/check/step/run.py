@@ -32,7 +32,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
 
     Args:
         dump: The dump.
-        earlier: What was found of the weights: numbers that come of wrong weights say nothing new.
+        earlier: What was found of the weights: numbers computed from wrong weights show nothing new.
     """
     yield from check_raised(dump)
     steps = dump.at("step")
@@ -40,7 +40,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
         return
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
-        yield NotChecked("", f"the step: its numbers come of weights that are wrong ({_named(wrong[0])})", "step")
+        yield NotChecked("", f"the step: its numbers come from weights that are wrong ({_named(wrong[0])})", "step")
         return
     if not dump.at("reference"):
         yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing", "step")

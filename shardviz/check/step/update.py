@@ -78,11 +78,7 @@ def _differing(one: Compared) -> Finding:
 
 def _pairs(one: Compared) -> list[tuple[int, int, float]]:
     """Return how far each rank is from the first that holds the same part."""
-    return [
-        (ranks[0], rank, float(np.max(np.abs(one.values[ranks[0]] - one.values[rank]), initial=0.0)))
-        for ranks in ranks_by_part(one)
-        for rank in ranks[1:]
-    ]
+    return one.neighbours_apart((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
 
 
 def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
@@ -110,8 +106,8 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
 
 
 OF_OTHERS = (
-    "The optimizer steps other tensors than the model's: those from before it was sharded, or copies of them; or what "
-    "it wrote was overwritten, as by a broadcast from a rank that stepped nothing"
+    "The optimizer does not step the model's parameters, but those from before it was sharded, or copies of them; or "
+    "its result was overwritten, as by a broadcast from a rank that stepped nothing"
 )
 AFTER_SHARDING = (
     "make the optimizer of model.parameters() once the model is sharded; broadcast from the rank that stepped"

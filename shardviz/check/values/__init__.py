@@ -1,1 +1,1 @@
-"""What numbers alone show: copies that differ, shards that are identical, ties that broke, writes that did not take."""
+"""Checks of numbers alone: copies that differ, identical shards, broken ties, writes that were lost."""

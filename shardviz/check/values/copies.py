@@ -3,8 +3,8 @@
 Ranks that held the same ids when the tensor was stamped hold copies, at the same place of any pending sum. Where it was
 not stamped, or has no ids left, what the placements claim decides; of a plain tensor, all ranks have copies. They are
 compared by digests, a whole fold of layers at a time, and shown in numbers where the dump has values. Shards without
-elements, plain tensors of another shape on another rank, and tensors of another element type (a finding of their own)
-are no copies.
+elements, plain tensors whose shapes differ between ranks, and tensors of different element types (a finding of their
+own) are not compared.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ MAX_LISTED = 8
 
 
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield parameters and buffers of the initial stage whose copies differ."""
-    stamped = {name: tensor for tensor in dump.at("stamped") for name in tensor.names}
+    """Yield parameters and buffers of the model before stamping whose copies differ."""
     for tensor in dump.at("initial"):
-        for ids, numbers in _by_stamped(tensor, stamped):
+        for ids, numbers in _by_stamped(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
             if any(len({shard.digests for shard in group}) > 1 for group in groups):
                 yield from _compare(dump, tensor, numbers, groups)
@@ -55,7 +54,7 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
 
     Args:
         tensor: The values.
-        ids: The same tensor when it was stamped: it tells which part each rank holds.
+        ids: The same tensor when it was stamped, which shows the part that each rank holds.
     """
     groups: dict[Hashable, list[Shard]] = {}
     for rank, shard in tensor.shards.items():
@@ -66,7 +65,7 @@ def copies_of(tensor: Tensor, ids: Tensor | None) -> Groups:
 
 
 def _part(shard: Shard, ids: Shard | None) -> Hashable:
-    """Return what two shards share when they hold the same part of the tensor."""
+    """Return a key that two shards share if they hold the same part of the tensor."""
     if ids is not None and ids.body.held is not None:
         return ids.body.held
     if ids is not None and any(first > 0 for first, _, _ in ids.body.runs or ()):
@@ -110,7 +109,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
         tensor.names[index],
         tuple(sorted(others)),
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
-        f"{len(tensor.shards)} ranks hold other values than the rest of their copies (ranks {ranks})",
+        f"{len(tensor.shards)} ranks differ from the other copies (ranks {ranks})",
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
         held=f"different values along {' and '.join(axes)}" if axes else "different values",
@@ -121,7 +120,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
 
 
 def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
-    """Return the axes along which two copies that differ in nothing else have other values."""
+    """Return the axes along which copies differ: two coordinates that are equal on all other axes have other values."""
     found = []
     for column, axis in enumerate(mesh.axes):
         for group in differing:

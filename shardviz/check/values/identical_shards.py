@@ -24,7 +24,7 @@ Lines = list[list["Shard"]]
 
 
 def check_identical_shards(dump: Dump) -> Iterator[Finding]:
-    """Yield tensors of the initial stage whose shards repeat each other."""
+    """Yield tensors of the model before stamping whose shards repeat each other."""
     for tensor in dump.at("initial"):
         if "float" not in tensor.dtype and "complex" not in tensor.dtype:
             continue

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shardviz.dump.content import leaves
 from shardviz.layout.region import index_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardviz.dump.dump import Shard
 
 
 def flat_values(shard: Shard) -> list[float | str] | None:
     """Return a shard's values, row-major; None where the dump has only their digest."""
-    return list(_leaves(shard.body.values)) if shard.body.values is not None else None
-
-
-def _leaves(value: Any) -> Iterator[float | str]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
+    return leaves(shard.body.values) if shard.body.values is not None else None
 
 
 def is_constant(shard: Shard) -> bool:

@@ -1,6 +1,6 @@
 """`untied`: names that shared storage in the unsharded model and are two tensors now.
 
-They start equal and drift apart, each with a part of the gradient. A name that is gone is no finding (torch lists a
+They start equal and drift apart, each with a part of the gradient. A name that is gone is not a finding (torch lists a
 shared parameter once), and neither are empty shards, which have no storage to share. Stages of a pipeline cannot share
 storage: where no rank has both names, the check says that it could not be made.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
-    """Yield ties of the unsharded model that some rank does not have any more."""
+    """Yield ties of the unsharded model that are broken on some rank."""
     stamps = [stamp for stamp in dump.files.run.stamps if stamp.tied_to]
     if not stamps:
         return
@@ -30,12 +30,12 @@ def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:
         if untied:
             yield _finding(stamp, untied, len(both))
         elif not both and all(any(name in own for own in names.values()) for name in (stamp.name, stamp.tied_to)):
-            why = f"it was tied to {stamp.tied_to}, and no rank has both any more"
+            why = f"it was tied to {stamp.tied_to}, and no rank has both now"
             yield NotChecked(stamp.name, why, "ties")
 
 
 def _names_with_storage(record: RankRecord) -> set[str]:
-    """Return the names of what a rank has of the model; the unsharded one that rank 0 runs beside it is not meant."""
+    """Return the names of a rank's tensors that have storage, without the unsharded model's, which rank 0 runs too."""
     names = set()
     for tensor in record.tensors:
         body = record.bodies[tensor.body]

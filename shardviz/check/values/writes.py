@@ -1,4 +1,4 @@
-"""`write-not-applied`: a fill that did not take: what was written is not what is read back.
+"""`write-not-applied`: an in-place fill that was lost: the tensor does not read back as it was written.
 
 torch loses in-place writes through some views and subclasses, silently: a loader that copies into one leaves the tensor
 as it was. Stamping reads every fill back, so the loss shows before anything is sharded.

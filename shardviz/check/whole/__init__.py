@@ -1,1 +1,1 @@
-"""What concerns a run as a whole: what is missing from its dump, and ranks whose groups contradict the mesh."""
+"""Checks of a run as a whole: what its dump lacks, and ranks whose groups contradict the mesh."""

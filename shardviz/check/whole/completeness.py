@@ -61,7 +61,7 @@ def _absent_shards(files: DumpFiles, tensor: Tensor) -> Iterator[Finding]:
 
 def _absent_tensors(dump: Dump) -> Iterator[Finding]:
     """Yield stamped tensors that no rank has under any name."""
-    stamped = {name for tensor in dump.at("stamped") for name in tensor.names}
+    stamped = dump.stamped
     unseen = {stamp.name: stamp for stamp in dump.files.run.stamps if stamp.name not in stamped}
     if not stamped or not unseen:
         return

@@ -18,7 +18,6 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, STYLE, figure, mesh_figure
-from shardviz.picture.text.findings import advice_of, folded_findings, layouts_of
 from shardviz.picture.text.report import listed_rows, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import cut_at_comma, fold
@@ -76,10 +75,7 @@ def html(dump: Dump, report: Report) -> str:
 
 def _entries(dump: Dump, report: Report) -> list[Entry]:
     """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
-    by_name: dict[str, Tensor] = {}
-    for tensor in dump.tensors:
-        for name in tensor.names:
-            by_name.setdefault(name, tensor)
+    by_name = dump.first_captured
     where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
     folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(dump, report))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
@@ -87,16 +83,16 @@ def _entries(dump: Dump, report: Report) -> list[Entry]:
     left = MOST_BYTES
     for at in order:
         names, (row, index) = folded[at]
-        picture, ranks, why = _drawn(dump, dump.tensors[index], names) if left > 0 else ("", "", FULL)
+        picture, ranks, why = _drawn(dump, dump.tensors[index], names, report) if left > 0 else ("", "", FULL)
         entries[at] = Entry(at, names, row, picture, ranks, why)
         left -= len(picture) + len(ranks)
     return [entries[at] for at in range(len(folded))]
 
 
-def _drawn(dump: Dump, tensor: Tensor, names: Fold) -> tuple[str, str, str]:
+def _drawn(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str, str, str]:
     """Return a map and its table of ranks, or why they cannot be."""
     try:
-        subject = of_tensor(dump, tensor, names.names()[0])
+        subject = of_tensor(dump, tensor, names.names()[0], report.laid_out)
     except ShardvizError as error:
         return "", "", error.message
     return element("figure", figure(subject, style=False), tabindex=0), rank_table(subject), ""
@@ -144,7 +140,7 @@ def _nav(anchors: Sequence[str]) -> str:
 def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
     """Write every finding, and return by entry the finding that its map stands in: the first one of it."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
-    folded = folded_findings(report.findings)
+    folded = report.folded
     parts, seen = [], dict[int, int]()
     for at, (names, finding) in enumerate(folded[:MOST_FINDINGS]):
         entry = of_name.get(names.names()[0])
@@ -154,9 +150,9 @@ def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, 
             seen[entry.at] = at
     if len(folded) > MOST_FINDINGS:
         parts.append(element("p", f"{len(folded) - MOST_FINDINGS:,} more: shardviz check prints them"))
-    unchecked = fold((entry.tensor, entry.why) for entry in report.not_checked)
-    if unchecked:
-        items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in unchecked)
+    if report.not_checked:
+        folded_reasons = report.folded_not_checked
+        items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in folded_reasons)
         parts.append(element("h3", "Not checked") + element("ul", *items))
     return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
 
@@ -166,8 +162,8 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     is_error = finding.severity == "error"
     ranks = ranks_text(mask_of(finding.ranks))
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
-    facts = [*((title, element("code", words(text))) for title, text in layouts_of(finding))]
-    facts += [(title, words(text)) for title, text in advice_of(finding)]
+    facts = [*((title, element("code", words(text))) for title, text in finding.layouts)]
+    facts += [(title, words(text)) for title, text in finding.advice]
     facts += [("ranks", words(cut_at_comma(ranks, 80)))] if ranks else []
     picture = ""
     if entry is not None and entry.picture:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Ranges, Region
@@ -77,37 +78,34 @@ class Sides:
         return self.cell(frozenset((self.holders.at(index),)))
 
 
-def sides_of(dump: Dump, tensor: Tensor, name: str = "") -> Sides:
+def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | None = None) -> Sides:
     """Lay both sides of a tensor over each other.
 
     A rank whose file is missing is claimed where the others' mesh says it is, and holds nothing.
 
     Args:
-        dump: The model that the tensor is in.
+        dump: The dump that the tensor is in.
         tensor: The tensor.
         name: Which of the fold's names, where its ids differ from those of the others; the first by default.
+        laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
+    from shardviz.check.order.laid_out import LaidOut
+
     shift = dump.files.run.num_ranks
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
     for rank, region, flat in _claims(dump, tensor):
         _add(regions, runs, region, flat, 1 << rank)
     has_claimed = bool(regions or runs)
-    has_held = False
-    for rank, shard in tensor.shards.items() if tensor.moment == "stamped" else ():
-        has_held = True
-        if shard.held is not None:
-            flat = shard.layout is not None and shard.layout.flat is not None
-            _add(regions, runs, shard.held, flat, 1 << shift + rank)
-        elif shard.body.runs is not None or shard.body.dense:
-            stretches = _stretches(_scattered_ids(dump, tensor, rank, name or tensor.names[0]))
-            runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
+    cases = (laid_out or LaidOut(dump)).cases(tensor, name or tensor.names[0])
+    for case in cases:
+        _add_held(regions, runs, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
     mesh = tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh
-    return Sides(Holders(shape, regions, runs), shift, has_claimed, has_held, mesh)
+    return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh)
 
 
 def _claims(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
@@ -125,11 +123,18 @@ def _add(regions: dict[Region, Mask], runs: dict[Ranges, Mask], region: Region, 
         regions[region] = regions.get(region, 0) | mask
 
 
-def _scattered_ids(dump: Dump, tensor: Tensor, rank: int, name: str) -> NDArray[np.int64]:
-    size = math.prod(tensor.shards[rank].body.local_shape)
-    if size > MAX_SCATTERED:
-        raise DumpError(f"{name}: rank {rank} holds {size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn")
-    return dump.local_ids(tensor.shards[rank], name)
+def _add_held(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case, shift: int) -> None:
+    flat = case.claimed is not None and case.claimed.flat is not None
+    for coord, region in case.regions.items():
+        _add(regions, runs, region, flat, 1 << shift + case.rank(coord))
+    for coord, ids in case.ids.items():
+        rank = case.rank(coord)
+        if ids.size > MAX_SCATTERED:
+            raise DumpError(
+                f"{case.name}: rank {rank} holds {ids.size:,} scattered ids, more than {MAX_SCATTERED:,} are not drawn"
+            )
+        stretches = _stretches(ids)
+        runs[stretches] = runs.get(stretches, 0) | 1 << shift + rank
 
 
 def _stretches(ids: NDArray[np.int64]) -> Ranges:

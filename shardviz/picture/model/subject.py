@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,13 @@ from shardviz.picture.model.holders import Holders
 from shardviz.picture.model.sides import Sides, sides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.check.order.case import Case
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
-    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Ranges, Region
 
 MAX_DRAWN_RANKS = 1 << 14
@@ -69,15 +70,22 @@ NOTHING = "nothing"
 NO_FILE = "no file"
 
 
-def of_tensor(dump: Dump, tensor: Tensor, name: str) -> Subject:
+def of_tensor(dump: Dump, tensor: Tensor, name: str, laid_out: LaidOut | None = None) -> Subject:
     """Describe one tensor of a dump.
+
+    Args:
+        dump: The dump.
+        tensor: The tensor, or the fold that it is in.
+        name: Its name.
+        laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
-    from shardviz.check.order.case import cases_of
+    from shardviz.check.order.laid_out import LaidOut
 
-    case = next(iter(cases_of(dump, tensor, name)), None) if tensor.moment == "stamped" else None
+    laid_out = laid_out or LaidOut(dump)
+    cases = laid_out.cases(tensor, name)
     claims = {
         rank: region_text(region)
         for layout in tensor.by_claim
@@ -90,18 +98,18 @@ def of_tensor(dump: Dump, tensor: Tensor, name: str) -> Subject:
         dtype=tensor.dtype,
         mesh=tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh,
         claimed=tensor.claimed,
-        held=case.held if case is not None else None,
-        sides=sides_of(dump, tensor, name),
+        held=cases[0].held if cases else None,
+        sides=sides_of(dump, tensor, name, laid_out),
         claims=claims,
-        holds=_holds(dump, tensor, name),
+        holds=_holds(dump, tensor, cases),
     )
 
 
-def _holds(dump: Dump, tensor: Tensor, name: str) -> dict[int, str]:
+def _holds(dump: Dump, tensor: Tensor, cases: Sequence[Case]) -> dict[int, str]:
     """Say what each rank holds, by rank; nothing is known of a tensor that was not stamped."""
     if tensor.moment != "stamped":
         return {}
-    holds = {rank: _held_text(dump, shard, name) for rank, shard in tensor.shards.items()}
+    holds = {case.rank(coord): _held_text(case, coord) for case in cases for coord in case.shards}
     holds |= dict.fromkeys(dump.files.missing_ranks, NO_FILE)
     return dict(sorted(holds.items()))
 
@@ -139,12 +147,10 @@ def region_text(region: Region) -> str:
     return str(region) if region.dims else "the number"
 
 
-def _held_text(dump: Dump, shard: Shard, name: str) -> str:
-    if shard.held is not None:
-        return region_text(shard.held)
-    if not math.prod(shard.body.local_shape):
-        return NOTHING
-    ids = dump.local_ids(shard, name)
+def _held_text(case: Case, coord: Coord) -> str:
+    if coord in case.regions:
+        return region_text(case.regions[coord])
+    ids = case.ids[coord]
     kinds = {
         "own ids, scattered": int((ids > 0).sum()),
         "ids of other tensors": int((ids < ID_NONE).sum()),

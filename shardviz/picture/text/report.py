@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.agreement import agreement
-from shardviz.check.verdicts import without_finding
+from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
@@ -15,7 +15,7 @@ from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrappe
 from shardviz.text import counted, fold, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container
 
     from rich.text import Text
 
@@ -99,41 +99,20 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
 
 
 def listed_rows(dump: Dump, report: Report | None) -> list[tuple[str, Row]]:
-    """Return every name that is listed, with its line."""
-    verdicts = _verdicts(report) if report else {}
-    rows = []
-    for name, tensor in _listed(dump, verdicts):
-        verdict = verdicts.get(name) or (without_finding(dump, tensor) if report else "unknown")
-        rows.append((name, _row(dump, tensor, name, verdict)))
-    return rows
+    """Return every name that is listed, once, with its line."""
+    rows: dict[str, Row] = {}
+    for tensor in captured(dump):
+        for name in tensor.names:
+            if name not in rows and is_listed(dump, tensor, [name], report):
+                verdict = verdict_on(dump, tensor, [name], report) if report else "unknown"
+                rows[name] = _row(dump, tensor, name, verdict)
+    return list(rows.items())
 
 
 def own_dtype(dump: Dump, tensor: Tensor, name: str) -> str:
     """Return the model's own element type: it may have been stamped in a wider one."""
     own = dump.find("initial", tensor.role, name)
     return own.dtype if own else tensor.dtype
-
-
-def _listed(dump: Dump, told: Container[str]) -> Iterable[tuple[str, Tensor]]:
-    """Return each name once: all that a model is made of, and of a step's those of which there is something to tell.
-
-    What was stamped is listed as it was then; where neither ids nor values were captured, every name as it was first.
-    """
-    seen: set[str] = set()
-    weights = [*dump.at("stamped"), *dump.at("initial")]
-    for tensor in [*weights, *dump.tensors]:
-        for name in tensor.names:
-            if name not in seen and (tensor.moment in ("stamped", "initial") or not weights or name in told):
-                seen.add(name)
-                yield name, tensor
-
-
-def _verdicts(report: Report) -> dict[str, Verdict]:
-    found: dict[str, Verdict] = {unchecked.tensor: "unknown" for unchecked in report.not_checked}
-    for finding in report.findings:
-        if found.get(finding.tensor) != "error":
-            found[finding.tensor] = finding.severity
-    return found
 
 
 def _row(dump: Dump, tensor: Tensor, name: str, verdict: Verdict) -> Row:
@@ -176,7 +155,7 @@ def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal
 def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
     """Say what could not be looked at, and why; tensors with the same reason are folded."""
     lines: list[Text] = []
-    for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in report.not_checked):
+    for folded, why in report.folded_not_checked:
         name = f"{printable(str(folded))}: " if str(folded) else ""
         start = line((terminal.glyphs.unknown, WARNING), " not checked: ")
         lines += wrapped(f"{name}{printable(why)}", terminal.width, start, 4)

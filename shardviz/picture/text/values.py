@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from shardviz.dump.content import leaves
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.text.terminal import DIM, line
 
@@ -45,13 +46,9 @@ def value_lines(tensor: Tensor, terminal: Terminal, *, all_ranks: bool = False) 
 
 def _rows(shard: Shard) -> tuple[tuple[str, ...], ...]:
     """Return a shard's numbers as rows of its last dim."""
-    flat = [_said(value) for value in _leaves(shard.body.values)]
+    flat = [_said(value) for value in leaves(shard.body.values)]
     columns = shard.body.local_shape[-1] if shard.body.local_shape else 1
     return tuple(tuple(flat[at : at + columns]) for at in range(0, len(flat), max(columns, 1)))
-
-
-def _leaves(value: Any) -> list[Any]:
-    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list) else [value]
 
 
 def _said(value: Any) -> str:

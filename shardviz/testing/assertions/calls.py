@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.check.order.reassembly import OF_PLACES
+from shardviz.check.hiding import is_of_places
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles, read_files
@@ -53,7 +53,8 @@ def assert_clean(dump: AnyDump) -> None:
             "pass the folder that shardviz.capture wrote; assert_ordered and assert_layout take a module",
         )
     seen = _read(dump)
-    raise_for(seen, report_on(seen).findings)
+    report = report_on(seen)
+    raise_for(seen, report.findings, report.laid_out)
 
 
 def assert_ordered(
@@ -96,7 +97,8 @@ def assert_ordered(
     if not seen.files.run.stamps:
         raise ShardvizError(f"{seen.files.path} has no ids", "capture it with stamps=shardviz.stamp(model)")
     report = report_on(seen)
-    raise_for(seen, [finding for finding in report.findings if finding.kind in (*OF_PLACES, "incomplete")])
+    wrong = [finding for finding in report.findings if is_of_places(finding) or finding.kind == "incomplete"]
+    raise_for(seen, wrong, report.laid_out)
     _refuse(report.not_checked)
 
 
@@ -134,7 +136,7 @@ def assert_layout(
 
     seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
     wanted = {"*": layouts} if isinstance(layouts, str) else dict(layouts)
-    raise_for(*_with_held(seen, rules.check_rules(seen, wanted), subject, mesh))
+    _raise_with_held(seen, rules.check_rules(seen, wanted), subject, mesh)
 
 
 def assert_replicated(
@@ -270,15 +272,19 @@ def _gather_values(
     return gather(add, known)
 
 
-def _with_held(
-    seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None
-) -> tuple[Dump, list[Finding]]:
-    """Return findings with the layout that ranks hold, and the ids to draw it, if the subject was stamped."""
+def _raise_with_held(seen: Dump, findings: list[Finding], subject: Any, mesh: DeviceMesh | None) -> None:
+    """Raise for findings, with what ranks hold and a picture of it where the subject was stamped and has its ids."""
+    __tracebackhide__ = True
+    from shardviz.check.order.laid_out import LaidOut
     from shardviz.testing.assertions import held
 
     ids = seen if isinstance(subject, AnyDump) or not findings else _ids_of(subject, mesh)
-    found = held.with_held(ids, findings) if ids is not None else findings
-    return (ids if ids is not None and any(finding.held for finding in found) else seen), found
+    laid_out = LaidOut(ids) if ids is not None else None
+    if laid_out is not None:
+        findings = held.with_held(laid_out, findings)
+    if laid_out is not None and any(finding.held for finding in findings):
+        raise_for(laid_out.dump, findings, laid_out)
+    raise_for(seen, findings)
 
 
 def _ids_of(subject: Any, mesh: DeviceMesh | None) -> Dump | None:

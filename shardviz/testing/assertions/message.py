@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from shardviz.check.finding import fold_findings
 from shardviz.errors import ShardvizError
 from shardviz.testing.assertions import current
-from shardviz.text import fold, natural_key, printable
+from shardviz.text import Fold, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.check.finding import Finding
-    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Dump
 
 MAX_IN_FULL = 3
 """Number of findings that are reported in full; the others are only named."""
@@ -28,19 +30,20 @@ class ShardAssertionError(AssertionError):
     __module__ = "shardviz.testing"
 
 
-def raise_for(dump: Dump | None, findings: Sequence[Finding]) -> None:
+def raise_for(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut | None = None) -> None:
     """Raise if there are findings; in a user's own job, in one line on all ranks except rank 0.
 
     Args:
         dump: The dump that findings refer to, for the pictures.
         findings: Worst first.
+        laid_out: The dump's tensors, as a check laid them out.
 
     Raises:
         ShardAssertionError: There are findings.
     """
     __tracebackhide__ = True
     if findings:
-        text = report(dump, findings)
+        text = report(dump, findings, laid_out)
         rank = _rank_in_job()
         raise ShardAssertionError(text if not rank else f"{text.splitlines()[0]} (see rank 0 for the full report)")
 
@@ -53,47 +56,31 @@ def _rank_in_job() -> int:
     return int(distributed.get_rank())
 
 
-def report(dump: Dump | None, findings: Sequence[Finding]) -> str:
+def report(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut | None = None) -> str:
     """Return the text for findings: the first ones in full, and identical layers once."""
-    groups: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(_alike(finding), []).append(finding)
-    distinct = list(groups.values())
-    parts = [_in_full(dump, group) for group in distinct[:MAX_IN_FULL]]
-    if rest := [finding.tensor for group in distinct[MAX_IN_FULL:] for finding in group]:
-        parts.append(f"and {len(rest)} more: {_names(rest)}")
+    folded = fold_findings(findings)
+    parts = [_in_full(dump, names, finding, laid_out) for names, finding in folded[:MAX_IN_FULL]]
+    if rest := [names for names, _ in folded[MAX_IN_FULL:]]:
+        parts.append(f"and {sum(map(len, rest))} more: {printable(', '.join(map(str, rest)))}")
     return "\n\n".join(parts)
 
 
-def _alike(finding: Finding) -> tuple[object, ...]:
-    name = finding.tensor
-    texts = (finding.summary, finding.cause, finding.fix, *finding.also)
-    layouts = (finding.claimed, finding.held, finding.intended)
-    return finding.kind, finding.ranks, *layouts, *(text.replace(name, "") if name else text for text in texts)
-
-
-def _in_full(dump: Dump | None, group: Sequence[Finding]) -> str:
-    first = group[0]
-    names = _names([finding.tensor for finding in group]) if first.tensor else first.kind
-    lines = [f"{names}: {printable(first.summary)}"]
-    rows = (
-        ("ranks", _ranks(first)),
-        ("claimed", first.claimed),
-        ("held", first.held),
-        ("intended", first.intended),
-    )
-    lines += [f"{'':{INDENT}}{title:<{COLUMN}}{printable(text)}" for title, text in rows if text]
-    if picture := _picture(dump, first.tensor):
+def _in_full(dump: Dump | None, names: Fold, finding: Finding, laid_out: LaidOut | None) -> str:
+    lines = [printable(f"{str(names) or finding.kind}: {finding.summary}")]
+    ranks = _ranks(finding)
+    lines += _rows([*([("ranks", ranks)] if ranks else []), *finding.layouts])
+    if picture := _picture(dump, names.names()[0], laid_out):
         lines += ["", *picture, ""]
-    others = [("or", text) for text in first.also]
-    advice = (("cause", first.cause), ("fix", first.fix), *others, ("see", ", ".join(first.refs)))
-    lines += [f"{'':{INDENT}}{title:<{COLUMN}}{printable(text)}" for title, text in advice if text]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_rows(finding.advice)])
 
 
-def _picture(dump: Dump | None, name: str) -> list[str]:
+def _rows(rows: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{'':{INDENT}}{title:<{COLUMN}}{printable(text)}" for title, text in rows]
+
+
+def _picture(dump: Dump | None, name: str, laid_out: LaidOut | None) -> list[str]:
     """Draw a tensor as `shardviz show` does, if there is something to draw."""
-    tensor = _find(dump, name) if dump is not None and name else None
+    tensor = dump.first_captured.get(name) if dump is not None else None
     if dump is None or tensor is None or not (tensor.claimed or tensor.moment == "stamped"):
         return []
     from shardviz.picture.model.subject import of_tensor
@@ -102,19 +89,10 @@ def _picture(dump: Dump | None, name: str) -> list[str]:
 
     terminal = Terminal(WIDTH)
     try:
-        text = terminal.render(picture_lines(of_tensor(dump, tensor, name), terminal))
+        text = terminal.render(picture_lines(of_tensor(dump, tensor, name, laid_out), terminal))
     except ShardvizError as error:
         return [f"{'':{INDENT}}no picture: {error.message}"]
     return [f"{'':{INDENT}}{line}".rstrip() for line in text.rstrip().splitlines()]
-
-
-def _find(dump: Dump, name: str) -> Tensor | None:
-    return next((tensor for tensor in dump.tensors if name in tensor.names), None)
-
-
-def _names(names: Sequence[str]) -> str:
-    ordered = sorted(names, key=natural_key)
-    return printable(", ".join(str(folded) for folded, _ in fold((name, None) for name in ordered)))
 
 
 def _ranks(finding: Finding) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.values.copies import copies_of
+from shardviz.dump.whole import whole_values
 from shardviz.layout.notation import write
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
@@ -19,12 +17,11 @@ from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.assertions.subjects import device_mesh_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.dump.dump import Dump, Tensor
     from shardviz.live.capture.capture import Capture
 
 
@@ -82,7 +79,7 @@ def _findings(dump: Dump, tensor: Tensor, axis: str | None) -> list[Finding]:
     rounding = rounding_of(dump)
     found = []
     for name in tensor.names:
-        one = laid_out(dump, tensor, name, assembled(dump, tensor, name), rounding)
+        one = laid_out(dump, tensor, name, whole_values(dump, tensor, name), rounding)
         if axes := tuple(along for along in one.copies_differ_along if axis in (None, along)):
             found.append(_finding(one, axes))
     return found
@@ -113,14 +110,8 @@ def _finding(one: Compared, differing: tuple[str, ...]) -> Finding:
 
 
 def _pairs(one: Compared, axes: tuple[str, ...]) -> list[tuple[int, int, float]]:
-    """Return neighbours with copies of one part along the given axes, and the largest difference between them."""
-    return [
-        (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
-        for axis in axes
-        for group in one.mesh.groups(axis)
-        for low, high in pairwise(rank for rank in group if rank in one.reduced)
-        if one.regions[low] == one.regions[high]
-    ]
+    """Return neighbours along the axes where copies differ, and how far apart they are."""
+    return one.neighbours_apart([group for axis in axes for group in one.mesh.groups(axis)])
 
 
 def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -128,21 +119,3 @@ def _ranks(one: Compared, axes: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(
         sorted({rank for low, high, apart in _pairs(one, axes) if not apart <= one.tolerance for rank in (low, high)})
     )
-
-
-def assembled(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
-    """Return the whole gradient, each element from the lowest rank that has it."""
-    shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
-    whole = np.full(shape, np.nan)
-    for shard in reversed(tensor.shards.values()):
-        values = dump.values(shard, name)
-        if shard.layout is None:
-            whole = values
-        else:
-            whole.ravel()[_ids(shard, shape)] = values
-    return whole
-
-
-def _ids(shard: Shard, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    assert shard.layout is not None
-    return shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).flat_ids(shape)

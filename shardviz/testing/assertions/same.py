@@ -13,13 +13,13 @@ import torch
 from torch import distributed
 
 from shardviz.check.step.compared import SAFETY, Rounding, laid_out
+from shardviz.dump.whole import whole_values
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.testing.assertions.differences import explained, misshapen
 from shardviz.testing.assertions.gathering import gather
 from shardviz.testing.assertions.message import ShardAssertionError, raise_for
-from shardviz.testing.assertions.reduced import assembled
 from shardviz.testing.assertions.subjects import check_values, device_mesh_of, locals_of
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _wanted(own: Mapping[Key, Local], theirs: Mapping[Key, Local], mesh: DeviceM
         dump = gather(add, mesh)
         for tensor in dump.tensors:
             for name in tensor.names:
-                whole[tensor.role, name] = assembled(dump, tensor, name).reshape(tensor.shape)
+                whole[tensor.role, name] = whole_values(dump, tensor, name).reshape(tensor.shape)
     largest = max((_largest(values) for (role, _), values in whole.items() if role == "grad"), default=0.0)
     found = {}
     for key, values in whole.items():

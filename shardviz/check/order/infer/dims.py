@@ -63,7 +63,7 @@ def _pairs(claimed: Layout, held: Mapping[Coord, Region], dim: int) -> Pairs:
 
 
 def _in_order(pairs: Pairs, size: int) -> bool:
-    """Whether every place of a dim holds its own index; told without laying them out."""
+    """Whether every place of a dim holds its own index, found without laying them out."""
     reached = 0
     for start, stop in sorted(range_ for places, _ in pairs for range_ in places):
         if start > reached:
@@ -73,7 +73,7 @@ def _in_order(pairs: Pairs, size: int) -> bool:
 
 
 def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
-    """Return which index stands at each place of a dim; None where ranks disagree or an index comes twice."""
+    """Return the index that each place of a dim holds; None where ranks disagree or an index comes twice."""
     order = np.full(size, -1, np.int64)
     for places, contents in pairs:
         if length(places) != length(contents):

@@ -62,7 +62,7 @@ def _scrambled(case: Case) -> Explanation:
     differences = "; ".join(first_differences(case))
     return Explanation(
         "scrambled",
-        "no known shape fits",
+        "no known pattern fits",
         CATALOGUE["scrambled"].fix,
         f"scrambled: {differences}" if differences else "scrambled",
         details=(f"first differences: {differences}",) if differences else (),

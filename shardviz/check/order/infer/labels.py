@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
-NO_LABEL = "no placements (torch has none for this layout: split the tensor anew)"
+NO_LABEL = "no placements (torch has none for this layout: split the tensor again)"
 
 
 def explain_label(claimed: Layout, held: Layout) -> Explanation:

@@ -11,17 +11,15 @@ from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explanation import Explanation
 from shardviz.check.order.infer.layout import same_region
 from shardviz.layout.region import Ranges, Region, length, merged
-from shardviz.layout.splits import JOIN, chunk, chunks
+from shardviz.layout.splits import JOIN, Split, bound, chunk, followed, stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.check.order.infer.explanation import Disorder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
     from shardviz.layout.splits import Chain
-
-    Split = Callable[[Ranges, int, int], Ranges]
 
 MAX_SEGMENTS = 16
 
@@ -38,7 +36,7 @@ def balanced(ranges: Ranges, parts: int, part: int) -> Ranges:
     """Return the part that numpy.array_split gives: sizes differ by at most one, the longer ones first."""
     small, longer = divmod(length(ranges), parts)
     first = part * small + min(part, longer)
-    return _cut(ranges, first, first + small + (part < longer))
+    return stretch(ranges, first, first + small + (part < longer))
 
 
 def segmented(bounds: Sequence[int]) -> Split:
@@ -98,41 +96,12 @@ def _fits(
     axis: str,
     split: Split,
 ) -> bool:
+    mesh, chain = claimed.mesh, claimed.chains[dim]
+    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
     for coord, region in held.items():
         own = claimed.region(coord)
-        position = dict(zip(claimed.mesh.axes, coord, strict=True))
-        ranges = _follow(claimed, claimed.chains[dim], claimed.shape[dim], position, axis, split)
+        position = dict(zip(mesh.axes, coord, strict=True))
+        ranges = followed(claimed.shape[dim], bound(chain, position, sizes), {chain.index(axis): split})
         if not same_region(Region((*own.dims[:dim], ranges, *own.dims[dim + 1 :])), region):
             return False
     return True
-
-
-def _follow(
-    claimed: Layout,
-    chain: Chain,
-    size: int,
-    position: Mapping[str, int],
-    axis: str,
-    split: Split,
-) -> Ranges:
-    """Follow a chain as `Layout` does, with another split for one axis."""
-    segments: list[Ranges] = [((0, size),)]
-    for link in chain:
-        if link == JOIN:
-            segments = [merged(range_ for segment in segments for range_ in segment)]
-        elif isinstance(link, int):
-            segments = [part for segment in segments for part in chunks(segment, link)]
-        else:
-            cut = split if link == axis else chunk
-            segments = [cut(segment, claimed.mesh.axis_size(link), position[link]) for segment in segments]
-    return merged(range_ for segment in segments for range_ in segment)
-
-
-def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
-    kept, before = [], 0
-    for start, stop in ranges:
-        low, high = max(first - before, 0), min(last - before, stop - start)
-        if low < high:
-            kept.append((start + low, start + high))
-        before += stop - start
-    return tuple(kept)

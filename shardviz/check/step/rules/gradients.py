@@ -7,10 +7,7 @@ is None (HSDP between backward and all-reduce) and where a Partial placement say
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.rules.reductions import missing_reduction, ranks_by_part, reduction_over
@@ -104,10 +101,4 @@ def _of_output(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
 
 def _farthest(one: Compared, groups: Sequence[Sequence[int]]) -> tuple[int, int, float]:
     """Return the two neighbours within groups whose copies of one part are farthest apart, and how far."""
-    pairs = [
-        (low, high, float(np.max(np.abs(one.reduced[low] - one.reduced[high]), initial=0.0)))
-        for group in groups
-        for low, high in pairwise(group)
-        if low in one.reduced and high in one.reduced and one.regions[low] == one.regions[high]
-    ]
-    return max(pairs, key=lambda pair: pair[2])
+    return max(one.neighbours_apart(groups), key=lambda pair: pair[2])

@@ -41,7 +41,7 @@ def check_order(one: Compared) -> Finding | None:
 
 
 def _slices_of(one: Compared, rank: int, dim: int) -> Slices:
-    """Return the slices that belong on a rank; none of a part that is no product of ranges."""
+    """Return the slices that belong on a rank; none of a part that is not a product of ranges."""
     shape = one.wanted.shape
     ids = one.regions[rank].flat_ids(shape)
     if ids.ndim != len(shape) or not ids.size:
@@ -77,8 +77,8 @@ def _finding(one: Compared, dim: int, moved: dict[int, int]) -> Finding:
         one.name,
         one.wrong,
         f"the {WHAT[one.role]} is the unsharded model's with dim {dim} in another order: on rank {one.wrong[0]} "
-        f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, at {first} stands "
-        f"what belongs at {there}",
+        f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, position {first} "
+        f"holds the slice that belongs at {there}",
         claimed=claimed_text(one),
         cause="Parts were put together in another order than they were cut in: gathered as they came, or put back by a "
         "permutation where its inverse belongs",

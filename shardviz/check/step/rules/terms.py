@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
 
-DIFFERING = f"{UNEXPLAINED}, and another thing on each rank along"
+DIFFERING = f"{UNEXPLAINED}, and differs from rank to rank along"
 MAX_LISTED = 8
 
 
@@ -57,7 +57,7 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
-        gives_way=not is_on_some_ranks,
+        generic=not is_on_some_ranks,
     )
 
 
@@ -158,7 +158,7 @@ def _on_some_ranks(dump: Dump, one: Compared, right: list[int]) -> tuple[str, st
         cause = f"{who} no {lacking[0]}, which the ranks that are right compute with"
         return cause, f"put {lacking[0]} on every rank"
     return (
-        f"{f'Rank {ranks} computes' if alone else f'Ranks {ranks} compute'} something else than the others, which are "
-        "right",
-        "look for what depends on the rank: an input, a seed, a branch, a buffer that is made anew",
+        f"{f'Rank {ranks} computes' if alone else f'Ranks {ranks} compute'} something different from the others, which "
+        "are right",
+        "look for what depends on the rank: an input, a seed, a branch, a buffer that is made again",
     )

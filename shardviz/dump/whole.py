@@ -1,0 +1,39 @@
+"""A whole tensor, put together from its shards by what they claim: nothing of torch is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.errors import DumpError
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.dump.dump import Dump, Tensor
+
+
+def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
+    """Return a tensor's values, each from the lowest rank that has it; NaN where no rank does.
+
+    Returns:
+        Them in the shape in which the claimed regions count; the lowest rank's own of a plain tensor.
+
+    Raises:
+        DumpError: The dump does not have the values, or a rank does not have the shape that it claims.
+    """
+    shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
+    whole = np.full(shape, np.nan)
+    for rank, shard in reversed(tensor.shards.items()):
+        values = dump.values(shard, name)
+        if shard.layout is None:
+            whole = values
+            continue
+        region = shard.layout.region(shard.layout.mesh.coord_of(rank))
+        if region.shape != values.shape:
+            own, claimed = list(values.shape), list(region.shape)
+            raise DumpError(f"{printable(name)}: rank {rank} has a shape of {own}, but claims {claimed}")
+        whole.ravel()[region.flat_ids(shape)] = values
+    return whole
