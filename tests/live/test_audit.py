@@ -65,6 +65,7 @@ def test_every_repro_is_python_that_says_what_is_wanted(case):
     compile(text, "repro.py", "exec")
     wanted = {rank: case.wanted_ids(rank) for rank in sorted(MESH.ranks)}
     assert f"WANTED = {wanted}" in text
+    assert "MASTER_PORT" not in text, "two repros that run at the same time must not share a port"
 
 
 def test_gathering_wants_the_whole_tensor_everywhere():
