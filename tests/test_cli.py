@@ -115,14 +115,14 @@ ERRORS = {
     ),
     "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
     "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
-    "mesh 2,4 --axes a": "mesh '2,4' has 2 sizes where 1 is wanted: a\nHint: write it as a=2",
+    "mesh 2,4 --axes a": "--axes has 1 name for 2 sizes: a\nHint: name each axis, as in --axes a,dim1",
     "explain [*/tp] --mesh tp=2": (
-        "layout '[*/tp]' has a * where a size is wanted\nHint: write the size, or add --shape 12,12"
+        "layout '[*/tp]' has a * in place of a size\nHint: write the size, or add --shape 12,12"
     ),
     "explain [12/tpp] --mesh fsdp=2,tp=2": (
         "mesh (fsdp=2, tp=2) has no axis 'tpp'\nHint: did you mean tp? its axes are fsdp, tp"
     ),
-    "explain Shard(0) --mesh tp=2": ("placements alone do not say how large the tensor is\nHint: add --shape 12,12"),
+    "explain Shard(0) --mesh tp=2": ("placements alone do not give the size of the tensor\nHint: add --shape 12,12"),
     "explain Shard(1) --mesh tp=2 --shape 4": "Shard(1) on a tensor of 1 dim\nHint: its dims are 0 to 0",
     "explain Shard(-2) --mesh tp=2 --shape 4": "Shard(-2) on a tensor of 1 dim\nHint: -1 is its last dim, -1 its first",
     "explain Shard(0) --mesh tp=2 --shape []": (
@@ -132,16 +132,14 @@ ERRORS = {
         "1 placement for a mesh of 2 axes (fsdp=2, tp=4)\nHint: one for each axis, outermost first: fsdp, tp"
     ),
     "explain shard(0) --mesh tp=2": (
-        "'shard(0)' is no placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
+        "'shard(0)' is not a placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
     ),
     "explain flaot32[12/tp] --mesh tp=2": (
-        "layout 'flaot32[12/tp]': flaot32 is no element type\nHint: did you mean float32?"
+        "layout 'flaot32[12/tp]': flaot32 is not an element type\nHint: did you mean float32?"
     ),
     "explain [4] --mesh 2000,2000": "mesh (dim0=2000, dim1=2000) has more than 1,048,576 ranks",
-    "explain [4] --mesh 200,200": (
-        "mesh (dim0=200, dim1=200) has 40,000 ranks, more than the 16,384 that are explained"
-    ),
-    "explain [4] --mesh tp=2 --shape x": "shape 'x' is no list of sizes\nHint: write it as --shape 12,12",
+    "explain [4] --mesh 200,200": ("mesh (dim0=200, dim1=200) has 40,000 ranks, more than 16,384"),
+    "explain [4] --mesh tp=2 --shape x": "shape 'x' is not a list of sizes\nHint: write it as --shape 12,12",
 }
 
 

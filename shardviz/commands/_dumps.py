@@ -30,7 +30,7 @@ def read_dump(path: Path) -> Dump:
     """Read a dump; files that are damaged are said on stderr, and the rest is read.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
     """
     count = Count("read {done} of {of} ranks")
     with progress(lambda: str(count)):

@@ -56,14 +56,16 @@ def seconds(text: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 < found <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time, expected seconds above 0, at most {MAX_SECONDS:,}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid timeout: expected seconds, greater than 0 and at most {MAX_SECONDS:,}"
+        )
     return found
 
 
 def count(text: str) -> int:
     """Read how many of something, for argparse."""
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of values, expected 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of values: expected 0 or more")
     return int(text)
 
 

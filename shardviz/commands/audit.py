@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
-from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.mesh import parse_mesh, unnamed_axes
 
 if TYPE_CHECKING:
     import argparse
@@ -39,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.max_size <= MAX_SIZE:
         raise ShardvizError(f"--max-size is {args.max_size}, expected 1 to {MAX_SIZE}")
-    num_axes = args.mesh.count(",") + 1
-    mesh = parse_mesh(args.mesh, AXES[-num_axes:] if num_axes <= len(AXES) else ())
+    mesh = parse_mesh(args.mesh)
+    if mesh.axes == unnamed_axes(mesh.ndim) and mesh.ndim <= len(AXES):
+        mesh = replace(mesh, axes=AXES[-mesh.ndim :])
     count = Count("tried {done} of {of} cases on " + f"{mesh.size} ranks")
     with progress(lambda: str(count) if count.of else f"trying the first cases on {mesh.size} ranks"):
         found = audit(mesh, args.max_size, on_progress=count)

@@ -38,7 +38,7 @@ def report(folder: Path, style: str, colour: str = "auto") -> int:
         0 where nothing is wrong, 1 where there are findings.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
     """
     from shardviz.commands._dumps import checked, read_dump
 

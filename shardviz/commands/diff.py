@@ -33,7 +33,7 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
     """Print what is different between two dumps, and return whether anything is.
 
     Raises:
-        DumpError: One of them is no dump.
+        DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
     from shardviz.commands._dumps import read_dump, terminal_for, write_answer

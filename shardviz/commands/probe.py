@@ -120,7 +120,7 @@ def mesh_for(recipe: Probe, text: str | None, num_ranks: int | None = None) -> M
         num_ranks: The size of the job that is joined, if one is.
 
     Raises:
-        MeshError: The mesh is none, lacks an axis of the probe, or is not as large as the job.
+        MeshError: The text is not a mesh, or the mesh has other axes than the probe or another size than the job.
     """
     default = recipe.mesh or (2,) * len(recipe.axes or "x")
     mesh = parse_mesh(text or ",".join(map(str, default)), recipe.axes)

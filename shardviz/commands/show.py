@@ -122,7 +122,7 @@ def show(
     """Print a dump's tensors, or those that a pattern names, one picture each.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
     from shardviz.commands._dumps import read_dump, terminal_for, write_answer

@@ -98,7 +98,7 @@ class Layout:
         numel, total = math.prod(self.flat.shape), self.shape[0] if len(self.shape) == 1 else -1
         if not 0 <= self.flat.offset <= total - numel or min(self.flat.shape, default=0) < 0:
             raise LayoutError(
-                f"{numel} elements at {self.flat.offset} are no stretch of a concatenation of shape {list(self.shape)}"
+                f"{numel} elements at {self.flat.offset} do not lie within a concatenation of shape {list(self.shape)}"
             )
 
     @classmethod

@@ -148,7 +148,7 @@ def parse(text: str) -> Pattern:
     """Read a layout in the notation.
 
     Raises:
-        NotationError: The text is no layout; the message says at which column it stops being one.
+        NotationError: The text is not a layout; the message names the column where reading failed.
     """
     return _Parser(text).pattern()
 
@@ -241,7 +241,7 @@ class _Parser:
             raise self.error("'[' or an element type")
         name = self.take().removeprefix("torch.")
         if self.peek() == "[" and not is_dtype(name):
-            raise NotationError(f"layout {self._shown()}: {name} is no element type", dtype_hint(name))
+            raise NotationError(f"layout {self._shown()}: {name} is not an element type", dtype_hint(name))
         return name
 
     def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-import networkx as nx  # type: ignore[import-untyped]
-
 from shardviz.errors import LayoutError
 from shardviz.layout.layout import JOIN, Layout
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import networkx as nx  # type: ignore[import-untyped]
 
     from shardviz.layout.layout import Chain
 
@@ -39,7 +39,8 @@ class Leg:
         collective: What torch calls it; a `slice` is local, nothing is sent.
         axis: The mesh axis that it runs over.
         layout: What it leads to.
-        received: The most elements that any rank takes in; reductions are counted as rings.
+        received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
+            that torch sends with them; reductions are counted as rings.
     """
 
     collective: Collective
@@ -55,6 +56,8 @@ def cheapest(start: Layout, end: Layout) -> list[Leg]:
         LayoutError: The two are of different tensors or meshes, the end has a pending reduction that the start has
             not, no sequence of collectives leads there, or the map is too large.
     """
+    import networkx as nx  # only here and in `_map`: its import takes longer than most commands
+
     _check_ends(start, end)
     graph = _map(start, end)
     goal = next((node for node in graph if _same(node, end)), None)
@@ -138,6 +141,8 @@ def _check_ends(start: Layout, end: Layout) -> None:
 
 def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
     """Return every layout that collectives lead to from `start`, as far as they can lie on a way to `end`."""
+    import networkx as nx
+
     first = _plain(start)
     graph: nx.DiGraph[Layout] = nx.DiGraph()
     graph.add_node(first)
@@ -165,7 +170,7 @@ def _same(one: Layout, other: Layout) -> bool:
 def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
     """Yield every collective that can follow."""
     for axis, _ in layout.partial:
-        summed = replace(layout, partial=tuple(pair for pair in layout.partial if pair[0] != axis))
+        summed = _without_sum(layout, axis)
         yield _leg("all_reduce", axis, layout, summed)
         for split in _split_by(summed, axis, end):
             yield _leg("reduce_scatter", axis, layout, split)
@@ -206,13 +211,17 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
     if collective == "slice":
         return 0
     largest = max(before.region(coord).size for coord in before.mesh.coords())
-    if collective == "all_reduce":
-        return -(-2 * (count - 1) * largest // count)
-    if collective == "reduce_scatter":
-        return -(-(count - 1) * largest // count)
+    if collective in ("all_reduce", "reduce_scatter"):
+        return ring(collective, largest, count)
     if collective == "all_gather":
         return max(after.region(coord).size - before.region(coord).size for coord in before.mesh.coords())
     return max(after.region(coord).size - _kept(before, after, coord) for coord in before.mesh.coords())
+
+
+def ring(collective: str, whole: int, count: int) -> int:
+    """Return what each of `count` ranks receives of `whole`: n - 1 of n parts, and twice that for an all_reduce."""
+    rounds = 2 if collective == "all_reduce" else 1
+    return -(-rounds * (count - 1) * whole // count)
 
 
 def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
@@ -223,40 +232,25 @@ def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class GatherStep:
-    """One collective over one axis.
-
-    Attributes:
-        collective: What torch calls it.
-        axis: The mesh axis.
-        op: The reduction of an all_reduce.
-        received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
-            that torch sends with them; an all_reduce is counted as a ring, 2 (n - 1) / n of what a rank holds.
-    """
-
-    collective: Literal["all_gather", "all_reduce"]
-    axis: str
-    received: int
-    op: str = ""
-
-
-def gather_steps(layout: Layout) -> Iterator[GatherStep]:
-    """Yield the collectives that bring all of the tensor to every rank.
+def gathering(layout: Layout) -> list[Leg]:
+    """Return the collectives that bring all of the tensor to every rank, in order.
 
     Pending sums are taken first, where what is summed is smallest; then the splits are undone, innermost first.
     """
-    for axis, op in layout.partial:
-        count = layout.mesh.axis_size(axis)
-        largest = max(layout.region(coord).size for coord in layout.mesh.coords())
-        yield GatherStep("all_reduce", axis, -(-2 * (count - 1) * largest // count), op)
-    layout = replace(layout, partial=())
+    legs: list[Leg] = []
+    for axis, _ in layout.partial:
+        legs.append(_leg("all_reduce", axis, layout, _without_sum(layout, axis)))
+        layout = legs[-1].layout
     while layout.split_axes:
         axis = _innermost(layout)
         whole = replace(layout, chains=tuple(without_axis(chain, axis) for chain in layout.chains))
-        received = max(whole.region(coord).size - layout.region(coord).size for coord in layout.mesh.coords())
-        yield GatherStep("all_gather", axis, received)
+        legs.append(_leg("all_gather", axis, layout, whole))
         layout = whole
+    return legs
+
+
+def _without_sum(layout: Layout, axis: str) -> Layout:
+    return replace(layout, partial=tuple(pair for pair in layout.partial if pair[0] != axis))
 
 
 def _innermost(layout: Layout) -> str:
