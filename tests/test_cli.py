@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,7 +47,10 @@ def test_a_clean_dump_exits_0_and_a_dump_with_findings_1(healthy: Path, swapped:
 def test_help_lists_every_verb_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out, err = capsys.readouterr()
-    assert all(f"  {verb} " in out for verb in VERBS)
+    for verb in VERBS:
+        summary = str(import_module(f"shardviz.commands.{verb}").__doc__).partition(".\n")[0]
+        assert re.search(rf"^  {verb} +{re.escape(summary)}$", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 80
     assert err == ""
 
 
@@ -58,13 +62,17 @@ def test_no_verb_is_a_usage_error_and_leaves_stdout_empty(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_explains_itself(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
     text, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
     assert f"usage: shardviz {verb}" in text
-    assert f"  shardviz {verb}" in examples, "commands/_examples.py has them"
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"  shardviz {verb}" in examples
 
 
 def test_the_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +91,7 @@ def test_help_of_a_verb_is_what_the_verb_says_itself(capsys: pytest.CaptureFixtu
 ERRORS = {
     "--colour": "shardviz has no option --colour\nHint: options follow the command",
     "--verzion": "shardviz has no option --verzion\nHint: did you mean --version?",
-    "help chek": "there is no command 'chek'\nHint: did you mean check?",
+    "help chek": "unknown command 'chek'\nHint: did you mean check?",
     "show d.shardviz --memroy": "shardviz show has no option --memroy\nHint: did you mean --memory?",
     "check --fromat=json d.shardviz": "shardviz check has no option --fromat\nHint: did you mean --format?",
     "mesh --zzz": "shardviz mesh has no option --zzz\nHint: shardviz mesh --help",
@@ -93,8 +101,8 @@ ERRORS = {
     "probe tp_fsdp --mesh fsdb=2,tp=4": (
         "probe tp_fsdp has the axes fsdp, tp, the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
     ),
-    "chek x": "there is no command 'chek'\nHint: did you mean check?",
-    "xyzzy": f"there is no command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
+    "chek x": "unknown command 'chek'\nHint: did you mean check?",
+    "xyzzy": f"unknown command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
     "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
     "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
@@ -116,6 +124,12 @@ ERRORS = {
     "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
     "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
     "mesh 2,4 --axes a": "--axes has 1 name for 2 sizes: a\nHint: name each axis, as in --axes a,dim1",
+    "mesh 2 --axes a,b": "--axes has 2 names for 1 size: a, b\nHint: name each axis, as in --axes a",
+    "mesh a=2 --axes b": "mesh (a=2) already has names\nHint: leave --axes out",
+    "probe tp_fsdp --mesh 2,4,2": (
+        "mesh '2,4,2' has 3 sizes for 2 axes: fsdp, tp\nHint: give one size per axis, as in fsdp=2,tp=4"
+    ),
+    "audit --mesh 2;2": "mesh '2;2': '2;2' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
     "explain [*/tp] --mesh tp=2": (
         "layout '[*/tp]' has a * in place of a size\nHint: write the size, or add --shape 12,12"
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 MAX_SECONDS = 1_000_000
 """Eleven days: more is a slip, and far more is refused by the system's own clocks."""
@@ -37,13 +37,17 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(args)
 
     def _meant(self, name: str) -> str:
-        return meant(name, self._option_string_actions) or f"{self.prog} --help"
+        from shardviz.text import did_you_mean
+
+        return did_you_mean(name, self._option_string_actions) or f"{self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse complains of."""
+        from shardviz.text import did_you_mean
+
         hint = f"{self.prog} --help"
         if choice := _CHOICE.search(message):
-            hint = meant(choice["given"], re.findall(r"[\w.-]+", choice["known"])) or hint
+            hint = did_you_mean(choice["given"], re.findall(r"[\w.-]+", choice["known"])) or hint
         elif rest := _REST.fullmatch(message):
             message = f"{self.prog} takes no further argument {rest['first']!r}"
         raise ShardvizError(message, hint)
@@ -67,11 +71,3 @@ def count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of values: expected 0 or more")
     return int(text)
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the word that is most like one that is not known; empty where none is."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else ""

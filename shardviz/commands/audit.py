@@ -1,4 +1,12 @@
-"""`shardviz audit`: sweep the installed torch's own sharding for results that differ from what the placements say."""
+"""Try the installed torch's own sharding, and report wrong results.
+
+Exits with 1 where torch and the placements disagree. Each class of
+disagreement comes with a script in plain torch.
+
+examples:
+  shardviz audit
+  shardviz audit --mesh 2,2 --max-size 8 -o repros
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
-from shardviz.layout.mesh import parse_mesh, unnamed_axes
+from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
 
 if TYPE_CHECKING:
     import argparse
@@ -40,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.max_size <= MAX_SIZE:
         raise ShardvizError(f"--max-size is {args.max_size}, expected 1 to {MAX_SIZE}")
-    mesh = parse_mesh(args.mesh)
-    if mesh.axes == unnamed_axes(mesh.ndim) and mesh.ndim <= len(AXES):
-        mesh = replace(mesh, axes=AXES[-mesh.ndim :])
+    mesh = mesh_of(args.mesh)
     count = Count("tried {done} of {of} cases on " + f"{mesh.size} ranks")
     with progress(lambda: str(count) if count.of else f"trying the first cases on {mesh.size} ranks"):
         found = audit(mesh, args.max_size, on_progress=count)
@@ -54,6 +60,13 @@ def run(args: argparse.Namespace) -> int:
         else as_text(found, args.output, all_repros=args.repro)
     )
     return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
+
+
+def mesh_of(text: str) -> Mesh:
+    """Read the mesh to try; axes without names are called as in training."""
+    mesh = parse_mesh(text)
+    unnamed = mesh.axes == unnamed_axes(mesh.ndim) and mesh.ndim <= len(AXES)
+    return replace(mesh, axes=AXES[-mesh.ndim :]) if unnamed else mesh
 
 
 def _write_repros(found: Audit, folder: Path) -> None:

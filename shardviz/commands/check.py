@@ -1,4 +1,12 @@
-"""Find what is wrong in a dump. Exits 1 where there are findings."""
+"""Find what is wrong in a dump.
+
+Exits with 1 where there are findings.
+
+examples:
+  shardviz check tp_fsdp-2x4.shardviz
+  shardviz check tp_fsdp-2x4.shardviz --format github
+  shardviz check tp_fsdp-2x4.shardviz --format junit > shardviz.xml
+"""
 
 from __future__ import annotations
 

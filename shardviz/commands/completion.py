@@ -1,4 +1,10 @@
-"""Print what makes a shell complete shardviz's commands, options, recipes and files."""
+"""Print a script that completes commands and options in a shell.
+
+examples:
+  eval "$(shardviz completion bash)"                                   in ~/.bashrc
+  eval "$(shardviz completion zsh)"                                    in ~/.zshrc, after compinit
+  shardviz completion fish > ~/.config/fish/completions/shardviz.fish
+"""
 
 from __future__ import annotations
 
@@ -65,10 +71,10 @@ def _bash() -> str:
 
 
 def _fish() -> str:
-    from shardviz.cli import VERBS
+    from shardviz.cli import VERBS, summary_of
 
     lines = [
-        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quoted(text)}" for verb, text in VERBS.items()
+        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary_of(verb))}" for verb in VERBS
     ]
     for verb in VERBS:
         start = f"complete -c shardviz -n '__fish_seen_subcommand_from {verb}'"

@@ -1,4 +1,10 @@
-"""What changed between two dumps: layouts, contents, findings gained and lost. Exits 1 where anything did."""
+"""Compare two dumps: layouts, contents, findings gained and lost.
+
+Exits with 1 where they differ.
+
+examples:
+  shardviz diff before.shardviz after.shardviz
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
-"""Draw a layout that nobody has built yet: who holds what, torch's spelling, local shapes, the cost of gathering.
+"""Draw a layout: who holds what, torch's spelling, cost of gathering.
 
-The layout is in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's, "(Shard(0), Replicate())" with --shape.
+The layout is in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's,
+"(Shard(0), Replicate())" with --shape. With a second one: how to get there.
+
+examples:
+  shardviz explain "[12/tp/fsdp, 12]" --mesh fsdp=2,tp=4
+  shardviz explain "(Shard(0), Replicate())" --shape 12,12 --mesh 2,4
 """
 
 from __future__ import annotations

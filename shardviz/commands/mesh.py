@@ -1,4 +1,9 @@
-"""Draw a mesh: the grid of ranks, every rank's coordinate, and the groups along each axis."""
+"""Draw a mesh: ranks, coordinates, and the groups along each axis.
+
+examples:
+  shardviz mesh 2,4 --axes fsdp,tp
+  shardviz mesh pp=2,fsdp=2,tp=4 --all
+"""
 
 from __future__ import annotations
 
@@ -55,7 +60,7 @@ def _named(mesh: Mesh, names: Sequence[str]) -> Mesh:
     from shardviz.layout.mesh import unnamed_axes
 
     if mesh.axes != unnamed_axes(mesh.ndim):
-        raise MeshError(f"mesh {mesh} has names already", "leave --axes out")
+        raise MeshError(f"mesh {mesh} already has names", "leave --axes out")
     if len(names) != mesh.ndim:
         example = ",".join([*names, *mesh.axes[len(names) :]][: mesh.ndim])
         raise MeshError(

@@ -1,4 +1,12 @@
-"""`shardviz probe`: run one recipe on real ranks, write its dump, and say what is in it."""
+"""Shard a small model on real ranks and say where every weight is.
+
+Writes a dump, and exits with 1 where there are findings. Under torchrun it
+joins that job.
+
+examples:
+  shardviz probe tp_fsdp --mesh 2,4
+  shardviz probe path/to/my_model.py --mesh fsdp=2,tp=4 -o mine.shardviz
+"""
 
 from __future__ import annotations
 

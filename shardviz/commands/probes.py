@@ -1,4 +1,9 @@
-"""List the recipes that `shardviz probe` knows, a line each."""
+"""List the probes that can be run, one per line.
+
+examples:
+  shardviz probes
+  shardviz probes --bugs
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,13 @@
-"""Draw what is in a dump: all tensors in a table, or one of them as a picture with what every rank holds.
+"""Draw a dump's tensors: which rank holds which part.
 
-As text; one tensor as SVG, for an issue or a paper; or the whole run as one HTML page.
+Prints all tensors in a table, or one of them as a picture. Also writes one
+tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
+
+examples:
+  shardviz show tp_fsdp-2x4.shardviz
+  shardviz show tp_fsdp-2x4.shardviz up.weight -o weight.svg
+  shardviz show tp_fsdp-2x4.shardviz -o run.html
+  shardviz show tp_fsdp-2x4.shardviz --memory
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of FILE, text without one")
     tables = parser.add_mutually_exclusive_group()
-    tables.add_argument("--memory", action="store_true", help="bytes a rank by role and tensor")
+    tables.add_argument("--memory", action="store_true", help="bytes per rank, by role and tensor")
     tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")

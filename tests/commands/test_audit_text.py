@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardviz.commands.audit import as_text
+import pytest
+
+from shardviz.commands.audit import as_text, mesh_of
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.live.audit.cases import Case
@@ -56,3 +58,8 @@ def test_repros_that_were_written_are_named_and_not_printed() -> None:
 
 def test_a_torch_without_disagreements_is_one_line() -> None:
     assert "\n" not in as_text(Audit(90, 0, []))
+
+
+@pytest.mark.parametrize("text", ["2,2", "2x2", "fsdp=2,tp=2"])
+def test_a_mesh_is_read_as_every_verb_reads_it(text: str) -> None:
+    assert str(mesh_of(text)) == "(fsdp=2, tp=2)"
