@@ -55,6 +55,13 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
 
     Returns:
         The folds, each with its key, in the order in which the first of their names came.
+
+    Example:
+        >>> for folded, dtype in fold([("wte", "bf16"), ("h.0.w", "bf16"), ("h.1.w", "bf16"), ("h.2.w", "fp8")]):
+        ...     print(folded, dtype)
+        wte bf16
+        h.[0-1].w bf16
+        h.2.w fp8
     """
     groups: dict[tuple[str, str, bool, Key], list[int]] = {}
     for name, key in named:

@@ -66,6 +66,18 @@ class Layout:
         LayoutError: One axis stands in two places, a dim is cut into less than one segment or more than
             `MAX_SEGMENTS`, or a flat view does not lie within its concatenation.
         MeshError: A chain names an axis that the mesh does not have.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> layout = Layout(parse_mesh("fsdp=2,tp=2"), (8, 4), (("tp", "fsdp"), ()))  # [8/tp/fsdp, 4]
+        >>> for rank, region in layout.regions():
+        ...     print(rank, region)
+        0 [0:2, 0:4]
+        1 [4:6, 0:4]
+        2 [2:4, 0:4]
+        3 [6:8, 0:4]
+        >>> print(*layout.placements())
+        _StridedShard(0, split_factor=2) Shard(0)
     """
 
     mesh: Mesh
@@ -84,7 +96,7 @@ class Layout:
             if used.count(axis) > 1:
                 raise LayoutError(
                     f"axis {axis} stands {used.count(axis)} times in one layout",
-                    "an axis can split one dim only",
+                    "an axis can split only one dim",
                 )
         for chain in self.chains:
             check_segments(chain)
@@ -113,7 +125,13 @@ class Layout:
         """Read torch's placements, one for each axis of the mesh.
 
         Raises:
-            LayoutError: Not one placement an axis, or a placement names a dim that the tensor does not have.
+            LayoutError: There is not one placement per axis, or one names a dim that the tensor does not have.
+
+        Example:
+            >>> from shardviz.layout.mesh import parse_mesh
+            >>> layout = Layout.from_placements(parse_mesh("fsdp=2,tp=4"), (12, 12), (Shard(0), Shard(0)))
+            >>> layout.chains
+            (('fsdp', 'tp'), ())
         """
         check_placements(mesh, shape, placements)
         sharded = [
@@ -204,8 +222,8 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
     """Make sure that placements fit their mesh and their tensor.
 
     Raises:
-        LayoutError: Not one placement an axis, a dim that the tensor does not have, or a split factor below 1 or
-            above `MAX_SEGMENTS`.
+        LayoutError: There is not one placement per axis, one names a dim that the tensor does not have, or a split
+            factor is below 1 or above `MAX_SEGMENTS`.
     """
     if len(placements) != mesh.ndim:
         given = counted(len(placements), "placement")

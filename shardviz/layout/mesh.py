@@ -38,6 +38,13 @@ class Mesh:
     Raises:
         MeshError: An axis is repeated or unnamed, a size is below one, the ranks do not fill the grid once each, or
             there are more than `MAX_RANKS` of them.
+
+    Example:
+        >>> mesh = Mesh(("fsdp", "tp"), (2, 4))
+        >>> mesh.coord_of(5), mesh.label(5)
+        ((1, 1), 'fsdp=1, tp=1')
+        >>> mesh.groups("tp")
+        [(0, 1, 2, 3), (4, 5, 6, 7)]
     """
 
     axes: tuple[str, ...]
@@ -182,6 +189,10 @@ def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:
 
     Raises:
         MeshError: The text is not a mesh, or it names some axes and not others.
+
+    Example:
+        >>> print(parse_mesh("fsdp=2,tp=4"), parse_mesh("2x4"), parse_mesh("2,4", ["fsdp", "tp"]))
+        (fsdp=2, tp=4) (dim0=2, dim1=4) (fsdp=2, tp=4)
     """
     separator = "," if "," in text or "=" in text else "x"
     parts = [part.rpartition("=") for part in text.split(separator)]

@@ -133,6 +133,12 @@ def write(layout: Layout, dtype: str = "", *, equal: bool = False) -> str:
         layout: What to write.
         dtype: The element type to put before it.
         equal: Also name the axes along which copies are equal.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> layout = parse("[12/tp, *] +fsdp").layout(parse_mesh("fsdp=2,tp=4"), (12, 8))
+        >>> write(layout, "float32")
+        'float32[12/tp, 8] +fsdp'
     """
     if layout.flat:
         plain = layout.flat.offset == 0 and layout.shape[0] == _padded(layout.flat, layout.chains[0], layout.mesh)
@@ -149,6 +155,11 @@ def parse(text: str) -> Pattern:
 
     Raises:
         NotationError: The text is not a layout; the message names the column where reading failed.
+
+    Example:
+        >>> pattern = parse("float32[12/tp/fsdp, *]")
+        >>> pattern.dtype, pattern.sizes, pattern.chains
+        ('float32', (12, None), (('tp', 'fsdp'), ()))
     """
     return _Parser(text).pattern()
 

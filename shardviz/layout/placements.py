@@ -102,6 +102,10 @@ def parse_placements(text: str, num_dims: int) -> tuple[Placement, ...]:
 
     Raises:
         LayoutError: The text is not a list of placements, or one counts back beyond the first dim.
+
+    Example:
+        >>> print(*parse_placements("[Shard(dim=-1), R]", 2))
+        Shard(1) Replicate()
     """
     inner = text.strip()
     if inner[:1] in ("(", "[") and inner[-1:] in (")", "]") and _ITEM.match(inner[1:].lstrip()):

@@ -60,10 +60,17 @@ def index_of(element: int, shape: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The product of one list of index ranges a dim.
+    """The product of one list of index ranges per dim.
 
     Attributes:
         dims: For every dim the half-open ranges `(start, stop)` it covers, in the order in which they lie in memory.
+
+    Example:
+        >>> region = Region((((0, 2), (4, 6)), ((0, 3),)))
+        >>> print(region, region.shape, region.size)
+        [0:2+4:6, 0:3] (4, 3) 12
+        >>> region.flat_ids((8, 3)).tolist()
+        [[0, 1, 2], [3, 4, 5], [12, 13, 14], [15, 16, 17]]
     """
 
     dims: tuple[Ranges, ...]

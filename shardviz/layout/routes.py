@@ -55,6 +55,14 @@ def cheapest(start: Layout, end: Layout) -> list[Leg]:
     Raises:
         LayoutError: The two are of different tensors or meshes, the end has a pending reduction that the start has
             not, no sequence of collectives leads there, or the map is too large.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> from shardviz.layout.notation import parse, write
+        >>> mesh = parse_mesh("fsdp=2,tp=4")
+        >>> start, end = (parse(text).layout(mesh) for text in ("[16/tp, 8] +fsdp", "[16/tp/fsdp, 8]"))
+        >>> [(leg.collective, leg.axis, write(leg.layout), leg.received) for leg in cheapest(start, end)]
+        [('reduce_scatter', 'fsdp', '[16/tp/fsdp, 8]', 16)]
     """
     import networkx as nx  # only here and in `_map`: its import takes longer than most commands
 
@@ -235,7 +243,14 @@ def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
 def gathering(layout: Layout) -> list[Leg]:
     """Return the collectives that bring all of the tensor to every rank, in order.
 
-    Pending sums are taken first, where what is summed is smallest; then the splits are undone, innermost first.
+    Pending sums are taken first, while the shards are smallest; then the splits are undone, innermost first.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> from shardviz.layout.notation import parse
+        >>> layout = parse("[16/tp/fsdp, 2]").layout(parse_mesh("fsdp=2,tp=4"))
+        >>> [(leg.collective, leg.axis, leg.received) for leg in gathering(layout)]
+        [('all_gather', 'fsdp', 4), ('all_gather', 'tp', 24)]
     """
     legs: list[Leg] = []
     for axis, _ in layout.partial:
