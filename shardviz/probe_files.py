@@ -90,13 +90,13 @@ def find(text: str) -> Probe:
     path, _, function = text.partition(":")
     if path.endswith(".py"):
         return read(text, Path(path).resolve(), function or "build")
-    names = {recipe.name: recipe for recipe in shipped()}
+    names = {probe.name: probe for probe in shipped()}
     return names[text] if text in names else _find_installed(text, names)
 
 
 def _find_installed(text: str, shipped: Iterable[str]) -> Probe:
     others, broken = installed()
-    names = {recipe.name: recipe for recipe in others}
+    names = {probe.name: probe for probe in others}
     found = [name for name in (*names, *broken) if text in (name, name.partition("/")[2])]
     if len(found) > 1:
         raise ProbeError(f"{len(found)} distributions have a probe {text!r}", f"name one: {', '.join(found)}")
@@ -156,23 +156,23 @@ def _module_file(module: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def check_torch(recipe: Probe) -> None:
+def check_torch(probe: Probe) -> None:
     """Make sure that the installed torch, which is not imported, has what a probe shows.
 
     Raises:
         ProbeError: It is too old.
     """
     installed = version("torch")
-    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < recipe.torch:
-        needed = ".".join(map(str, recipe.torch))
+    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < probe.torch:
+        needed = ".".join(map(str, probe.torch))
         raise ProbeError(
-            f"probe {recipe.name} needs torch {needed} or newer, found {installed}", f"pip install 'torch>={needed}'"
+            f"probe {probe.name} needs torch {needed} or newer, found {installed}", f"pip install 'torch>={needed}'"
         )
 
 
-def is_shipped(recipe: Probe) -> bool:
-    """Whether a recipe is one of shardviz's own, which can be imported by its name."""
-    return recipe.path.is_relative_to(_shipped_folder())
+def is_shipped(probe: Probe) -> bool:
+    """Whether a probe is one of shardviz's own, which can be imported by its name."""
+    return probe.path.is_relative_to(_shipped_folder())
 
 
 def _shipped_folder() -> Path:

@@ -99,7 +99,7 @@ ERRORS = {
         "shardviz check takes no further argument 'e.shardviz'\nHint: shardviz check --help"
     ),
     "probe tp_fsdp --mesh fsdb=2,tp=4": (
-        "probe tp_fsdp has the axes fsdp, tp, the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
+        "probe tp_fsdp has axes fsdp, tp, but the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
     ),
     "chek x": "unknown command 'chek'\nHint: did you mean check?",
     "xyzzy": f"unknown command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
@@ -112,11 +112,9 @@ ERRORS = {
     "show d.shardviz layers.0.w -o no/such/file": (
         "cannot write no/such/file: No such file or directory\nHint: choose another file with -o"
     ),
-    "show d.shardviz -o w.svg": (
-        "an SVG is a picture of one tensor, and 2 fit\nHint: name one, or take --format html for all"
-    ),
+    "show d.shardviz -o w.svg": ("an SVG shows one tensor, but 2 match\nHint: name one, or use --format html for all"),
     "show d.shardviz layers.0.w --format html": (
-        "an HTML page is of a whole run, not of layers.0.w\nHint: leave it out, or take --format svg"
+        "an HTML page shows the whole run, not only layers.0.w\nHint: leave it out, or use --format svg"
     ),
     "show d.shardviz layers.0.w -o no/w.svg": (
         "cannot write no/w.svg: No such file or directory\nHint: choose another file with -o"
@@ -143,7 +141,7 @@ ERRORS = {
         "Shard(0) on a tensor of 0 dims\nHint: a single number cannot be split"
     ),
     "explain (Shard(0)) --mesh fsdp=2,tp=4 --shape 12x12": (
-        "1 placement for a mesh of 2 axes (fsdp=2, tp=4)\nHint: one for each axis, outermost first: fsdp, tp"
+        "1 placement for a mesh of 2 axes (fsdp=2, tp=4)\nHint: write one per axis, outermost first: fsdp, tp"
     ),
     "explain shard(0) --mesh tp=2": (
         "'shard(0)' is not a placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"

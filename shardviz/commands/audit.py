@@ -95,7 +95,7 @@ def as_text(found: Audit, folder: Path | None = None, *, all_repros: bool = Fals
 
     lines = [f"torch {version('torch')}: {found.num_cases:,} cases tried, {found.num_wrong:,} wrong"]
     if found.not_tried:
-        lines.append(f"not tried: {found.not_tried:,} cases, after too many worlds had died")
+        lines.append(f"not tried: {found.not_tried:,} cases, because too many worlds died")
     for number, one in enumerate(found.disagreements, 1):
         lines += ["", f"{number}. {one.case}", f"   {one.count:,} cases of this class; the smallest:"]
         lines += [f"   {line}" for line in _differences(one)]

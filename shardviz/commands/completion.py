@@ -101,11 +101,11 @@ def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
     for action in parser_for(verb)._actions:
         values = [str(choice) for choice in action.choices or ()] if action.nargs != 0 else None
         if verb == "probe" and action.dest == "probe":
-            values = _recipes()
+            values = _probes()
         yield list(action.option_strings), values, (action.help or "").split(";")[0]
 
 
-def _recipes() -> list[str]:
+def _probes() -> list[str]:
     from shardviz.probe_files import installed, shipped
 
-    return [recipe.name for recipe in (*shipped(), *installed()[0])]
+    return [probe.name for probe in (*shipped(), *installed()[0])]

@@ -73,10 +73,12 @@ def _show_table(args: argparse.Namespace) -> None:
     from shardviz.picture.text.schedule import schedule_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
-        raise ShardvizError("--memory, --comms and --schedule are text, of the whole dump", "name no tensor or format")
+        raise ShardvizError(
+            "--memory, --comms and --schedule print the whole dump as text", "leave TENSOR and --format out"
+        )
     if _format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}"
-        raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, no picture", hint)
+        raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, not a picture", hint)
     dump = read_dump(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
@@ -102,7 +104,7 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     found = find_tensors(dump, "*" if pattern is None else pattern)
     if len(found) > 1:
         raise ShardvizError(
-            f"an SVG is a picture of one tensor, and {len(found):,} fit", "name one, or take --format html for all"
+            f"an SVG shows one tensor, but {len(found):,} match", "name one, or use --format html for all"
         )
     ((name, tensor),) = found
     write_markup(svg(of_tensor(dump, tensor, name)), output)
@@ -111,7 +113,9 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
 def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write the whole run as a page."""
     if pattern is not None:
-        raise ShardvizError(f"an HTML page is of a whole run, not of {pattern}", "leave it out, or take --format svg")
+        raise ShardvizError(
+            f"an HTML page shows the whole run, not only {pattern}", "leave it out, or use --format svg"
+        )
     from shardviz.commands._dumps import checked, read_dump, write_markup
     from shardviz.commands._progress import progress
     from shardviz.picture.html.page import html

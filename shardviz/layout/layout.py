@@ -44,7 +44,7 @@ class FlatView:
 
     Attributes:
         shape: The tensor's own shape.
-        offset: Where its first element stands in the concatenation.
+        offset: The position of its first element in the concatenation.
     """
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Layout:
         flat: The tensor's place in a flattened concatenation; None for all but FSDP1.
 
     Raises:
-        LayoutError: One axis stands in two places, a dim is cut into less than one segment or more than
+        LayoutError: One axis is used twice, a dim is cut into less than one segment or more than
             `MAX_SEGMENTS`, or a flat view does not lie within its concatenation.
         MeshError: A chain names an axis that the mesh does not have.
 
@@ -95,7 +95,7 @@ class Layout:
             self.mesh.axis_index(axis)
             if used.count(axis) > 1:
                 raise LayoutError(
-                    f"axis {axis} stands {used.count(axis)} times in one layout",
+                    f"axis {axis} is used {used.count(axis)} times in one layout",
                     "an axis can split only one dim",
                 )
         for chain in self.chains:
@@ -104,7 +104,7 @@ class Layout:
 
     def _check_sizes(self) -> None:
         if min(self.shape, default=0) < 0:
-            raise LayoutError(f"a dim has size {min(self.shape)}")
+            raise LayoutError(f"a dim has size {min(self.shape)}, expected 0 or more")
         if self.flat is None:
             return
         numel, total = math.prod(self.flat.shape), self.shape[0] if len(self.shape) == 1 else -1
@@ -229,7 +229,7 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
         given = counted(len(placements), "placement")
         raise LayoutError(
             f"{given} for a mesh of {mesh.ndim} ax{'e' if mesh.ndim != 1 else 'i'}s {mesh}",
-            f"one for each axis, outermost first: {', '.join(mesh.axes)}",
+            f"write one per axis, outermost first: {', '.join(mesh.axes)}",
         )
     for placement in placements:
         if isinstance(placement, Shard | StridedShard) and not 0 <= placement.dim < len(shape):

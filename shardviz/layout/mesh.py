@@ -116,7 +116,7 @@ class Mesh:
         if axis not in self.axes:
             known = f"its axes are {', '.join(self.axes) or '(none)'}"
             if self.axes == unnamed_axes(self.ndim):
-                known += "; name them where their sizes are, as in fsdp=2,tp=4"
+                known += "; name them together with their sizes, as in fsdp=2,tp=4"
             raise MeshError(f"mesh {self} has no axis {axis!r}", f"{did_you_mean(axis, self.axes)} {known}".lstrip())
         return self.axes.index(axis)
 

@@ -80,7 +80,7 @@ class Pattern:
         for axis in self.equal:
             mesh.axis_index(axis)
             if axis not in layout.replicate_axes:
-                raise LayoutError(f"axis {axis} is written as equal and as split or pending", f"drop ={axis}")
+                raise LayoutError(f"axis {axis} is marked as equal, but is also split or pending", f"drop ={axis}")
         return layout
 
     def _sizes(self, mesh: Mesh, shape: Sequence[int] | None) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Pattern:
         if self.flat:
             return (_padded(self.flat, self.chains[0], mesh) if self.sizes[0] is None else self.sizes[0],)
         if shape is None and None in self.sizes:
-            raise NotationError("a layout with * needs a shape to be applied to", "write the sizes, as in [12/tp, 12]")
+            raise NotationError("a layout with * needs the shape of a tensor", "write the sizes, as in [12/tp, 12]")
         wanted = self.sizes if shape is None else tuple(shape)
         return tuple(size for size in wanted if size is not None)
 

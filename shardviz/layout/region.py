@@ -97,7 +97,7 @@ class Region:
             LayoutError: The region has more than `MAX_LAID_OUT` elements.
         """
         if self.size > MAX_LAID_OUT:
-            raise LayoutError(f"{list(self.shape)} is {self.size:,} elements, more than the {MAX_LAID_OUT:,} laid out")
+            raise LayoutError(f"shape {list(self.shape)} has {self.size:,} elements, more than {MAX_LAID_OUT:,}")
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         parts = [indices(ranges) * stride for ranges, stride in zip(self.dims, strides, strict=True)]
         return reduce(np.add.outer, parts, np.zeros((), np.int64))

@@ -82,11 +82,11 @@ def total(legs: Sequence[Leg]) -> int:
 
 
 def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
-    """Return the route of torch's `redistribute`; None where its rule is another, as for strided shards.
+    """Return the route of torch's `redistribute`; None where it follows another rule, as for strided shards.
 
     The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
-    a tensor that is split somewhere, axes are done last to first, gathering what another split further out would tear;
-    what is left is done first to last. On CPUs torch gathers and slices where this says all_to_all.
+    a tensor that is split somewhere, axes are done last to first, gathering a split that lies inside one that changes;
+    the rest is done first to last. On CPUs torch gathers and slices where this says all_to_all.
     """
     current, target = _shards(start), _shards(end)
     if current is None or target is None:
@@ -139,7 +139,7 @@ def _collective(before: Placement, after: Placement) -> Collective:
 
 def _check_ends(start: Layout, end: Layout) -> None:
     if start.mesh != end.mesh or start.shape != end.shape or start.flat != end.flat:
-        raise LayoutError(f"a route leads between layouts of one tensor, not from {start.shape} to {end.shape}")
+        raise LayoutError(f"a route needs two layouts of one tensor, not from shape {start.shape} to {end.shape}")
     made = sorted({axis for axis, _ in end.partial} - {axis for axis, _ in start.partial})
     if made:
         raise LayoutError(
@@ -162,7 +162,9 @@ def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
                 waiting.append(leg.layout)
             graph.add_edge(layout, leg.layout, leg=leg, cost=leg.received + EACH)
         if len(graph) > MAX_LAYOUTS:
-            raise LayoutError(f"more than {MAX_LAYOUTS:,} layouts of this tensor can be reached", "take fewer axes")
+            raise LayoutError(
+                f"more than {MAX_LAYOUTS:,} layouts of this tensor can be reached", "use a mesh with fewer axes"
+            )
     return graph
 
 

@@ -90,7 +90,7 @@ def test_a_table_is_not_written_as_a_picture(
 ) -> None:
     output = good.parent / f"x.{ending}"
     assert main(["show", str(good), table, "-o", str(output)]) == 2
-    assert "are text, no picture" in capsys.readouterr().err
+    assert "are text, not a picture" in capsys.readouterr().err
     assert not output.exists()
     assert main(["show", str(good), table, "-o", str(output.with_suffix(".txt"))]) == 0
 

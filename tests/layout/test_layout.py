@@ -161,7 +161,7 @@ def test_a_flat_parameter_that_is_not_split_is_the_same_wherever_it_stands():
             (StridedShard(0, 10**9), Replicate()),
             "_StridedShard(0, split_factor=1000000000): a split factor is 1 to 65,536",
         ),
-        ((-4,), (Replicate(), Replicate()), "a dim has size -4"),
+        ((-4,), (Replicate(), Replicate()), "a dim has size -4, expected 0 or more"),
     ],
 )
 def test_placements_that_do_not_fit_are_refused(
@@ -175,11 +175,11 @@ def test_placements_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("[12/tp/tp]", "axis tp stands 2 times in one layout"),
-        ("[12/tp, 12/tp]", "axis tp stands 2 times in one layout"),
-        ("[12/tp] +tp", "axis tp stands 2 times in one layout"),
-        ("[12/tp] =tp", "axis tp is written as equal and as split or pending"),
-        ("[12] +tp =tp", "axis tp is written as equal and as split or pending"),
+        ("[12/tp/tp]", "axis tp is used 2 times in one layout"),
+        ("[12/tp, 12/tp]", "axis tp is used 2 times in one layout"),
+        ("[12/tp] +tp", "axis tp is used 2 times in one layout"),
+        ("[12/tp] =tp", "axis tp is marked as equal, but is also split or pending"),
+        ("[12] +tp =tp", "axis tp is marked as equal, but is also split or pending"),
         ("[12/65537/tp]", "a dim is cut into 65,537 segments, expected 1 to 65,536"),
         ("[12/300/300/tp]", "a dim is cut into 90,000 segments, expected 1 to 65,536"),
         ("[flat(10, 10) at 1 of 100/tp]", "100 elements at 1 do not lie within a concatenation of shape [100]"),

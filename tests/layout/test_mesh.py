@@ -137,7 +137,7 @@ def test_an_axis_that_is_not_there_is_told_with_those_that_are():
 def test_an_axis_of_a_mesh_without_names_is_told_how_to_get_one() -> None:
     with pytest.raises(MeshError) as caught:
         parse_mesh("2,4").axis_index("tp")
-    assert caught.value.hint == "its axes are dim0, dim1; name them where their sizes are, as in fsdp=2,tp=4"
+    assert caught.value.hint == "its axes are dim0, dim1; name them together with their sizes, as in fsdp=2,tp=4"
 
 
 def test_a_rank_that_is_not_on_the_mesh_is_told():
