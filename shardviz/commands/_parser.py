@@ -28,18 +28,16 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ShardvizError: They are not what the verb takes.
         """
+        from shardviz.text import did_you_mean  # not for `shardviz --help`
+
         for arg in args:
             name = arg.partition("=")[0]
             if arg == "--":
                 break
             if name.startswith("--") and name not in self._option_string_actions:
-                raise ShardvizError(f"{self.prog} has no option {name}", self._meant(name))
+                hint = did_you_mean(name, self._option_string_actions) or f"{self.prog} --help"
+                raise ShardvizError(f"{self.prog} has no option {name}", hint)
         return self.parse_args(args)
-
-    def _meant(self, name: str) -> str:
-        from shardviz.text import did_you_mean
-
-        return did_you_mean(name, self._option_string_actions) or f"{self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse complains of."""

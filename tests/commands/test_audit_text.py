@@ -35,18 +35,9 @@ def test_each_class_is_told_once_and_the_first_repro_follows_ready_to_be_copied(
     said, _, script = text.partition("\n# 1 by itself, in plain torch:\n")
     assert said == SUMMARY.format("", "")
     script, _, rest = script.partition("\n\n# 1 more: ")
-    assert rest == "--repro prints them, -o DIR writes them to files"
+    assert rest == "-o DIR writes them to files"
     assert script == repro(GATHER, "01_gather.py").rstrip()
     compile(script, "01_gather.py", "exec")
-
-
-def test_every_repro_is_printed_where_that_is_asked_for() -> None:
-    text = as_text(FOUND, all_repros=True)
-    assert [line for line in text.splitlines() if line.startswith("# ")] == [
-        "# 1 by itself, in plain torch:",
-        "# 2 by itself, in plain torch:",
-    ]
-    assert repro(MOVE, "02_redistribute.py").rstrip() in text
 
 
 def test_repros_that_were_written_are_named_and_not_printed() -> None:
