@@ -1,6 +1,6 @@
 """The command line: finds the verb, and imports the module that does it only then.
 
-Data goes to stdout and talk to stderr; what a user can mend is one line and a hint, never a traceback.
+Data goes to stdout and talk to stderr; a mistake that a user can mend is one line and a hint, never a traceback.
 """
 
 from __future__ import annotations
@@ -12,25 +12,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardviz.commands._parser import Parser, meant
+from shardviz.commands._parser import Parser
 from shardviz.commands._streams import forget, talk
 from shardviz.errors import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = {
-    "probe": "shard a small model on real ranks and say where every weight is",
-    "probes": "list the recipes, a line each",
-    "check": "find what is wrong in a dump",
-    "show": "draw a dump's tensors: which rank holds which part",
-    "view": "walk through a dump in the terminal",
-    "diff": "say what changed between two dumps",
-    "explain": "draw a layout: who holds what, torch's spelling, cost of gathering",
-    "mesh": "draw a mesh: every rank's coordinate, the groups along each axis",
-    "audit": "sweep the installed torch's own sharding for wrong results",
-    "completion": "print what makes a shell complete these commands",
-}
+VERBS = ("probe", "probes", "check", "show", "view", "diff", "explain", "mesh", "audit", "completion")
 
 EXAMPLES = """\
 examples:
@@ -65,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget(sys.stdout)
         return code
     except MemoryError:
-        _say("error: there is not enough memory for this", "Hint: a machine with more, or a dump of fewer values")
+        _say("error: not enough memory", "Hint: a machine with more, or a dump of fewer values")
         return EXIT_USAGE
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
@@ -113,21 +102,26 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def parser_for(verb: str) -> Parser:
-    """Return the parser of one verb; its module is imported for it."""
-    from shardviz.commands._examples import EXAMPLES_OF
-
+    """Return the parser of one verb; the docstring of its module is the help."""
     module = import_module(f"shardviz.commands.{verb}")
-    parser = Parser(prog=f"shardviz {verb}", description=module.__doc__, allow_abbrev=False)
+    description, _, examples = str(module.__doc__).partition("\nexamples:\n")
+    parser = Parser(prog=f"shardviz {verb}", description=description, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n  ".join(("examples:", *EXAMPLES_OF.get(verb, ())))
+    parser.epilog = f"examples:\n{examples}"
     module.add_arguments(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
     return parser
 
 
+def summary_of(verb: str) -> str:
+    """Return the first line of a verb's help, off its file: importing ten verbs would take a second."""
+    with open(os.path.join(os.path.dirname(__file__), "commands", f"{verb}.py"), encoding="utf-8") as file:
+        return file.readline().strip('".\n')
+
+
 def _top_parser() -> argparse.ArgumentParser:
     width = max(map(len, VERBS))
-    verbs = "".join(f"  {verb:<{width}}  {text}\n" for verb, text in VERBS.items())
+    verbs = "".join(f"  {verb:<{width}}  {summary_of(verb)}\n" for verb in VERBS)
     parser = Parser(
         prog="shardviz",
         usage="shardviz COMMAND ...",
@@ -140,10 +134,13 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _unknown(word: str) -> tuple[str, str]:
-    """Return what is wrong with a word where a command should be, and a hint."""
+    """Return the message and the hint for a word that is not a command."""
+    from shardviz.text import did_you_mean
+
     if word.startswith("-"):
-        return f"shardviz has no option {word}", meant(word, ("--help", "--version")) or "options follow the command"
-    return f"there is no command {word!r}", meant(word, VERBS) or f"commands: {', '.join(VERBS)}"
+        hint = did_you_mean(word, ("--help", "--version")) or "options follow the command"
+        return f"shardviz has no option {word}", hint
+    return f"unknown command {word!r}", did_you_mean(word, VERBS) or f"commands: {', '.join(VERBS)}"
 
 
 def _versions() -> str:

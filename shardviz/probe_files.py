@@ -7,7 +7,6 @@ its mesh axes, outermost first. `shardviz.live.probe` is what runs one.
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from shardviz.errors import ProbeError
+from shardviz.text import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ class Probe:
         path: Its file.
         summary: The docstring's first line.
         axes: The names of its mesh axes; empty where it takes any mesh.
-        mesh: The sizes that it runs at unless told otherwise; empty where it says none.
+        mesh: The sizes that it runs at by default; empty where it does not say.
         kinds: The findings that it must give; empty for all but recreated bugs.
         build: The name of the function that builds the model.
         torch: The oldest torch that has what it shows, `TORCH = (2, 6)`; empty where any will do.
@@ -85,25 +85,27 @@ def find(text: str) -> Probe:
     A probe of another distribution is `distribution/name`, or `name` alone where only one has it.
 
     Raises:
-        ProbeError: There is no such probe, several have the name, or the file is none.
+        ProbeError: There is no such probe, several have the name, or the file is not a probe.
     """
     path, _, function = text.partition(":")
     if path.endswith(".py"):
         return read(text, Path(path).resolve(), function or "build")
-    names = {recipe.name: recipe for recipe in shipped()}
+    names = {probe.name: probe for probe in shipped()}
     return names[text] if text in names else _find_installed(text, names)
 
 
 def _find_installed(text: str, shipped: Iterable[str]) -> Probe:
     others, broken = installed()
-    names = {recipe.name: recipe for recipe in others}
+    names = {probe.name: probe for probe in others}
     found = [name for name in (*names, *broken) if text in (name, name.partition("/")[2])]
     if len(found) > 1:
         raise ProbeError(f"{len(found)} distributions have a probe {text!r}", f"name one: {', '.join(found)}")
     if not found:
-        close = difflib.get_close_matches(text, [*shipped, *names], n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "shardviz probes lists them; a file of yours ends in .py"
-        raise ProbeError(f"there is no probe {text!r}", hint)
+        hint = (
+            did_you_mean(text, [*shipped, *names])
+            or "`shardviz probes` lists them; the name of your own file ends in .py"
+        )
+        raise ProbeError(f"unknown probe {text!r}", hint)
     if found[0] in broken:
         raise broken[found[0]]
     return names[found[0]]
@@ -126,12 +128,13 @@ def _read_entry(name: str, entry: EntryPoint) -> Probe:
     match = entry.pattern.match(entry.value)
     if match is None:
         raise ProbeError(
-            f"probe {name}: entry point {entry.value!r} names no module", f'write {entry.name} = "package.module"'
+            f"probe {name}: entry point {entry.value!r} does not name a module",
+            f'write {entry.name} = "package.module"',
         )
     path = _module_file(match["module"])
     if path is None:
         raise ProbeError(
-            f"probe {name}: there is no module {match['module']}", f"install {name.partition('/')[0]} again"
+            f"probe {name}: module {match['module']} is not installed", f"install {name.partition('/')[0]} again"
         )
     version = entry.dist.version if entry.dist else ""
     return read(name, path, match["attr"] or "build", match["module"], version)
@@ -153,23 +156,23 @@ def _module_file(module: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def check_torch(recipe: Probe) -> None:
+def check_torch(probe: Probe) -> None:
     """Make sure that the installed torch, which is not imported, has what a probe shows.
 
     Raises:
         ProbeError: It is too old.
     """
     installed = version("torch")
-    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < recipe.torch:
-        needed = ".".join(map(str, recipe.torch))
+    if tuple(map(int, re.findall("[0-9]+", installed)[:2])) < probe.torch:
+        needed = ".".join(map(str, probe.torch))
         raise ProbeError(
-            f"probe {recipe.name} needs torch {needed}, this is {installed}", f"pip install 'torch>={needed}'"
+            f"probe {probe.name} needs torch {needed} or newer, found {installed}", f"pip install 'torch>={needed}'"
         )
 
 
-def is_shipped(recipe: Probe) -> bool:
-    """Whether a recipe is one of shardviz's own, which can be imported by its name."""
-    return recipe.path.is_relative_to(_shipped_folder())
+def is_shipped(probe: Probe) -> bool:
+    """Whether a probe is one of shardviz's own, which can be imported by its name."""
+    return probe.path.is_relative_to(_shipped_folder())
 
 
 def _shipped_folder() -> Path:
@@ -190,7 +193,7 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
         version: The version of the distribution that brings it.
 
     Raises:
-        ProbeError: The file cannot be read, or is no probe.
+        ProbeError: The file cannot be read, or is not a probe.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=path.name)
@@ -217,9 +220,9 @@ def _near(path: Path) -> str:
     if path.exists():
         return "give a Python file that you may read"
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.glob("*.py")], n=1)
-    return f"did you mean {path.with_name(close[0])}?" if close else f"{path.parent} has no file of nearly that name"
+        return f"folder {path.parent} does not exist"
+    close = nearest(path.name, [entry.name for entry in path.parent.glob("*.py")])
+    return f"did you mean {path.with_name(close)}?" if close else f"{path.parent} has no file with a similar name"
 
 
 def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
@@ -227,8 +230,8 @@ def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     free = [hook for hook in HOOKS if hook not in defined]
     for name in sorted(defined - used - set(HOOKS)):
-        same = [hook for hook in free if hook.lower() == name.lower()]
-        for meant in same or difflib.get_close_matches(name, free, n=1, cutoff=0.75):
+        same = next((hook for hook in free if hook.lower() == name.lower()), None)
+        if meant := same or nearest(name, free, cutoff=0.75):  # stricter: a helper of the user's own is not a typo
             yield name, meant
 
 
@@ -272,7 +275,7 @@ def _constant(tree: ast.Module, name: str, kind: type[Item], path: Path) -> tupl
     if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
         example = '("fsdp", "tp")' if kind is str else "(2, 4)"
         hint = f"write {name} = {example} in the probe itself: it is read without running or importing anything"
-        raise ProbeError(f"probe {path}: {name} is no literal tuple of {kind.__name__}", hint)
+        raise ProbeError(f"probe {path}: {name} is not a literal tuple of {kind.__name__}", hint)
     return tuple(items)
 
 

@@ -1,5 +1,5 @@
-"""Names and numbers in sentences: identical layers folded into one name, natural order, lists and counts in words,
-strangers' names made safe to print.
+"""Names and numbers in sentences: identical layers folded into one name, natural order, lists, counts, ranges and bytes
+in words, the name that a misspelt one is nearest to, strangers' names made safe to print.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
 Key = TypeVar("Key", bound="Hashable")
+
+UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,17})(?![^.])")
 
@@ -45,8 +47,7 @@ class Fold:
             return self.prefix
         if len(self) == 1:
             return f"{self.prefix}{self.numbers[0][0]}{self.suffix}"
-        spans = ",".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.numbers)
-        return f"{self.prefix}[{spans}]{self.suffix}"
+        return f"{self.prefix}[{_written(self.numbers, ',')}]{self.suffix}"
 
 
 def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
@@ -54,6 +55,13 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
 
     Returns:
         The folds, each with its key, in the order in which the first of their names came.
+
+    Example:
+        >>> for folded, dtype in fold([("wte", "bf16"), ("h.0.w", "bf16"), ("h.1.w", "bf16"), ("h.2.w", "fp8")]):
+        ...     print(folded, dtype)
+        wte bf16
+        h.[0-1].w bf16
+        h.2.w fp8
     """
     groups: dict[tuple[str, str, bool, Key], list[int]] = {}
     for name, key in named:
@@ -70,7 +78,16 @@ def cut(name: str) -> tuple[str, int | None, str]:
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
-def _spans(numbers: list[int]) -> tuple[tuple[int, int], ...]:
+def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
+    """Write numbers briefly, rising: `0-3, 7`."""
+    return _written(_spans(sorted(numbers)), comma)
+
+
+def _written(spans: Iterable[tuple[int, int]], comma: str) -> str:
+    return comma.join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in spans)
+
+
+def _spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number:
@@ -110,3 +127,32 @@ def cut_at_comma(text: str, most: int) -> str:
 def counted(number: int, of: str) -> str:
     """Return a number of things in words: `1 tensor`, `4 tensors`."""
     return f"{number:,} {of}" if number == 1 else f"{number:,} {of}s"
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes with three digits: `512 B`, `1.5 KiB`, `34.2 MiB`."""
+    if count < 1024:
+        return f"{count} B"
+    size, unit = count / 1024, 0
+    while round(size) >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {UNITS[unit]}" if size >= 999.5 else f"{size:.3g} {UNITS[unit]}"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is most like a misspelt one; None where none is like it.
+
+    Args:
+        word: What was written.
+        known: What could have been meant.
+        cutoff: How alike they must be, from 0 to 1.
+    """
+    from difflib import get_close_matches  # not for `shardviz --help`
+
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known word that was probably meant, `did you mean mesh?`; empty where none is like it."""
+    close = nearest(word, known)
+    return f"did you mean {printable(close)}?" if close is not None else ""

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,7 +47,10 @@ def test_a_clean_dump_exits_0_and_a_dump_with_findings_1(healthy: Path, swapped:
 def test_help_lists_every_verb_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out, err = capsys.readouterr()
-    assert all(f"  {verb} " in out for verb in VERBS)
+    for verb in VERBS:
+        summary = str(import_module(f"shardviz.commands.{verb}").__doc__).partition(".\n")[0]
+        assert re.search(rf"^  {verb} +{re.escape(summary)}$", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 80
     assert err == ""
 
 
@@ -58,13 +62,17 @@ def test_no_verb_is_a_usage_error_and_leaves_stdout_empty(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_explains_itself(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
     text, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
     assert f"usage: shardviz {verb}" in text
-    assert f"  shardviz {verb}" in examples, "commands/_examples.py has them"
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"  shardviz {verb}" in examples
 
 
 def test_the_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +91,7 @@ def test_help_of_a_verb_is_what_the_verb_says_itself(capsys: pytest.CaptureFixtu
 ERRORS = {
     "--colour": "shardviz has no option --colour\nHint: options follow the command",
     "--verzion": "shardviz has no option --verzion\nHint: did you mean --version?",
-    "help chek": "there is no command 'chek'\nHint: did you mean check?",
+    "help chek": "unknown command 'chek'\nHint: did you mean check?",
     "show d.shardviz --memroy": "shardviz show has no option --memroy\nHint: did you mean --memory?",
     "check --fromat=json d.shardviz": "shardviz check has no option --fromat\nHint: did you mean --format?",
     "mesh --zzz": "shardviz mesh has no option --zzz\nHint: shardviz mesh --help",
@@ -91,10 +99,10 @@ ERRORS = {
         "shardviz check takes no further argument 'e.shardviz'\nHint: shardviz check --help"
     ),
     "probe tp_fsdp --mesh fsdb=2,tp=4": (
-        "probe tp_fsdp has the axes fsdp, tp, the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
+        "probe tp_fsdp has axes fsdp, tp, but the mesh has fsdb, tp\nHint: --mesh fsdp=2,tp=4"
     ),
-    "chek x": "there is no command 'chek'\nHint: did you mean check?",
-    "xyzzy": f"there is no command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
+    "chek x": "unknown command 'chek'\nHint: did you mean check?",
+    "xyzzy": f"unknown command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
     "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
     "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
@@ -104,44 +112,46 @@ ERRORS = {
     "show d.shardviz layers.0.w -o no/such/file": (
         "cannot write no/such/file: No such file or directory\nHint: choose another file with -o"
     ),
-    "show d.shardviz -o w.svg": (
-        "an SVG is a picture of one tensor, and 2 fit\nHint: name one, or take --format html for all"
-    ),
+    "show d.shardviz -o w.svg": ("an SVG shows one tensor, but 2 match\nHint: name one, or use --format html for all"),
     "show d.shardviz layers.0.w --format html": (
-        "an HTML page is of a whole run, not of layers.0.w\nHint: leave it out, or take --format svg"
+        "an HTML page shows the whole run, not only layers.0.w\nHint: leave it out, or use --format svg"
     ),
     "show d.shardviz layers.0.w -o no/w.svg": (
         "cannot write no/w.svg: No such file or directory\nHint: choose another file with -o"
     ),
     "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
     "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
-    "mesh 2,4 --axes a": "mesh '2,4' has 2 sizes where 1 is wanted: a\nHint: write it as a=2",
+    "mesh 2,4 --axes a": "--axes has 1 name for 2 sizes: a\nHint: name each axis, as in --axes a,dim1",
+    "mesh 2 --axes a,b": "--axes has 2 names for 1 size: a, b\nHint: name each axis, as in --axes a",
+    "mesh a=2 --axes b": "mesh (a=2) already has names\nHint: leave --axes out",
+    "probe tp_fsdp --mesh 2,4,2": (
+        "mesh '2,4,2' has 3 sizes for 2 axes: fsdp, tp\nHint: give one size per axis, as in fsdp=2,tp=4"
+    ),
+    "audit --mesh 2;2": "mesh '2;2': '2;2' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
     "explain [*/tp] --mesh tp=2": (
-        "layout '[*/tp]' has a * where a size is wanted\nHint: write the size, or add --shape 12,12"
+        "layout '[*/tp]' has a * in place of a size\nHint: write the size, or add --shape 12,12"
     ),
     "explain [12/tpp] --mesh fsdp=2,tp=2": (
         "mesh (fsdp=2, tp=2) has no axis 'tpp'\nHint: did you mean tp? its axes are fsdp, tp"
     ),
-    "explain Shard(0) --mesh tp=2": ("placements alone do not say how large the tensor is\nHint: add --shape 12,12"),
+    "explain Shard(0) --mesh tp=2": ("placements alone do not give the size of the tensor\nHint: add --shape 12,12"),
     "explain Shard(1) --mesh tp=2 --shape 4": "Shard(1) on a tensor of 1 dim\nHint: its dims are 0 to 0",
     "explain Shard(-2) --mesh tp=2 --shape 4": "Shard(-2) on a tensor of 1 dim\nHint: -1 is its last dim, -1 its first",
     "explain Shard(0) --mesh tp=2 --shape []": (
         "Shard(0) on a tensor of 0 dims\nHint: a single number cannot be split"
     ),
     "explain (Shard(0)) --mesh fsdp=2,tp=4 --shape 12x12": (
-        "1 placement for a mesh of 2 axes (fsdp=2, tp=4)\nHint: one for each axis, outermost first: fsdp, tp"
+        "1 placement for a mesh of 2 axes (fsdp=2, tp=4)\nHint: write one per axis, outermost first: fsdp, tp"
     ),
     "explain shard(0) --mesh tp=2": (
-        "'shard(0)' is no placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
+        "'shard(0)' is not a placement\nHint: Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
     ),
     "explain flaot32[12/tp] --mesh tp=2": (
-        "layout 'flaot32[12/tp]': flaot32 is no element type\nHint: did you mean float32?"
+        "layout 'flaot32[12/tp]': flaot32 is not an element type\nHint: did you mean float32?"
     ),
     "explain [4] --mesh 2000,2000": "mesh (dim0=2000, dim1=2000) has more than 1,048,576 ranks",
-    "explain [4] --mesh 200,200": (
-        "mesh (dim0=200, dim1=200) has 40,000 ranks, more than the 16,384 that are explained"
-    ),
-    "explain [4] --mesh tp=2 --shape x": "shape 'x' is no list of sizes\nHint: write it as --shape 12,12",
+    "explain [4] --mesh 200,200": ("mesh (dim0=200, dim1=200) has 40,000 ranks, more than 16,384"),
+    "explain [4] --mesh tp=2 --shape x": "shape 'x' is not a list of sizes\nHint: write it as --shape 12,12",
 }
 
 

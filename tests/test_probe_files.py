@@ -18,7 +18,7 @@ def test_shipped_probes_come_by_name_with_a_line_each():
 def test_a_misspelt_probe_gets_the_name_that_was_meant():
     with pytest.raises(ProbeError) as caught:
         probe_files.find("tp_fdsp")
-    assert str(caught.value) == "there is no probe 'tp_fdsp'\nHint: did you mean tp_fsdp?"
+    assert str(caught.value) == "unknown probe 'tp_fdsp'\nHint: did you mean tp_fsdp?"
 
 
 def test_a_users_file_is_read_and_not_run(tmp_path):
@@ -73,9 +73,9 @@ def test_hooks_are_all_that_the_live_half_looks_for():
         ("def parallelize(model, mesh): ...", "has no build()"),
         ("def build(): ...", "has no parallelize()"),
         ("def build(:", "is not Python: invalid syntax (mine.py, line 1)"),
-        ("AXES = 3\ndef build(): ...\ndef parallelize(m, d): ...", "AXES is no literal tuple of str"),
-        ("from plan import AXES, build, parallelize", "AXES is no literal tuple of str"),
-        ("MESH = ('2',)\ndef build(): ...\ndef parallelize(m, d): ...", "MESH is no literal tuple of int"),
+        ("AXES = 3\ndef build(): ...\ndef parallelize(m, d): ...", "AXES is not a literal tuple of str"),
+        ("from plan import AXES, build, parallelize", "AXES is not a literal tuple of str"),
+        ("MESH = ('2',)\ndef build(): ...\ndef parallelize(m, d): ...", "MESH is not a literal tuple of int"),
     ],
 )
 def test_a_file_that_is_no_probe_says_what_is_wrong_with_it(tmp_path, source, message):
@@ -91,8 +91,8 @@ def test_a_file_that_is_no_probe_says_what_is_wrong_with_it(tmp_path, source, me
     ("asked", "hint"),
     [
         ("tp_fsd.py", "did you mean {here}/tp_fsdp.py?"),
-        ("nowhere.py", "{here} has no file of nearly that name"),
-        ("no/where.py", "there is no folder {here}/no"),
+        ("nowhere.py", "{here} has no file with a similar name"),
+        ("no/where.py", "folder {here}/no does not exist"),
     ],
 )
 def test_a_file_that_is_not_there_is_one_line_with_the_one_that_is_meant(tmp_path, asked, hint):
@@ -105,5 +105,5 @@ def test_a_file_that_is_not_there_is_one_line_with_the_one_that_is_meant(tmp_pat
 def test_a_torch_too_old_for_a_probe_is_told_which_one_it_needs(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("TORCH = (99, 1)\ndef build(): ...\ndef parallelize(model, mesh): ...\n")
-    with pytest.raises(ProbeError, match=r"mine.py needs torch 99.1, this is [0-9]"):
+    with pytest.raises(ProbeError, match=r"mine.py needs torch 99.1 or newer, found [0-9]"):
         probe_files.check_torch(probe_files.find(str(file)))

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.text import counted, cut, cut_at_comma, fold, listed, natural_key, printable
+from shardviz.text import (
+    counted,
+    cut,
+    cut_at_comma,
+    did_you_mean,
+    fold,
+    join_numbers,
+    listed,
+    natural_key,
+    nearest,
+    printable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,3 +123,16 @@ def test_ranks_in_numbers_are_cut_between_two_of_them(most: int, text: str) -> N
 
 def test_one_thing_is_no_plural() -> None:
     assert [counted(number, "rank") for number in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]
+
+
+def test_ranks_in_a_row_are_written_as_a_range() -> None:
+    assert join_numbers([7, 2, 0, 1]) == "0-2, 7"
+    assert join_numbers([0, 1, 3], ",") == "0-1,3"
+    assert join_numbers([]) == ""
+
+
+def test_a_misspelt_word_gets_the_known_one_and_another_word_nothing() -> None:
+    assert did_you_mean("chek", ("check", "show")) == "did you mean check?"
+    assert did_you_mean("laiers.0", ("layers.0\x1b", "embed")) == "did you mean layers.0\\u001b?"
+    assert did_you_mean("xyzzy", ("check", "show")) == ""
+    assert nearest("frok", ("fork",), cutoff=0.8) is None

@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.commands._progress import progress
 
     terminal = terminal_for(args.color)
-    known = [recipe for recipe in probe_files.shipped() if recipe.name.startswith(("bugs/", "quiet/"))]
-    too_new = {recipe.name: why for recipe in known if (why := _too_new(recipe))}
-    wanted = [recipe for recipe in known if recipe.name not in too_new]
+    known = [probe for probe in probe_files.shipped() if probe.name.startswith(("bugs/", "quiet/"))]
+    too_new = {probe.name: why for probe in known if (why := _too_new(probe))}
+    wanted = [probe for probe in known if probe.name not in too_new]
     scores: list[Score] = []
     with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
         scores += map(_score, wanted)
@@ -61,16 +61,16 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
 
 
-def _too_new(recipe: Probe) -> str:
+def _too_new(probe: Probe) -> str:
     """Say why a probe cannot be run with this torch; empty where it can."""
     try:
-        probe_files.check_torch(recipe)
+        probe_files.check_torch(probe)
     except ProbeError as error:
         return f"not run: {error.message}"
     return ""
 
 
-def _score(recipe: Probe) -> Score:
+def _score(probe: Probe) -> Score:
     from shardviz.check.run import check_dump
     from shardviz.dump.write import prepare_folder
     from shardviz.layout.mesh import Mesh
@@ -78,9 +78,9 @@ def _score(recipe: Probe) -> Score:
 
     with tempfile.TemporaryDirectory(prefix="shardviz-bugs-") as folder:
         dump = prepare_folder(Path(folder) / "dump")
-        ProbeJob.of(recipe, Mesh(recipe.axes, recipe.mesh), dump).launch()
+        ProbeJob.of(probe, Mesh(probe.axes, probe.mesh), dump).launch()
         found = frozenset(finding.kind for finding in check_dump(dump).findings)
-    return Score(recipe.name, frozenset(recipe.kinds), found)
+    return Score(probe.name, frozenset(probe.kinds), found)
 
 
 def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
@@ -91,7 +91,7 @@ def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
     for score in scores:
         glyph, style = (terminal.glyphs.good, GOOD) if score.is_right else (terminal.glyphs.error, BAD)
         found = ", ".join(sorted(score.found)) or "nothing"
-        due = "" if score.is_right else f"   where {', '.join(sorted(score.wanted)) or 'nothing'} was due"
+        due = "" if score.is_right else f"   expected: {', '.join(sorted(score.wanted)) or 'nothing'}"
         lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))
     bugs = [score for score in scores if score.wanted]
     detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)

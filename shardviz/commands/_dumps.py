@@ -27,10 +27,10 @@ _NOT_WRITTEN = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"})
 
 
 def read_dump(path: Path) -> Dump:
-    """Read a dump; files that are damaged are said on stderr, and the rest is read.
+    """Read a dump; warn about damaged files on stderr, and read the rest.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
     """
     count = Count("read {done} of {of} ranks")
     with progress(lambda: str(count)):
@@ -45,8 +45,8 @@ def checked(dump: Dump) -> Report:
     from shardviz.check.run import report_on
 
     names = sum(len(tensor.names) for tensor in dump.tensors)
-    told = f"checking {names:,} tensors on {len(dump.files.ranks):,} ranks"
-    with progress(lambda: told):
+    words = f"checking {names:,} tensors on {len(dump.files.ranks):,} ranks"
+    with progress(lambda: words):
         return report_on(dump)
 
 
@@ -64,7 +64,7 @@ def refuse_pixels(output: Path | None) -> None:
         ShardvizError: It does.
     """
     if output is not None and output.suffix.lower() in _NOT_WRITTEN:
-        hint = f"-o {output.with_suffix('.svg')}; browsers, inkscape and rsvg-convert make the other of it"
+        hint = f"-o {output.with_suffix('.svg')}; a browser, inkscape or rsvg-convert can convert it"
         raise ShardvizError(f"{output}: pictures are written as SVG, not as {output.suffix[1:].upper()}", hint)
 
 

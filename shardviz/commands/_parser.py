@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 MAX_SECONDS = 1_000_000
 """Eleven days: more is a slip, and far more is refused by the system's own clocks."""
@@ -28,22 +28,24 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ShardvizError: They are not what the verb takes.
         """
+        from shardviz.text import did_you_mean  # not for `shardviz --help`
+
         for arg in args:
             name = arg.partition("=")[0]
             if arg == "--":
                 break
             if name.startswith("--") and name not in self._option_string_actions:
-                raise ShardvizError(f"{self.prog} has no option {name}", self._meant(name))
+                hint = did_you_mean(name, self._option_string_actions) or f"{self.prog} --help"
+                raise ShardvizError(f"{self.prog} has no option {name}", hint)
         return self.parse_args(args)
-
-    def _meant(self, name: str) -> str:
-        return meant(name, self._option_string_actions) or f"{self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse complains of."""
+        from shardviz.text import did_you_mean
+
         hint = f"{self.prog} --help"
         if choice := _CHOICE.search(message):
-            hint = meant(choice["given"], re.findall(r"[\w.-]+", choice["known"])) or hint
+            hint = did_you_mean(choice["given"], re.findall(r"[\w.-]+", choice["known"])) or hint
         elif rest := _REST.fullmatch(message):
             message = f"{self.prog} takes no further argument {rest['first']!r}"
         raise ShardvizError(message, hint)
@@ -56,20 +58,14 @@ def seconds(text: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 < found <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time, expected seconds above 0, at most {MAX_SECONDS:,}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid timeout: expected seconds, greater than 0 and at most {MAX_SECONDS:,}"
+        )
     return found
 
 
 def count(text: str) -> int:
     """Read how many of something, for argparse."""
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of values, expected 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of values: expected 0 or more")
     return int(text)
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the word that is most like one that is not known; empty where none is."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else ""

@@ -21,17 +21,17 @@ CLEAR = "\r\x1b[K"
 
 
 @contextmanager
-def progress(told: Callable[[], str]) -> Iterator[None]:
+def progress(words: Callable[[], str]) -> Iterator[None]:
     """Show how far the work inside is, and clear the line after it.
 
     Args:
-        told: What to show, asked for again and again from another thread.
+        words: Returns the text to show; called again and again from another thread.
     """
     if not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_show, args=(told, done), daemon=True)
+    thread = threading.Thread(target=_show, args=(words, done), daemon=True)
     thread.start()
     try:
         yield
@@ -40,13 +40,13 @@ def progress(told: Callable[[], str]) -> Iterator[None]:
         thread.join()
 
 
-def _show(told: Callable[[], str], done: threading.Event) -> None:
+def _show(words: Callable[[], str], done: threading.Event) -> None:
     begin = time.monotonic()
     if done.wait(PATIENCE):
         return
     while not done.wait(INTERVAL):
         seconds = time.monotonic() - begin
-        print(f"{CLEAR}{told()}, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+        print(f"{CLEAR}{words()}, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
     print(CLEAR, end="", file=sys.stderr, flush=True)
 
 

@@ -1,14 +1,24 @@
-"""`shardviz audit`: sweep the installed torch's own sharding for results that differ from what the placements say."""
+"""Try the installed torch's own sharding, and report wrong results.
+
+Exits with 1 where torch and the placements disagree. Each class of
+disagreement comes with a script in plain torch.
+
+examples:
+  shardviz audit
+  shardviz audit --mesh 2,2 --max-size 8 -o repros
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardviz.commands._streams import reader_may_leave
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
-from shardviz.layout.mesh import parse_mesh
+from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
 
 if TYPE_CHECKING:
     import argparse
@@ -23,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--mesh", default="2,2", help="the mesh to try on; default: 2,2")
     parser.add_argument("--max-size", type=int, default=6, metavar="N", help="the longest vector; default: 6")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each class's repro to this folder")
-    parser.add_argument("--repro", action="store_true", help="print each class's repro; default: the first one's")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each class's repro to a folder")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
@@ -39,19 +48,22 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.max_size <= MAX_SIZE:
         raise ShardvizError(f"--max-size is {args.max_size}, expected 1 to {MAX_SIZE}")
-    num_axes = args.mesh.count(",") + 1
-    mesh = parse_mesh(args.mesh, AXES[-num_axes:] if num_axes <= len(AXES) else ())
+    mesh = mesh_of(args.mesh)
     count = Count("tried {done} of {of} cases on " + f"{mesh.size} ranks")
     with progress(lambda: str(count) if count.of else f"trying the first cases on {mesh.size} ranks"):
         found = audit(mesh, args.max_size, on_progress=count)
     if args.output:
         _write_repros(found, args.output)
-    print(
-        json.dumps(_as_json(found), indent=1)
-        if args.format == "json"
-        else as_text(found, args.output, all_repros=args.repro)
-    )
+    with reader_may_leave():
+        print(json.dumps(_as_json(found), indent=1) if args.format == "json" else as_text(found, args.output))
     return EXIT_FINDINGS if found.num_wrong else EXIT_CLEAN
+
+
+def mesh_of(text: str) -> Mesh:
+    """Read the mesh to try; axes without names are called as in training."""
+    mesh = parse_mesh(text)
+    unnamed = mesh.axes == unnamed_axes(mesh.ndim) and mesh.ndim <= len(AXES)
+    return replace(mesh, axes=AXES[-mesh.ndim :]) if unnamed else mesh
 
 
 def _write_repros(found: Audit, folder: Path) -> None:
@@ -68,43 +80,36 @@ def _name(number: int, one: Disagreement) -> str:
     return f"{number:02d}_{one.case.operation}.py"
 
 
-def as_text(found: Audit, folder: Path | None = None, *, all_repros: bool = False) -> str:
+def as_text(found: Audit, folder: Path | None = None) -> str:
     """Write out every class with its smallest case, and the repro of the first one, ready to be copied.
 
     Args:
         found: What the sweep found.
         folder: Where the repros were written; they are named then, and not written out.
-        all_repros: Write out the repro of every class.
     """
     from importlib.metadata import version
 
     lines = [f"torch {version('torch')}: {found.num_cases:,} cases tried, {found.num_wrong:,} wrong"]
     if found.not_tried:
-        lines.append(f"not tried: {found.not_tried:,} cases, after too many worlds had died")
+        lines.append(f"not tried: {found.not_tried:,} cases, because too many worlds died")
     for number, one in enumerate(found.disagreements, 1):
         lines += ["", f"{number}. {one.case}", f"   {one.count:,} cases of this class; the smallest:"]
         lines += [f"   {line}" for line in _differences(one)]
         lines += [f"   to see it: python {folder / _name(number, one)}"] if folder is not None else []
-    if folder is None:
-        lines += _repros(found, 1 if not all_repros else None)
+    if folder is None and found.disagreements:
+        lines += _first_repro(found.disagreements)
     return "\n".join(lines)
 
 
-def _repros(found: Audit, most: int | None) -> list[str]:
+def _first_repro(found: list[Disagreement]) -> list[str]:
     from shardviz.live.audit.repro import repro
 
-    lines, shown = [], found.disagreements[:most]
-    for number, one in enumerate(shown, 1):
-        lines += ["", f"# {number} by itself, in plain torch:", repro(one.case, _name(number, one)).rstrip()]
-    left = len(found.disagreements) - len(shown)
-    return [*lines, "", f"# {left} more: --repro prints them, -o DIR writes them to files"] if left else lines
+    lines = ["", "# 1 by itself, in plain torch:", repro(found[0].case, _name(1, found[0])).rstrip()]
+    return [*lines, "", f"# {len(found) - 1} more: -o DIR writes them to files"] if len(found) > 1 else lines
 
 
 def _differences(one: Disagreement) -> list[str]:
-    lines = []
-    for rank, got in sorted(one.got.items()):
-        lines.append(f"rank {rank}: wanted {one.case.wanted_ids(rank)}, got {got}")
-    return lines
+    return [f"rank {rank}: wanted {one.case.wanted_ids(rank)}, got {got}" for rank, got in sorted(one.got.items())]
 
 
 def _as_json(found: Audit) -> dict[str, Any]:

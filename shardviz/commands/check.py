@@ -1,4 +1,12 @@
-"""Find what is wrong in a dump. Exits 1 where there are findings."""
+"""Find what is wrong in a dump.
+
+Exits with 1 where there are findings.
+
+examples:
+  shardviz check tp_fsdp-2x4.shardviz
+  shardviz check tp_fsdp-2x4.shardviz --format github
+  shardviz check tp_fsdp-2x4.shardviz --format junit > shardviz.xml
+"""
 
 from __future__ import annotations
 
@@ -38,7 +46,7 @@ def report(folder: Path, style: str, colour: str = "auto") -> int:
         0 where nothing is wrong, 1 where there are findings.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
     """
     from shardviz.commands._dumps import checked, read_dump
 

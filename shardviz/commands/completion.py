@@ -1,4 +1,10 @@
-"""Print what makes a shell complete shardviz's commands, options, recipes and files."""
+"""Print a script that completes commands and options in a shell.
+
+examples:
+  eval "$(shardviz completion bash)"                                   in ~/.bashrc
+  eval "$(shardviz completion zsh)"                                    in ~/.zshrc, after compinit
+  shardviz completion fish > ~/.config/fish/completions/shardviz.fish
+"""
 
 from __future__ import annotations
 
@@ -65,10 +71,10 @@ def _bash() -> str:
 
 
 def _fish() -> str:
-    from shardviz.cli import VERBS
+    from shardviz.cli import VERBS, summary_of
 
     lines = [
-        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quoted(text)}" for verb, text in VERBS.items()
+        f"complete -c shardviz -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary_of(verb))}" for verb in VERBS
     ]
     for verb in VERBS:
         start = f"complete -c shardviz -n '__fish_seen_subcommand_from {verb}'"
@@ -95,11 +101,11 @@ def _actions(verb: str) -> Iterator[tuple[list[str], list[str] | None, str]]:
     for action in parser_for(verb)._actions:
         values = [str(choice) for choice in action.choices or ()] if action.nargs != 0 else None
         if verb == "probe" and action.dest == "probe":
-            values = _recipes()
+            values = _probes()
         yield list(action.option_strings), values, (action.help or "").split(";")[0]
 
 
-def _recipes() -> list[str]:
+def _probes() -> list[str]:
     from shardviz.probe_files import installed, shipped
 
-    return [recipe.name for recipe in (*shipped(), *installed()[0])]
+    return [probe.name for probe in (*shipped(), *installed()[0])]

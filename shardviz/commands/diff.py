@@ -1,4 +1,10 @@
-"""What changed between two dumps: layouts, contents, findings gained and lost. Exits 1 where anything did."""
+"""Compare two dumps: layouts, contents, findings gained and lost.
+
+Exits with 1 where they differ.
+
+examples:
+  shardviz diff before.shardviz after.shardviz
+"""
 
 from __future__ import annotations
 
@@ -33,7 +39,7 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
     """Print what is different between two dumps, and return whether anything is.
 
     Raises:
-        DumpError: One of them is no dump.
+        DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
     from shardviz.commands._dumps import read_dump, terminal_for, write_answer

@@ -1,6 +1,11 @@
-"""Draw a layout that nobody has built yet: who holds what, torch's spelling, local shapes, the cost of gathering.
+"""Draw a layout: who holds what, torch's spelling, cost of gathering.
 
-The layout is in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's, "(Shard(0), Replicate())" with --shape.
+The layout is in shardviz's notation, "[12/tp/fsdp, 12]", or in torch's,
+"(Shard(0), Replicate())" with --shape. With a second one: how to get there.
+
+examples:
+  shardviz explain "[12/tp/fsdp, 12]" --mesh fsdp=2,tp=4
+  shardviz explain "(Shard(0), Replicate())" --shape 12,12 --mesh 2,4
 """
 
 from __future__ import annotations
@@ -55,11 +60,13 @@ def run(args: argparse.Namespace) -> int:
     refuse_pixels(args.output)
     mesh = parse_mesh(args.mesh)
     if mesh.size > MAX_DRAWN_RANKS:
-        raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than the {MAX_DRAWN_RANKS:,} that are explained")
+        raise LayoutError(f"mesh {mesh} has {mesh.size:,} ranks, more than {MAX_DRAWN_RANKS:,}")
     layout, dtype = read_layout(args.layout, mesh, _shape(args.shape))
     if args.output is not None and args.output.suffix.lower() == ".svg":
         if args.to is not None:
-            raise LayoutError("a picture is of one layout, not of the way to another", "leave TO out, or write text")
+            raise LayoutError(
+                "an SVG shows one layout, not the way to another", "leave TO out, or write to a .txt file"
+            )
         from shardviz.picture.svg.page import svg
 
         write_markup(svg(of_layout(layout, dtype)), args.output)
@@ -80,7 +87,7 @@ def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[L
     """Read a layout in either spelling, and its element type, float32 unless it is written.
 
     Raises:
-        ShardvizError: The text is no layout, or it lacks a size.
+        ShardvizError: The text is not a layout, or it lacks a size.
     """
     from shardviz.layout import notation
     from shardviz.layout.layout import Layout
@@ -90,11 +97,11 @@ def read_layout(text: str, mesh: Mesh, shape: tuple[int, ...] | None) -> tuple[L
     if are_placements(text) or _CALL.match(text):
         placements = parse_placements(text, MAX_DIMS if shape is None else len(shape))
         if shape is None:
-            raise LayoutError("placements alone do not say how large the tensor is", "add --shape 12,12")
+            raise LayoutError("placements alone do not give the size of the tensor", "add --shape 12,12")
         return Layout.from_placements(mesh, shape, placements), "float32"
     pattern = notation.parse(text)
     if shape is None and None in pattern.sizes and pattern.flat is None:
-        raise NotationError(f"layout {text!r} has a * where a size is wanted", "write the size, or add --shape 12,12")
+        raise NotationError(f"layout {text!r} has a * in place of a size", "write the size, or add --shape 12,12")
     return pattern.layout(mesh, shape), pattern.dtype or "float32"
 
 
@@ -104,7 +111,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     sizes = text.removeprefix("torch.Size").strip("[]() ").removesuffix(",")
     parts = re.split(r"\s*[,x×]\s*|\s+", sizes) if sizes else []
     if not all(re.fullmatch("[0-9]{1,18}", part) for part in parts):
-        raise LayoutError(f"shape {text!r} is no list of sizes", "write it as --shape 12,12")
+        raise LayoutError(f"shape {text!r} is not a list of sizes", "write it as --shape 12,12")
     return tuple(map(int, parts))
 
 
@@ -146,9 +153,9 @@ def _in_torch(layout: Layout) -> list[Text]:
         return [_entry("in torch", _fsdp1(layout))]
     placements = layout.placements()
     if placements is None:
-        placements = _said_otherwise(layout)
-    said = "no placements say this: torch has no spelling for it" if placements is None else spell(placements)
-    return [_entry("in torch", said)]
+        placements = _other_placements(layout)
+    spelled = "torch has no placements for this layout" if placements is None else spell(placements)
+    return [_entry("in torch", spelled)]
 
 
 def _fsdp1(layout: Layout) -> str:
@@ -159,7 +166,7 @@ def _fsdp1(layout: Layout) -> str:
     return f"FSDP1's {strategy} over {where or 'no axis'}: a stretch of a FlatParameter, without placements"
 
 
-def _said_otherwise(layout: Layout) -> tuple[Placement, ...] | None:
+def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
     """Look for another chain of splits that gives every rank the same, and that torch can say."""
     from shardviz.check.order.infer import infer_layout
 
@@ -176,35 +183,35 @@ def _local_shapes(layout: Layout) -> list[Text]:
     for rank, region in layout.regions():
         by_shape.setdefault(region.shape, []).append(rank)
     if len(by_shape) == 1:
-        return [_entry("a rank has", f"{list(next(iter(by_shape)))}")]
-    said = [
+        return [_entry("shape", f"{list(next(iter(by_shape)))} on every rank")]
+    texts = [
         f"{list(shape)} on {'rank' if len(ranks) == 1 else 'ranks'} {ranks_label(mask_of(ranks), layout.mesh, 40)}"
         for shape, ranks in by_shape.items()
     ]
-    shown, left = said[:MOST_SHAPES], len(said) - MOST_SHAPES
-    return _entries("a rank has", [*shown, *([f"and {left:,} other shapes"] if left > 0 else [])])
+    shown, left = texts[:MOST_SHAPES], len(texts) - MOST_SHAPES
+    return _entries("shape", [*shown, *([f"and {left:,} other shapes"] if left > 0 else [])])
 
 
 def _memory(layout: Layout, dtype: str) -> list[Text]:
     sizes = [region.size for _, region in layout.regions()]
     whole = math.prod(layout.tensor_shape)
     most, least = (elements_text(size, dtype) for size in (max(sizes), min(sizes)))
-    a_rank = most if most == least else f"{least} to {most}"
-    return [_entry("memory", f"{a_rank} a rank, of {elements_text(whole, dtype)} in all")]
+    each = most if most == least else f"{least} to {most}"
+    return [_entry("memory", f"{each} per rank, {elements_text(whole, dtype)} in total")]
 
 
 def _gathering(layout: Layout, dtype: str) -> list[Text]:
-    from shardviz.layout.routes import gather_steps
+    from shardviz.layout.routes import gathering, total
 
-    steps = list(gather_steps(layout))
-    if not steps:
-        return [_entry("gathering", "nothing to do: every rank has all of it")]
-    said = []
-    for step in steps:
-        op = f" ({step.op})" if step.op else ""
-        received = elements_text(step.received, dtype)
-        said.append(f"{step.collective} over {step.axis}{op}: a rank receives up to {received}")
-    if len(steps) > 1:
-        total = sum(step.received for step in steps)
-        said.append(f"in this order, up to {elements_text(total, dtype)} a rank together")
-    return _entries("gathering", said)
+    legs, reductions = gathering(layout), dict(layout.partial)
+    if not legs:
+        return [_entry("gathering", "nothing to do: every rank holds the whole tensor")]
+    texts = []
+    for leg in legs:
+        op = f" ({reductions[leg.axis]})" if leg.axis in reductions else ""
+        texts.append(
+            f"{leg.collective} over {leg.axis}{op}: each rank receives up to {elements_text(leg.received, dtype)}"
+        )
+    if len(legs) > 1:
+        texts.append(f"in this order, up to {elements_text(total(legs), dtype)} per rank together")
+    return _entries("gathering", texts)

@@ -1,7 +1,13 @@
-"""Draw a mesh: the grid of ranks, every rank's coordinate, and the groups along each axis."""
+"""Draw a mesh: ranks, coordinates, and the groups along each axis.
+
+examples:
+  shardviz mesh 2,4 --axes fsdp,tp
+  shardviz mesh pp=2,fsdp=2,tp=4 --all
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
@@ -35,16 +41,33 @@ def run(args: argparse.Namespace) -> int:
     """Print the mesh.
 
     Raises:
-        MeshError: The sizes or names are no mesh.
+        MeshError: The sizes or names do not make a mesh.
     """
     from shardviz.commands._dumps import terminal_for, write_answer
     from shardviz.layout.mesh import parse_mesh
 
-    names = [name.strip() for name in args.axes.split(",")] if args.axes else []
-    mesh = parse_mesh(args.mesh, names)
+    mesh = parse_mesh(args.mesh)
+    if args.axes is not None:
+        mesh = _named(mesh, [name.strip() for name in args.axes.split(",")])
     terminal = terminal_for(args.color)
     write_answer(_lines(mesh, terminal, None if args.all else MOST_LINES), terminal)
     return EXIT_CLEAN
+
+
+def _named(mesh: Mesh, names: Sequence[str]) -> Mesh:
+    """Name the axes of a mesh that was written as sizes alone."""
+    from shardviz.errors import MeshError
+    from shardviz.layout.mesh import unnamed_axes
+
+    if mesh.axes != unnamed_axes(mesh.ndim):
+        raise MeshError(f"mesh {mesh} already has names", "leave --axes out")
+    if len(names) != mesh.ndim:
+        example = ",".join([*names, *mesh.axes[len(names) :]][: mesh.ndim])
+        raise MeshError(
+            f"--axes has {counted(len(names), 'name')} for {counted(mesh.ndim, 'size')}: {', '.join(names)}",
+            f"name each axis, as in --axes {example}",
+        )
+    return replace(mesh, axes=tuple(names))
 
 
 def _lines(mesh: Mesh, terminal: Terminal, most: int | None) -> list[Text]:

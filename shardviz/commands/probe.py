@@ -1,4 +1,12 @@
-"""`shardviz probe`: run one recipe on real ranks, write its dump, and say what is in it."""
+"""Shard a small model on real ranks and say where every weight is.
+
+Writes a dump, and exits with 1 where there are findings. Under torchrun it
+joins that job.
+
+examples:
+  shardviz probe tp_fsdp --mesh 2,4
+  shardviz probe path/to/my_model.py --mesh fsdp=2,tp=4 -o mine.shardviz
+"""
 
 from __future__ import annotations
 
@@ -58,16 +66,16 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.live import world
 
-    recipe = probe_files.find(args.probe)
-    probe_files.check_torch(recipe)
+    probe = probe_files.find(args.probe)
+    probe_files.check_torch(probe)
     joined = world.torchrun_world(args.backend)
-    mesh = mesh_for(recipe, args.mesh, joined.num_ranks if joined else None)
+    mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)
     if joined is None or joined.rank == 0:
-        _say_names(args, recipe, mesh)
-    stem = recipe.name.rpartition("/")[2] if recipe.module else recipe.path.stem
+        _say_names(args, probe, mesh)
+    stem = probe.name.rpartition("/")[2] if probe.module else probe.path.stem
     folder = args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
     if joined is not None:
-        return _run_joined(args, recipe, mesh, folder, joined)
+        return _run_joined(args, probe, mesh, folder, joined)
     if args.save_test:
         check_file(args.save_test, force=args.force)
     check_folder(folder, force=args.force)
@@ -75,22 +83,22 @@ def run(args: argparse.Namespace) -> int:
     with (
         _ending_at_sigterm(),
         replacing_folder(folder, force=args.force) as unfinished,
-        progress(lambda: _told(unfinished, mesh.size)),
+        progress(lambda: _progress_text(unfinished, mesh.size)),
     ):
-        _job(args, recipe, mesh, unfinished).launch(
+        _job(args, probe, mesh, unfinished).launch(
             args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
         )
-    return _report(args, recipe, mesh, folder)
+    return _report(args, probe, mesh, folder)
 
 
-def _say_names(args: argparse.Namespace, recipe: Probe, mesh: Mesh) -> None:
-    """Say what axes without names are called, and which names look like hooks and are none."""
-    if not recipe.axes and args.mesh and "=" not in args.mesh and not probe_files.is_shipped(recipe):
+def _say_names(args: argparse.Namespace, probe: Probe, mesh: Mesh) -> None:
+    """Warn about axes without names, and about names that look like misspelt hooks."""
+    if not probe.axes and args.mesh and "=" not in args.mesh and not probe_files.is_shipped(probe):
         named = ",".join(f"NAME={size}" for size in mesh.shape)
-        how = f"AXES written in {recipe.path.name} itself, or --mesh {named}, names them"
-        print(f"the mesh's axes are called {', '.join(mesh.axes)}: {how}", file=sys.stderr)
-    for name, hook in recipe.misspelt:
-        print(f"nothing uses {name} in {recipe.path.name}: did you mean {hook}?", file=sys.stderr)
+        how = f"define AXES in {probe.path.name}, or write --mesh {named}"
+        print(f"the mesh axes are called {', '.join(mesh.axes)}: to name them, {how}", file=sys.stderr)
+    for name, hook in probe.misspelt:
+        print(f"nothing uses {name} in {probe.path.name}: did you mean {hook}?", file=sys.stderr)
 
 
 @contextmanager
@@ -106,37 +114,37 @@ def _ending_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _told(folder: Path, num_ranks: int) -> str:
+def _progress_text(folder: Path, num_ranks: int) -> str:
     written = sum(RANK_FILE.fullmatch(path.name) is not None for path in folder.iterdir())
     return f"{written:,} of {num_ranks:,} ranks have run the probe"
 
 
-def mesh_for(recipe: Probe, text: str | None, num_ranks: int | None = None) -> Mesh:
-    """Return the mesh to run a recipe on.
+def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Mesh:
+    """Return the mesh to run a probe on.
 
     Args:
-        recipe: The probe, whose axes name the sizes.
-        text: What the user asked for; None for the probe's own mesh, or two ranks an axis.
+        probe: The probe, whose axes name the sizes.
+        text: What the user asked for; None for the probe's own mesh, or two ranks per axis.
         num_ranks: The size of the job that is joined, if one is.
 
     Raises:
-        MeshError: The mesh is none, lacks an axis of the probe, or is not as large as the job.
+        MeshError: The text is not a mesh, or the mesh has other axes than the probe or another size than the job.
     """
-    default = recipe.mesh or (2,) * len(recipe.axes or "x")
-    mesh = parse_mesh(text or ",".join(map(str, default)), recipe.axes)
-    if recipe.axes and set(mesh.axes) != set(recipe.axes):
-        wanted, given = ", ".join(recipe.axes), ", ".join(mesh.axes)
-        asked = dict(zip(recipe.axes, mesh.shape, strict=False)) | dict(zip(mesh.axes, mesh.shape, strict=True))
-        example = ",".join(f"{axis}={asked.get(axis, 2)}" for axis in recipe.axes)
-        raise MeshError(f"probe {recipe.name} has the axes {wanted}, the mesh has {given}", f"--mesh {example}")
+    default = probe.mesh or (2,) * len(probe.axes or "x")
+    mesh = parse_mesh(text or ",".join(map(str, default)), probe.axes)
+    if probe.axes and set(mesh.axes) != set(probe.axes):
+        wanted, given = ", ".join(probe.axes), ", ".join(mesh.axes)
+        asked = dict(zip(probe.axes, mesh.shape, strict=False)) | dict(zip(mesh.axes, mesh.shape, strict=True))
+        example = ",".join(f"{axis}={asked.get(axis, 2)}" for axis in probe.axes)
+        raise MeshError(f"probe {probe.name} has axes {wanted}, but the mesh has {given}", f"--mesh {example}")
     if num_ranks is not None and mesh.size != num_ranks:
         sizes = " * ".join(f"{axis}({size})" for axis, size in zip(mesh.axes, mesh.shape, strict=True))
         raise MeshError(f"{sizes} = {mesh.size} != WORLD_SIZE({num_ranks})", f"start {mesh.size} ranks, or give --mesh")
     return mesh
 
 
-def _job(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path) -> ProbeJob:
-    return ProbeJob.of(recipe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values)
+def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> ProbeJob:
+    return ProbeJob.of(probe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values)
 
 
 def _show_prints(rank: int, text: str) -> None:
@@ -145,18 +153,18 @@ def _show_prints(rank: int, text: str) -> None:
         sys.stderr.writelines(line for line in text.splitlines(keepends=True) if not LOG_LINE.match(line))
 
 
-def _run_joined(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path, joined: World) -> int:
+def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, joined: World) -> int:
     """Be one rank of a job that torchrun started; the lowest reports once every rank has written."""
     from shardviz.live import world
 
     if joined.rank == 0:
         prepare_folder(folder, force=args.force)
-    job = _job(args, recipe, mesh, folder)
+    job = _job(args, probe, mesh, folder)
     world.run_joined(TASK, (job,), backend=args.backend, coords=job.coords)
-    return _report(args, recipe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
+    return _report(args, probe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
 
 
-def _report(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path) -> int:
+def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> int:
     from shardviz.commands import check
 
     code = check.report(folder, args.format, args.color)
@@ -164,6 +172,6 @@ def _report(args: argparse.Namespace, recipe: Probe, mesh: Mesh, folder: Path) -
     if args.save_test:
         from shardviz.commands._dumps import read_dump
 
-        save_test(args.save_test, read_dump(folder), recipe, mesh)
+        save_test(args.save_test, read_dump(folder), probe, mesh)
         print(f"wrote {args.save_test}; run it with: pytest {args.save_test}", file=sys.stderr)
     return code

@@ -1,4 +1,9 @@
-"""List the recipes that `shardviz probe` knows, a line each."""
+"""List the probes that can be run, one per line.
+
+examples:
+  shardviz probes
+  shardviz probes --bugs
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the recipes, or run those of the bugs and print how each was named."""
+    """Print the probes, or run those of the bugs and print how each was named."""
     if args.bugs:
         from shardviz.commands import _bugs
 
@@ -45,20 +50,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(found: Sequence[Probe], terminal: Terminal) -> list[Text]:
-    """Write a line for each recipe; on a terminal what does not fit goes on below, in the column of the summaries."""
+    """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
-    names = max(len(printable(recipe.name)) for recipe in found)
-    axes = max(len(", ".join(recipe.axes)) for recipe in found)
+    names = max(len(printable(probe.name)) for probe in found)
+    axes = max(len(", ".join(probe.axes)) for probe in found)
     indent = names + axes + 4
     width = terminal.width if sys.stdout.isatty() else sys.maxsize
     is_narrow = indent + MIN_SUMMARY > width
     lines = []
-    for recipe in found:
-        by = f" ({recipe.name.partition('/')[0]} {recipe.version})" if recipe.version else ""
-        head = line(
-            (printable(recipe.name).ljust(names), "bold"), "  ", (", ".join(recipe.axes).ljust(axes), DIM), "  "
-        )
+    for probe in found:
+        by = f" ({probe.name.partition('/')[0]} {probe.version})" if probe.version else ""
+        head = line((printable(probe.name).ljust(names), "bold"), "  ", (", ".join(probe.axes).ljust(axes), DIM), "  ")
         first, indent = (line("    "), 4) if is_narrow else (head, indent)
-        lines += [*([head] if is_narrow else []), *wrapped(printable(f"{recipe.summary}{by}"), width, first, indent)]
+        lines += [*([head] if is_narrow else []), *wrapped(printable(f"{probe.summary}{by}"), width, first, indent)]
     return lines

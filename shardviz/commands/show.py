@@ -1,6 +1,13 @@
-"""Draw what is in a dump: all tensors in a table, or one of them as a picture with what every rank holds.
+"""Draw a dump's tensors: which rank holds which part.
 
-As text; one tensor as SVG, for an issue or a paper; or the whole run as one HTML page.
+Prints all tensors in a table, or one of them as a picture. Also writes one
+tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
+
+examples:
+  shardviz show tp_fsdp-2x4.shardviz
+  shardviz show tp_fsdp-2x4.shardviz up.weight -o weight.svg
+  shardviz show tp_fsdp-2x4.shardviz -o run.html
+  shardviz show tp_fsdp-2x4.shardviz --memory
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of FILE, text without one")
     tables = parser.add_mutually_exclusive_group()
-    tables.add_argument("--memory", action="store_true", help="bytes a rank by role and tensor")
+    tables.add_argument("--memory", action="store_true", help="bytes per rank, by role and tensor")
     tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
@@ -66,10 +73,12 @@ def _show_table(args: argparse.Namespace) -> None:
     from shardviz.picture.text.schedule import schedule_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
-        raise ShardvizError("--memory, --comms and --schedule are text, of the whole dump", "name no tensor or format")
+        raise ShardvizError(
+            "--memory, --comms and --schedule print the whole dump as text", "leave TENSOR and --format out"
+        )
     if _format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}"
-        raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, no picture", hint)
+        raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, not a picture", hint)
     dump = read_dump(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
@@ -95,7 +104,7 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     found = find_tensors(dump, "*" if pattern is None else pattern)
     if len(found) > 1:
         raise ShardvizError(
-            f"an SVG is a picture of one tensor, and {len(found):,} fit", "name one, or take --format html for all"
+            f"an SVG shows one tensor, but {len(found):,} match", "name one, or use --format html for all"
         )
     ((name, tensor),) = found
     write_markup(svg(of_tensor(dump, tensor, name)), output)
@@ -104,7 +113,9 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
 def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write the whole run as a page."""
     if pattern is not None:
-        raise ShardvizError(f"an HTML page is of a whole run, not of {pattern}", "leave it out, or take --format svg")
+        raise ShardvizError(
+            f"an HTML page shows the whole run, not only {pattern}", "leave it out, or use --format svg"
+        )
     from shardviz.commands._dumps import checked, read_dump, write_markup
     from shardviz.commands._progress import progress
     from shardviz.picture.html.page import html
@@ -122,7 +133,7 @@ def show(
     """Print a dump's tensors, or those that a pattern names, one picture each.
 
     Raises:
-        DumpError: The folder is no dump.
+        DumpError: The folder is not a dump.
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
     from shardviz.commands._dumps import read_dump, terminal_for, write_answer

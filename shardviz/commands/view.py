@@ -1,4 +1,12 @@
-"""Walk through a dump in the terminal. Where stdout is no terminal, print what `show` prints, or `diff` of two."""
+"""Walk through a dump in the terminal.
+
+Where stdout is not a terminal, it prints what `show` prints, or `diff` of two
+dumps.
+
+examples:
+  shardviz view tp_fsdp-2x4.shardviz
+  shardviz view before.shardviz after.shardviz
+"""
 
 from __future__ import annotations
 

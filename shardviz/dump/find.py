@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.text import printable
+from shardviz.text import nearest, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,12 +42,8 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
 def _meant(name: str, names: Sequence[str]) -> str:
     of_module = [known for known in names if f".{name}." in f".{known}"]
     by_end = {known.rpartition(".")[2]: known for known in reversed(names)}
-    close = (
-        of_module[:1]
-        or get_close_matches(name, names, n=1)
-        or [by_end[end] for end in get_close_matches(name, by_end, n=1)]
-    )
-    return f"did you mean {printable(close[0])}?" if close else f"it has {_some(names)}"
+    close = next(iter(of_module), None) or nearest(name, names) or by_end.get(nearest(name, by_end) or "")
+    return f"did you mean {printable(close)}?" if close else f"it has {_some(names)}"
 
 
 def _some(names: Sequence[str]) -> str:

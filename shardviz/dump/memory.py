@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.layout.dtypes import itemsize
+from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,19 +25,6 @@ if TYPE_CHECKING:
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
 """What stays in memory, in the order of tables."""
-
-
-UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def bytes_text(count: int) -> str:
-    """Write a number of bytes with three digits: `512 B`, `1.5 KiB`, `34.2 MiB`."""
-    if count < 1024:
-        return f"{count} B"
-    size, unit = count / 1024, 0
-    while round(size) >= 1024 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f} {UNITS[unit]}" if size >= 999.5 else f"{size:.3g} {UNITS[unit]}"
 
 
 def elements_text(count: int, dtype: str) -> str:

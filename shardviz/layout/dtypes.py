@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
+
+from shardviz.text import did_you_mean
 
 USUAL = (
     *("float32", "float16", "bfloat16", "int64", "float64", "float8_e4m3fn", "float8_e5m2"),
@@ -27,5 +28,4 @@ def itemsize(name: str) -> int:
 
 def dtype_hint(name: str) -> str:
     """Return a hint at the element type that was meant."""
-    close = get_close_matches(name, USUAL, n=1)
-    return f"did you mean {close[0]}?" if close else f"such as {', '.join(USUAL[:3])} or {USUAL[3]}"
+    return did_you_mean(name, USUAL) or f"such as {', '.join(USUAL[:3])} or {USUAL[3]}"

@@ -33,7 +33,7 @@ def region_of(ids: NDArray[Any], shape: Sequence[int], first: int = 1) -> Region
         first: The id of the first element.
 
     Returns:
-        The region whose elements, in order, are the array's; None where it is no product of index ranges.
+        The region whose elements, in order, are the array's; None where it is not a product of index ranges.
     """
     if ids.ndim != len(shape):
         return None
@@ -60,7 +60,7 @@ def _ranges(line: NDArray[Any], start: int, stride: int) -> Ranges | None:
     found: list[Range] = []
     begin, at = start, 0
     for low in range(0, len(line) - 1, BLOCK):
-        with np.errstate(invalid="ignore", over="ignore"):  # what is no id may be no number either
+        with np.errstate(invalid="ignore", over="ignore"):  # foreign values may be NaN or infinite
             steps = np.diff(line[low : low + BLOCK + 1])
         for position in np.flatnonzero(steps != stride).tolist():
             step = float(steps[position])

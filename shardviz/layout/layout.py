@@ -44,7 +44,7 @@ class FlatView:
 
     Attributes:
         shape: The tensor's own shape.
-        offset: Where its first element stands in the concatenation.
+        offset: The position of its first element in the concatenation.
     """
 
     shape: tuple[int, ...]
@@ -63,9 +63,21 @@ class Layout:
         flat: The tensor's place in a flattened concatenation; None for all but FSDP1.
 
     Raises:
-        LayoutError: One axis stands in two places, a dim is cut into less than one segment or more than
+        LayoutError: One axis is used twice, a dim is cut into less than one segment or more than
             `MAX_SEGMENTS`, or a flat view does not lie within its concatenation.
         MeshError: A chain names an axis that the mesh does not have.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> layout = Layout(parse_mesh("fsdp=2,tp=2"), (8, 4), (("tp", "fsdp"), ()))  # [8/tp/fsdp, 4]
+        >>> for rank, region in layout.regions():
+        ...     print(rank, region)
+        0 [0:2, 0:4]
+        1 [4:6, 0:4]
+        2 [2:4, 0:4]
+        3 [6:8, 0:4]
+        >>> print(*layout.placements())
+        _StridedShard(0, split_factor=2) Shard(0)
     """
 
     mesh: Mesh
@@ -83,8 +95,8 @@ class Layout:
             self.mesh.axis_index(axis)
             if used.count(axis) > 1:
                 raise LayoutError(
-                    f"axis {axis} stands {used.count(axis)} times in one layout",
-                    "an axis can split one dim only",
+                    f"axis {axis} is used {used.count(axis)} times in one layout",
+                    "an axis can split only one dim",
                 )
         for chain in self.chains:
             check_segments(chain)
@@ -92,13 +104,13 @@ class Layout:
 
     def _check_sizes(self) -> None:
         if min(self.shape, default=0) < 0:
-            raise LayoutError(f"a dim has size {min(self.shape)}")
+            raise LayoutError(f"a dim has size {min(self.shape)}, expected 0 or more")
         if self.flat is None:
             return
         numel, total = math.prod(self.flat.shape), self.shape[0] if len(self.shape) == 1 else -1
         if not 0 <= self.flat.offset <= total - numel or min(self.flat.shape, default=0) < 0:
             raise LayoutError(
-                f"{numel} elements at {self.flat.offset} are no stretch of a concatenation of shape {list(self.shape)}"
+                f"{numel} elements at {self.flat.offset} do not lie within a concatenation of shape {list(self.shape)}"
             )
 
     @classmethod
@@ -113,7 +125,13 @@ class Layout:
         """Read torch's placements, one for each axis of the mesh.
 
         Raises:
-            LayoutError: Not one placement an axis, or a placement names a dim that the tensor does not have.
+            LayoutError: There is not one placement per axis, or one names a dim that the tensor does not have.
+
+        Example:
+            >>> from shardviz.layout.mesh import parse_mesh
+            >>> layout = Layout.from_placements(parse_mesh("fsdp=2,tp=4"), (12, 12), (Shard(0), Shard(0)))
+            >>> layout.chains
+            (('fsdp', 'tp'), ())
         """
         check_placements(mesh, shape, placements)
         sharded = [
@@ -204,14 +222,14 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
     """Make sure that placements fit their mesh and their tensor.
 
     Raises:
-        LayoutError: Not one placement an axis, a dim that the tensor does not have, or a split factor below 1 or
-            above `MAX_SEGMENTS`.
+        LayoutError: There is not one placement per axis, one names a dim that the tensor does not have, or a split
+            factor is below 1 or above `MAX_SEGMENTS`.
     """
     if len(placements) != mesh.ndim:
         given = counted(len(placements), "placement")
         raise LayoutError(
             f"{given} for a mesh of {mesh.ndim} ax{'e' if mesh.ndim != 1 else 'i'}s {mesh}",
-            f"one for each axis, outermost first: {', '.join(mesh.axes)}",
+            f"write one per axis, outermost first: {', '.join(mesh.axes)}",
         )
     for placement in placements:
         if isinstance(placement, Shard | StridedShard) and not 0 <= placement.dim < len(shape):

@@ -5,16 +5,16 @@ Offline: no torch here. A `Mesh` is what `torch.distributed.device_mesh.DeviceMe
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING
 
 from shardviz.errors import MeshError
+from shardviz.text import counted, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +38,13 @@ class Mesh:
     Raises:
         MeshError: An axis is repeated or unnamed, a size is below one, the ranks do not fill the grid once each, or
             there are more than `MAX_RANKS` of them.
+
+    Example:
+        >>> mesh = Mesh(("fsdp", "tp"), (2, 4))
+        >>> mesh.coord_of(5), mesh.label(5)
+        ((1, 1), 'fsdp=1, tp=1')
+        >>> mesh.groups("tp")
+        [(0, 1, 2, 3), (4, 5, 6, 7)]
     """
 
     axes: tuple[str, ...]
@@ -108,12 +115,9 @@ class Mesh:
         """
         if axis not in self.axes:
             known = f"its axes are {', '.join(self.axes) or '(none)'}"
-            if self.axes == _default_names("", self.ndim, ()):
-                known += "; name them where their sizes are, as in fsdp=2,tp=4"
-            close = difflib.get_close_matches(axis, self.axes, n=1)
-            raise MeshError(
-                f"mesh {self} has no axis {axis!r}", f"did you mean {close[0]}? {known}" if close else known
-            )
+            if self.axes == unnamed_axes(self.ndim):
+                known += "; name them together with their sizes, as in fsdp=2,tp=4"
+            raise MeshError(f"mesh {self} has no axis {axis!r}", f"{did_you_mean(axis, self.axes)} {known}".lstrip())
         return self.axes.index(axis)
 
     def axis_size(self, axis: str) -> int:
@@ -181,10 +185,14 @@ def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:
 
     Args:
         text: Sizes separated by commas, each optionally with the name of its axis; or sizes alone separated by `x`.
-        default_axes: Names for sizes that come without one. Where there are none either, `dim0`, `dim1`, ...
+        default_axes: Names for sizes without one; by default `dim0`, `dim1`, ...
 
     Raises:
         MeshError: The text is not a mesh, or it names some axes and not others.
+
+    Example:
+        >>> print(parse_mesh("fsdp=2,tp=4"), parse_mesh("2x4"), parse_mesh("2,4", ["fsdp", "tp"]))
+        (fsdp=2, tp=4) (dim0=2, dim1=4) (fsdp=2, tp=4)
     """
     separator = "," if "," in text or "=" in text else "x"
     parts = [part.rpartition("=") for part in text.split(separator)]
@@ -192,7 +200,7 @@ def parse_mesh(text: str, default_axes: Sequence[str] = ()) -> Mesh:
     names = [name.strip() for name, equals, _ in parts if equals]
     if names and len(names) != len(sizes):
         raise MeshError(f"mesh {text!r} names {len(names)} of its {len(sizes)} axes", "name all of them or none")
-    return Mesh(tuple(names) or _default_names(text, len(sizes), default_axes), tuple(sizes))
+    return Mesh(tuple(names) or _default_names(text, sizes, default_axes), tuple(sizes))
 
 
 def _size(text: str, size: str) -> int:
@@ -203,14 +211,19 @@ def _size(text: str, size: str) -> int:
     return int(size)
 
 
-def _default_names(text: str, count: int, default_axes: Sequence[str]) -> tuple[str, ...]:
+def unnamed_axes(count: int) -> tuple[str, ...]:
+    """Return the names that axes have until they are given some: `dim0`, `dim1`, ..."""
+    return tuple(f"dim{index}" for index in range(count))
+
+
+def _default_names(text: str, sizes: Sequence[int], default_axes: Sequence[str]) -> tuple[str, ...]:
     if not default_axes:
-        return tuple(f"dim{index}" for index in range(count))
-    if count != len(default_axes):
-        names, sizes = ", ".join(default_axes), "1 size" if count == 1 else f"{count} sizes"
-        wanted = f"{len(default_axes)} {'is' if len(default_axes) == 1 else 'are'} wanted"
+        return unnamed_axes(len(sizes))
+    if len(sizes) != len(default_axes):
+        given = f"{counted(len(sizes), 'size')} for {len(default_axes)} ax{'i' if len(default_axes) == 1 else 'e'}s"
+        pairs = zip_longest(default_axes, sizes[: len(default_axes)], fillvalue=2)
+        example = ",".join(f"{axis}={size}" for axis, size in pairs)
         raise MeshError(
-            f"mesh {text!r} has {sizes} where {wanted}: {names}",
-            "write it as " + ",".join(f"{axis}=2" for axis in default_axes),
+            f"mesh {text!r} has {given}: {', '.join(default_axes)}", f"give one size per axis, as in {example}"
         )
     return tuple(default_axes)

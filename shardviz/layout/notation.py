@@ -86,7 +86,7 @@ class Pattern:
         for axis in self.equal:
             mesh.axis_index(axis)
             if axis not in layout.replicate_axes:
-                raise LayoutError(f"axis {axis} is written as equal and as split or pending", f"drop ={axis}")
+                raise LayoutError(f"axis {axis} is marked as equal, but is also split or pending", f"drop ={axis}")
         return layout
 
     def _sizes(self, mesh: Mesh, shape: Sequence[int] | None) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Pattern:
         if self.flat:
             return (_padded(self.flat, self.chains[0], mesh) if self.sizes[0] is None else self.sizes[0],)
         if shape is None and None in self.sizes:
-            raise NotationError("a layout with * needs a shape to be applied to", "write the sizes, as in [12/tp, 12]")
+            raise NotationError("a layout with * needs the shape of a tensor", "write the sizes, as in [12/tp, 12]")
         wanted = self.sizes if shape is None else tuple(shape)
         return tuple(size for size in wanted if size is not None)
 
@@ -139,6 +139,12 @@ def write(layout: Layout, dtype: str = "", *, equal: bool = False) -> str:
         layout: What to write.
         dtype: The element type to put before it.
         equal: Also name the axes along which copies are equal.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> layout = parse("[12/tp, *] +fsdp").layout(parse_mesh("fsdp=2,tp=4"), (12, 8))
+        >>> write(layout, "float32")
+        'float32[12/tp, 8] +fsdp'
     """
     if layout.flat:
         plain = layout.flat.offset == 0 and layout.shape[0] == _padded(layout.flat, layout.chains[0], layout.mesh)
@@ -154,7 +160,12 @@ def parse(text: str) -> Pattern:
     """Read a layout in the notation.
 
     Raises:
-        NotationError: The text is no layout; the message says at which column it stops being one.
+        NotationError: The text is not a layout; the message names the column where reading failed.
+
+    Example:
+        >>> pattern = parse("float32[12/tp/fsdp, *]")
+        >>> pattern.dtype, pattern.sizes, pattern.chains
+        ('float32', (12, None), (('tp', 'fsdp'), ()))
     """
     return _Parser(text).pattern()
 
@@ -247,7 +258,7 @@ class _Parser:
             raise self.error("'[' or an element type")
         name = self.take().removeprefix("torch.")
         if self.peek() == "[" and not is_dtype(name):
-            raise NotationError(f"layout {self._shown()}: {name} is no element type", dtype_hint(name))
+            raise NotationError(f"layout {self._shown()}: {name} is not an element type", dtype_hint(name))
         return name
 
     def listed(self, close: str, read: Callable[[], Item]) -> list[Item]:

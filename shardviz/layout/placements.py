@@ -71,13 +71,13 @@ def parse_placement(text: str) -> Placement:
     """Read one placement as `str` writes it.
 
     Raises:
-        LayoutError: The text is no placement.
+        LayoutError: The text is not a placement.
     """
     for pattern, build in _SPELLINGS.items():
         if match := pattern.fullmatch(text):
             return build(match)
     raise LayoutError(
-        f"{text!r} is no placement", "Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
+        f"{text!r} is not a placement", "Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
     )
 
 
@@ -101,7 +101,11 @@ def parse_placements(text: str, num_dims: int) -> tuple[Placement, ...]:
         num_dims: The tensor's dims, from whose end `Shard(-1)` counts.
 
     Raises:
-        LayoutError: The text is no list of placements, or one counts back beyond the first dim.
+        LayoutError: The text is not a list of placements, or one counts back beyond the first dim.
+
+    Example:
+        >>> print(*parse_placements("[Shard(dim=-1), R]", 2))
+        Shard(1) Replicate()
     """
     inner = text.strip()
     if inner[:1] in ("(", "[") and inner[-1:] in (")", "]") and _ITEM.match(inner[1:].lstrip()):

@@ -60,10 +60,17 @@ def index_of(element: int, shape: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The product of one list of index ranges a dim.
+    """The product of one list of index ranges per dim.
 
     Attributes:
         dims: For every dim the half-open ranges `(start, stop)` it covers, in the order in which they lie in memory.
+
+    Example:
+        >>> region = Region((((0, 2), (4, 6)), ((0, 3),)))
+        >>> print(region, region.shape, region.size)
+        [0:2+4:6, 0:3] (4, 3) 12
+        >>> region.flat_ids((8, 3)).tolist()
+        [[0, 1, 2], [3, 4, 5], [12, 13, 14], [15, 16, 17]]
     """
 
     dims: tuple[Ranges, ...]
@@ -90,7 +97,7 @@ class Region:
             LayoutError: The region has more than `MAX_LAID_OUT` elements.
         """
         if self.size > MAX_LAID_OUT:
-            raise LayoutError(f"{list(self.shape)} is {self.size:,} elements, more than the {MAX_LAID_OUT:,} laid out")
+            raise LayoutError(f"shape {list(self.shape)} has {self.size:,} elements, more than {MAX_LAID_OUT:,}")
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         parts = [indices(ranges) * stride for ranges, stride in zip(self.dims, strides, strict=True)]
         return reduce(np.add.outer, parts, np.zeros((), np.int64))

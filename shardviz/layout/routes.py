@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-import networkx as nx  # type: ignore[import-untyped]
-
 from shardviz.errors import LayoutError
 from shardviz.layout.layout import JOIN, Layout
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import networkx as nx  # type: ignore[import-untyped]
 
     from shardviz.layout.layout import Chain
 
@@ -39,7 +39,8 @@ class Leg:
         collective: What torch calls it; a `slice` is local, nothing is sent.
         axis: The mesh axis that it runs over.
         layout: What it leads to.
-        received: The most elements that any rank takes in; reductions are counted as rings.
+        received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
+            that torch sends with them; reductions are counted as rings.
     """
 
     collective: Collective
@@ -54,7 +55,17 @@ def cheapest(start: Layout, end: Layout) -> list[Leg]:
     Raises:
         LayoutError: The two are of different tensors or meshes, the end has a pending reduction that the start has
             not, no sequence of collectives leads there, or the map is too large.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> from shardviz.layout.notation import parse, write
+        >>> mesh = parse_mesh("fsdp=2,tp=4")
+        >>> start, end = (parse(text).layout(mesh) for text in ("[16/tp, 8] +fsdp", "[16/tp/fsdp, 8]"))
+        >>> [(leg.collective, leg.axis, write(leg.layout), leg.received) for leg in cheapest(start, end)]
+        [('reduce_scatter', 'fsdp', '[16/tp/fsdp, 8]', 16)]
     """
+    import networkx as nx  # only here and in `_map`: its import takes longer than most commands
+
     _check_ends(start, end)
     graph = _map(start, end)
     goal = next((node for node in graph if _same(node, end)), None)
@@ -71,11 +82,11 @@ def total(legs: Sequence[Leg]) -> int:
 
 
 def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
-    """Return the route of torch's `redistribute`; None where its rule is another, as for strided shards.
+    """Return the route of torch's `redistribute`; None where it follows another rule, as for strided shards.
 
     The rule is `generate_greedy_transform_infos` of `torch.distributed.tensor._redistribute` (tried on torch 2.13): of
-    a tensor that is split somewhere, axes are done last to first, gathering what another split further out would tear;
-    what is left is done first to last. On CPUs torch gathers and slices where this says all_to_all.
+    a tensor that is split somewhere, axes are done last to first, gathering a split that lies inside one that changes;
+    the rest is done first to last. On CPUs torch gathers and slices where this says all_to_all.
     """
     current, target = _shards(start), _shards(end)
     if current is None or target is None:
@@ -128,7 +139,7 @@ def _collective(before: Placement, after: Placement) -> Collective:
 
 def _check_ends(start: Layout, end: Layout) -> None:
     if start.mesh != end.mesh or start.shape != end.shape or start.flat != end.flat:
-        raise LayoutError(f"a route leads between layouts of one tensor, not from {start.shape} to {end.shape}")
+        raise LayoutError(f"a route needs two layouts of one tensor, not from shape {start.shape} to {end.shape}")
     made = sorted({axis for axis, _ in end.partial} - {axis for axis, _ in start.partial})
     if made:
         raise LayoutError(
@@ -138,6 +149,8 @@ def _check_ends(start: Layout, end: Layout) -> None:
 
 def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
     """Return every layout that collectives lead to from `start`, as far as they can lie on a way to `end`."""
+    import networkx as nx
+
     first = _plain(start)
     graph: nx.DiGraph[Layout] = nx.DiGraph()
     graph.add_node(first)
@@ -149,7 +162,9 @@ def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
                 waiting.append(leg.layout)
             graph.add_edge(layout, leg.layout, leg=leg, cost=leg.received + EACH)
         if len(graph) > MAX_LAYOUTS:
-            raise LayoutError(f"more than {MAX_LAYOUTS:,} layouts of this tensor can be reached", "take fewer axes")
+            raise LayoutError(
+                f"more than {MAX_LAYOUTS:,} layouts of this tensor can be reached", "use a mesh with fewer axes"
+            )
     return graph
 
 
@@ -165,7 +180,7 @@ def _same(one: Layout, other: Layout) -> bool:
 def _legs(layout: Layout, end: Layout) -> Iterator[Leg]:
     """Yield every collective that can follow."""
     for axis, _ in layout.partial:
-        summed = replace(layout, partial=tuple(pair for pair in layout.partial if pair[0] != axis))
+        summed = _without_sum(layout, axis)
         yield _leg("all_reduce", axis, layout, summed)
         for split in _split_by(summed, axis, end):
             yield _leg("reduce_scatter", axis, layout, split)
@@ -206,13 +221,17 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
     if collective == "slice":
         return 0
     largest = max(before.region(coord).size for coord in before.mesh.coords())
-    if collective == "all_reduce":
-        return -(-2 * (count - 1) * largest // count)
-    if collective == "reduce_scatter":
-        return -(-(count - 1) * largest // count)
+    if collective in ("all_reduce", "reduce_scatter"):
+        return ring(collective, largest, count)
     if collective == "all_gather":
         return max(after.region(coord).size - before.region(coord).size for coord in before.mesh.coords())
     return max(after.region(coord).size - _kept(before, after, coord) for coord in before.mesh.coords())
+
+
+def ring(collective: str, whole: int, count: int) -> int:
+    """Return what each of `count` ranks receives of `whole`: n - 1 of n parts, and twice that for an all_reduce."""
+    rounds = 2 if collective == "all_reduce" else 1
+    return -(-rounds * (count - 1) * whole // count)
 
 
 def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
@@ -223,40 +242,32 @@ def _kept(before: Layout, after: Layout, coord: tuple[int, ...]) -> int:
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class GatherStep:
-    """One collective over one axis.
+def gathering(layout: Layout) -> list[Leg]:
+    """Return the collectives that bring all of the tensor to every rank, in order.
 
-    Attributes:
-        collective: What torch calls it.
-        axis: The mesh axis.
-        op: The reduction of an all_reduce.
-        received: The most elements that any rank takes in. Uneven shards are counted as they are, without the padding
-            that torch sends with them; an all_reduce is counted as a ring, 2 (n - 1) / n of what a rank holds.
+    Pending sums are taken first, while the shards are smallest; then the splits are undone, innermost first.
+
+    Example:
+        >>> from shardviz.layout.mesh import parse_mesh
+        >>> from shardviz.layout.notation import parse
+        >>> layout = parse("[16/tp/fsdp, 2]").layout(parse_mesh("fsdp=2,tp=4"))
+        >>> [(leg.collective, leg.axis, leg.received) for leg in gathering(layout)]
+        [('all_gather', 'fsdp', 4), ('all_gather', 'tp', 24)]
     """
-
-    collective: Literal["all_gather", "all_reduce"]
-    axis: str
-    received: int
-    op: str = ""
-
-
-def gather_steps(layout: Layout) -> Iterator[GatherStep]:
-    """Yield the collectives that bring all of the tensor to every rank.
-
-    Pending sums are taken first, where what is summed is smallest; then the splits are undone, innermost first.
-    """
-    for axis, op in layout.partial:
-        count = layout.mesh.axis_size(axis)
-        largest = max(layout.region(coord).size for coord in layout.mesh.coords())
-        yield GatherStep("all_reduce", axis, -(-2 * (count - 1) * largest // count), op)
-    layout = replace(layout, partial=())
+    legs: list[Leg] = []
+    for axis, _ in layout.partial:
+        legs.append(_leg("all_reduce", axis, layout, _without_sum(layout, axis)))
+        layout = legs[-1].layout
     while layout.split_axes:
         axis = _innermost(layout)
         whole = replace(layout, chains=tuple(without_axis(chain, axis) for chain in layout.chains))
-        received = max(whole.region(coord).size - layout.region(coord).size for coord in layout.mesh.coords())
-        yield GatherStep("all_gather", axis, received)
+        legs.append(_leg("all_gather", axis, layout, whole))
         layout = whole
+    return legs
+
+
+def _without_sum(layout: Layout, axis: str) -> Layout:
+    return replace(layout, partial=tuple(pair for pair in layout.partial if pair[0] != axis))
 
 
 def _innermost(layout: Layout) -> str:

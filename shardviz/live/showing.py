@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +16,7 @@ from shardviz.layout import notation
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.picture.model.subject import of_layout
+from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
@@ -46,8 +46,7 @@ def subject_of(what: object, name: str | None) -> Subject | None:
         return None
     found = {local.name: local for local in local_tensors(what)}
     if name not in found:
-        close = get_close_matches(name, found, n=1)
-        raise ShardvizError(f"the module has no tensor {name!r}", f"did you mean {close[0]}?" if close else "")
+        raise ShardvizError(f"the module has no tensor {name!r}", did_you_mean(name, found))
     return _subject(found[name])
 
 

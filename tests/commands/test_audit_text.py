@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardviz.commands.audit import as_text
+import pytest
+
+from shardviz.commands.audit import as_text, mesh_of
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.placements import Replicate, Shard
 from shardviz.live.audit.cases import Case
@@ -33,18 +35,9 @@ def test_each_class_is_told_once_and_the_first_repro_follows_ready_to_be_copied(
     said, _, script = text.partition("\n# 1 by itself, in plain torch:\n")
     assert said == SUMMARY.format("", "")
     script, _, rest = script.partition("\n\n# 1 more: ")
-    assert rest == "--repro prints them, -o DIR writes them to files"
+    assert rest == "-o DIR writes them to files"
     assert script == repro(GATHER, "01_gather.py").rstrip()
     compile(script, "01_gather.py", "exec")
-
-
-def test_every_repro_is_printed_where_that_is_asked_for() -> None:
-    text = as_text(FOUND, all_repros=True)
-    assert [line for line in text.splitlines() if line.startswith("# ")] == [
-        "# 1 by itself, in plain torch:",
-        "# 2 by itself, in plain torch:",
-    ]
-    assert repro(MOVE, "02_redistribute.py").rstrip() in text
 
 
 def test_repros_that_were_written_are_named_and_not_printed() -> None:
@@ -56,3 +49,8 @@ def test_repros_that_were_written_are_named_and_not_printed() -> None:
 
 def test_a_torch_without_disagreements_is_one_line() -> None:
     assert "\n" not in as_text(Audit(90, 0, []))
+
+
+@pytest.mark.parametrize("text", ["2,2", "2x2", "fsdp=2,tp=2"])
+def test_a_mesh_is_read_as_every_verb_reads_it(text: str) -> None:
+    assert str(mesh_of(text)) == "(fsdp=2, tp=2)"

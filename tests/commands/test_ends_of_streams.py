@@ -66,15 +66,16 @@ TIMES = ["inf", "1e300", "-1", "nan", "0", "soon"]
 
 
 @pytest.mark.parametrize("time", TIMES)
-def test_a_time_that_is_none_is_a_usage_error(time: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_timeout_is_a_usage_error(time: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "tp", f"--timeout={time}"]) == 2
-    assert f"argument --timeout: '{time}' is no time, expected seconds above 0" in capsys.readouterr().err
+    said = f"argument --timeout: '{time}' is not a valid timeout: expected seconds, greater than 0"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", ["-3", "2.5", "many"])
-def test_a_number_of_values_that_is_none_is_a_usage_error(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_number_of_values_is_a_usage_error(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "tp", "--values", number]) == 2
-    assert f"argument --values: '{number}' is no number of values" in capsys.readouterr().err
+    assert f"argument --values: '{number}' is not a number of values" in capsys.readouterr().err
 
 
 def test_a_time_and_a_number_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +90,7 @@ def test_a_table_is_not_written_as_a_picture(
 ) -> None:
     output = good.parent / f"x.{ending}"
     assert main(["show", str(good), table, "-o", str(output)]) == 2
-    assert "are text, no picture" in capsys.readouterr().err
+    assert "are text, not a picture" in capsys.readouterr().err
     assert not output.exists()
     assert main(["show", str(good), table, "-o", str(output.with_suffix(".txt"))]) == 0
 

@@ -87,7 +87,7 @@ def test_a_flat_layout_is_told_as_fsdp1s_strategy(
 @pytest.mark.parametrize("spelled", ["(Shard(0), Replica())", "(Shard(x), R)", "(Partial('no'), R)", "(R, R"])
 def test_placements_that_are_none_are_refused(spelled: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", spelled, "--shape", "12,8", "--mesh", "fsdp=2,tp=4"]) == 2
-    assert " is no placement\nHint: Replicate(), Shard(0)," in capsys.readouterr().err
+    assert " is not a placement\nHint: Replicate(), Shard(0)," in capsys.readouterr().err
 
 
 def test_a_layout_that_torch_says_otherwise_gets_that_spelling(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_a_picture_of_pixels_is_refused_rather_than_text_written_under_its_name(
 def test_the_way_between_two_layouts_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = tmp_path / "way.svg"
     assert main(["explain", "[12/tp]", "[12]", "--mesh", "tp=2", "-o", str(drawn)]) == 2
-    assert "a picture is of one layout" in capsys.readouterr().err
+    assert "an SVG shows one layout" in capsys.readouterr().err
     assert not drawn.exists()
 
 

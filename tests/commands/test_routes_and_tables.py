@@ -82,4 +82,4 @@ def test_a_dump_without_tensors_has_no_memory_to_show(pipeline: Path, capsys: py
 
 def test_a_table_is_of_the_whole_dump(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(pipeline), "up.weight", "--memory"]) == 2
-    assert "of the whole dump" in capsys.readouterr().err
+    assert "print the whole dump as text" in capsys.readouterr().err

@@ -113,14 +113,14 @@ WRONG_RANK: list[tuple[Change, str]] = [
         put(["Shard(0)"], "layouts", 0, "placements"),
         "layouts[0]: placements: 1 placement for a mesh of 2 axes (fsdp=1, tp=2)",
     ),
-    (put(["Shard(0)", "x"], "layouts", 0, "placements"), "layouts[0]: placements: 'x' is no placement"),
+    (put(["Shard(0)", "x"], "layouts", 0, "placements"), "layouts[0]: placements: 'x' is not a placement"),
     (
         put(["Shard(0)", "Shard(2)"], "layouts", 0, "placements"),
         "layouts[0]: placements: Shard(2) on a tensor of 2 dims",
     ),
     (
         put(["Shard(0)", SPLIT_FACTOR(10**9)], "layouts", 0, "placements"),
-        f"layouts[0]: placements: '{SPLIT_FACTOR(10**9)}' is no placement",
+        f"layouts[0]: placements: '{SPLIT_FACTOR(10**9)}' is not a placement",
     ),
     (
         put(["Shard(0)", SPLIT_FACTOR(10**8)], "layouts", 0, "placements"),

@@ -3,12 +3,13 @@
 import pytest
 
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import bytes_text, counted, elements_text, schemes, total, uses
+from shardviz.dump.memory import counted, elements_text, schemes, total, uses
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.picture.text.comms import comms_lines, received
 from shardviz.picture.text.memory import memory_lines
+from shardviz.text import bytes_text
 
 BODIES = (
     Body("param", "initial", (8, 4), (4, 4), "float32"),

@@ -161,7 +161,7 @@ def test_a_flat_parameter_that_is_not_split_is_the_same_wherever_it_stands():
             (StridedShard(0, 10**9), Replicate()),
             "_StridedShard(0, split_factor=1000000000): a split factor is 1 to 65,536",
         ),
-        ((-4,), (Replicate(), Replicate()), "a dim has size -4"),
+        ((-4,), (Replicate(), Replicate()), "a dim has size -4, expected 0 or more"),
     ],
 )
 def test_placements_that_do_not_fit_are_refused(
@@ -175,15 +175,15 @@ def test_placements_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("[12/tp/tp]", "axis tp stands 2 times in one layout"),
-        ("[12/tp, 12/tp]", "axis tp stands 2 times in one layout"),
-        ("[12/tp] +tp", "axis tp stands 2 times in one layout"),
-        ("[12/tp] =tp", "axis tp is written as equal and as split or pending"),
-        ("[12] +tp =tp", "axis tp is written as equal and as split or pending"),
+        ("[12/tp/tp]", "axis tp is used 2 times in one layout"),
+        ("[12/tp, 12/tp]", "axis tp is used 2 times in one layout"),
+        ("[12/tp] +tp", "axis tp is used 2 times in one layout"),
+        ("[12/tp] =tp", "axis tp is marked as equal, but is also split or pending"),
+        ("[12] +tp =tp", "axis tp is marked as equal, but is also split or pending"),
         ("[12/65537/tp]", "a dim is cut into 65,537 segments, expected 1 to 65,536"),
         ("[12/300/300/tp]", "a dim is cut into 90,000 segments, expected 1 to 65,536"),
-        ("[flat(10, 10) at 1 of 100/tp]", "100 elements at 1 are no stretch of a concatenation of shape [100]"),
-        ("[flat(10, 10) at 0 of 0]", "100 elements at 0 are no stretch of a concatenation of shape [0]"),
+        ("[flat(10, 10) at 1 of 100/tp]", "100 elements at 1 do not lie within a concatenation of shape [100]"),
+        ("[flat(10, 10) at 0 of 0]", "100 elements at 0 do not lie within a concatenation of shape [0]"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(layout: str, message: str):
@@ -230,7 +230,7 @@ def test_a_placement_is_read_as_it_is_written(text: str):
 def test_what_is_no_placement_is_told(text: str):
     with pytest.raises(LayoutError) as caught:
         parse_placement(text)
-    assert caught.value.message == f"{text!r} is no placement"
+    assert caught.value.message == f"{text!r} is not a placement"
     assert caught.value.hint == "Replicate(), Shard(0), _StridedShard(0, split_factor=2) or Partial()"
 
 

@@ -77,11 +77,17 @@ def test_every_mistake_is_told_in_one_line(text: str, message: str, hint: str):
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
-def test_a_mesh_of_another_number_of_axes_than_the_probe_wants_is_told_how_to_be_written():
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("8", "mesh '8' has 1 size for 2 axes: fsdp, tp", "give one size per axis, as in fsdp=8,tp=2"),
+        ("2,4,2", "mesh '2,4,2' has 3 sizes for 2 axes: fsdp, tp", "give one size per axis, as in fsdp=2,tp=4"),
+    ],
+)
+def test_the_hint_for_a_wrong_number_of_sizes_keeps_those_that_were_given(text: str, message: str, hint: str):
     with pytest.raises(MeshError) as caught:
-        parse_mesh("8", ("fsdp", "tp"))
-    assert caught.value.message == "mesh '8' has 1 size where 2 are wanted: fsdp, tp"
-    assert caught.value.hint == "write it as fsdp=2,tp=2"
+        parse_mesh(text, ("fsdp", "tp"))
+    assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
 @given(st.text(st.sampled_from("0123456789,x= atp²-"), max_size=12) | st.text(max_size=12))
@@ -131,7 +137,7 @@ def test_an_axis_that_is_not_there_is_told_with_those_that_are():
 def test_an_axis_of_a_mesh_without_names_is_told_how_to_get_one() -> None:
     with pytest.raises(MeshError) as caught:
         parse_mesh("2,4").axis_index("tp")
-    assert caught.value.hint == "its axes are dim0, dim1; name them where their sizes are, as in fsdp=2,tp=4"
+    assert caught.value.hint == "its axes are dim0, dim1; name them together with their sizes, as in fsdp=2,tp=4"
 
 
 def test_a_rank_that_is_not_on_the_mesh_is_told():

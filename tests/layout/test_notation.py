@@ -172,7 +172,7 @@ def test_a_mistake_is_shown_at_its_column(text: str, wanted: str, column: int, f
 def test_a_star_needs_a_shape():
     with pytest.raises(NotationError) as caught:
         parse("[*/tp]").layout(MESH)
-    assert caught.value.message == "a layout with * needs a shape to be applied to"
+    assert caught.value.message == "a layout with * needs the shape of a tensor"
     assert caught.value.hint == "write the sizes, as in [12/tp, 12]"
 
 

@@ -9,7 +9,7 @@ import pytest
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Replicate, Shard
-from shardviz.live.audit.cases import Case, all_cases
+from shardviz.live.audit.cases import Case, all_cases, is_permuted
 from shardviz.live.audit.repro import repro
 from shardviz.live.audit.sweep import audit
 
@@ -37,7 +37,7 @@ def test_torch_gathers_uneven_nested_shards_wrongly_over_a_flattened_mesh(swept)
 
 
 def test_a_mesh_in_its_usual_order_gives_no_disagreement_without_flattening(swept):
-    assert not [one for one in swept.disagreements if not one.case.permuted and not one.case.flattened]
+    assert not [one for one in swept.disagreements if not is_permuted(one.case.mesh) and not one.case.flattened]
 
 
 def test_a_repro_runs_by_itself_and_shows_what_the_audit_saw(swept, tmp_path):
@@ -65,6 +65,7 @@ def test_every_repro_is_python_that_says_what_is_wanted(case):
     compile(text, "repro.py", "exec")
     wanted = {rank: case.wanted_ids(rank) for rank in sorted(MESH.ranks)}
     assert f"WANTED = {wanted}" in text
+    assert "MASTER_PORT" not in text, "two repros that run at the same time must not share a port"
 
 
 def test_gathering_wants_the_whole_tensor_everywhere():

@@ -65,4 +65,4 @@ def test_a_bug_that_needs_a_newer_torch_is_told_and_the_others_are_scored(monkey
     assert main(["probes", "--bugs"]) == 0
     out = capsys.readouterr().out
     assert "1 of 1 detected" in out
-    assert "not run: probe bugs/of_tomorrow needs torch 99.0, this is" in out
+    assert "not run: probe bugs/of_tomorrow needs torch 99.0 or newer, found" in out

@@ -171,7 +171,7 @@ def test_a_file_that_names_no_axes_is_told_how_its_mesh_is_called(tmp_path, caps
     probe = tmp_path / "mine.py"
     probe.write_text(STEPPED)
     assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0
-    said = "the mesh's axes are called dim0: AXES written in mine.py itself, or --mesh NAME=2, names them\n"
+    said = "the mesh axes are called dim0: to name them, define AXES in mine.py, or write --mesh NAME=2\n"
     assert said in capsys.readouterr().err
 
 

@@ -94,9 +94,9 @@ def test_probes_are_listed_with_their_distribution(capsys: pytest.CaptureFixture
 
 
 BROKEN = {
-    "gone": "probe acme_probes/gone: there is no module acme.probes.gone\nHint: install acme_probes again",
-    "nowhere": "probe acme_probes/nowhere: there is no module nobody.probes\nHint: install acme_probes again",
-    "odd": "probe acme_probes/odd: entry point '???' names no module\nHint: write odd = \"package.module\"",
+    "gone": "probe acme_probes/gone: module acme.probes.gone is not installed\nHint: install acme_probes again",
+    "nowhere": "probe acme_probes/nowhere: module nobody.probes is not installed\nHint: install acme_probes again",
+    "odd": "probe acme_probes/odd: entry point '???' does not name a module\nHint: write odd = \"package.module\"",
 }
 
 

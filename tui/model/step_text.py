@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from shardviz.dump.memory import bytes_text
 from shardviz.dump.timeline import duration
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.text import printable
+from shardviz.text import bytes_text, printable
 
 from .step import WHAT, axes_text
 

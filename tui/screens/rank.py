@@ -9,10 +9,9 @@ from rich.text import Text
 from textual import on
 from textual.widgets import Static
 
-from shardviz.dump.memory import bytes_text
 from shardviz.errors import ShardvizError
 from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import printable
+from shardviz.text import bytes_text, printable
 
 from ..colours import verdict_style
 from ..keys import keys

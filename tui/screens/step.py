@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Static
 
-from shardviz.dump.memory import bytes_text
+from shardviz.text import bytes_text
 
 from ..keys import keys
 from ..model.filters import after

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from shardviz.dump.memory import bytes_text
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.text import printable
+from shardviz.text import bytes_text, printable
 
 from ..colours import verdict_style
 

@@ -67,14 +67,9 @@ class Case:
     @property
     def family(self) -> tuple[object, ...]:
         """What cases of one class of disagreement share: all but sizes; on a permuted mesh, the operation."""
-        if self.permuted:
+        if is_permuted(self.mesh):
             return self.operation, "permuted"
         return self.operation, self.flattened, spell(self.source), spell(self.target)
-
-    @property
-    def permuted(self) -> bool:
-        """Whether the mesh's ranks do not rise."""
-        return is_permuted(self.mesh)
 
     @property
     def weight(self) -> tuple[int, int, tuple[int, ...]]:
@@ -85,7 +80,7 @@ class Case:
         before, after = spell(self.source), spell(self.target)
         arrow = f"{before} -> {after}" if self.operation in ("redistribute", "checkpoint") else after
         flat = " with its axes flattened" if self.flattened else ""
-        ranks = f" of ranks {list(self.mesh.ranks)}" if self.permuted else ""
+        ranks = f" of ranks {list(self.mesh.ranks)}" if is_permuted(self.mesh) else ""
         return f"{self.operation} {list(self.shape)} on {self.mesh}{ranks}{flat}: {arrow}"
 
 

@@ -15,8 +15,8 @@ _FRAME = '''"""{what}.
 Run it with: python {name}
 """
 
-import os
-{stdlib}
+import tempfile
+
 import torch
 import torch.multiprocessing as mp
 from torch import distributed
@@ -25,9 +25,9 @@ from torch import distributed
 WANTED = {wanted}  # what each rank must hold, in memory order
 
 
-def main(rank):
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29531", RANK=str(rank), WORLD_SIZE="{size}")
-    distributed.init_process_group("gloo")
+def main(rank, folder):
+    # Ranks meet at a file: a port may be taken by another job on this machine.
+    distributed.init_process_group("gloo", init_method=f"file://{{folder}}/ranks", rank=rank, world_size={size})
     mesh = DeviceMesh("cpu", torch.tensor({ranks}).reshape({shape}), mesh_dim_names={axes})
 {flatten}    whole = torch.arange(1.0, {end}.0).reshape({global_shape})
 {body}
@@ -36,11 +36,12 @@ def main(rank):
     wrong = torch.tensor(got.flatten().tolist() != WANTED[rank], dtype=torch.int)
     distributed.all_reduce(wrong)
     distributed.destroy_process_group()
-    assert not wrong, f"{{int(wrong)}} of {size} ranks hold something else than the placements say"
+    assert not wrong, f"{{int(wrong)}} of {size} ranks do not hold what the placements claim"
 
 
 if __name__ == "__main__":
-    mp.spawn(main, nprocs={size})
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(main, (folder,), nprocs={size})
 '''
 
 _TENSOR_IMPORTS = """from torch.distributed.device_mesh import DeviceMesh
@@ -68,7 +69,6 @@ def repro(case: Case, name: str) -> str:
     text = _FRAME.format(
         what=str(case),
         name=name,
-        stdlib="import tempfile\n" if case.operation == "checkpoint" else "",
         imports=imports,
         wanted=_held(case, case.wanted_layout.placements() or ()),
         size=case.mesh.size,
@@ -111,11 +111,9 @@ def _body(case: Case) -> list[str]:
 def _checkpoint_body(sharded: str, target: str) -> list[str]:
     return [
         sharded,
-        'path = [tempfile.mkdtemp() if rank == 0 else ""]',
-        "distributed.broadcast_object_list(path)",
-        'checkpoint.save({"w": tensor}, checkpoint_id=path[0])',
+        'checkpoint.save({"w": tensor}, checkpoint_id=f"{folder}/checkpoint")',
         f"loaded = distribute_tensor(torch.full_like(whole, -1), mesh, {target})",
-        'checkpoint.load({"w": loaded}, checkpoint_id=path[0])',
+        'checkpoint.load({"w": loaded}, checkpoint_id=f"{folder}/checkpoint")',
         "got = loaded.to_local()",
     ]
 

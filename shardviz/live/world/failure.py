@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.world import output
 from shardviz.live.world.protocol import Died, Done, Failed
+from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -123,17 +124,6 @@ def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path
         others=_tell_others(outcomes, same, coords),
         waiting=waiting,
     )
-
-
-def join_numbers(numbers: Iterable[int]) -> str:
-    """Ranks in few characters: "0-3, 7"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
 
 def _hint(outcome: Outcome) -> str:

@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardviz.live.world import output, stacks, waiting
-from shardviz.live.world.failure import RankFailedError, join_numbers, name_rank
+from shardviz.live.world.failure import RankFailedError, name_rank
 from shardviz.live.world.protocol import WHERE
+from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.memory import bytes_text
 from shardviz.picture.markup import element, words
+from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

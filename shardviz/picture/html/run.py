@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardviz.dump.memory import ROLES, bytes_text, schemes, uses
+from shardviz.dump.memory import ROLES, schemes, uses
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import bar, bytes_cell, section, table
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.svg.schedule import schedule_drawing
 from shardviz.picture.text.comms import received, traffic
-from shardviz.text import cut_at_comma, fold
+from shardviz.text import bytes_text, cut_at_comma, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.text import cut_at_comma
+from shardviz.text import cut_at_comma, join_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,13 +58,7 @@ def mask_of(ranks: Iterable[int]) -> Mask:
 @lru_cache(maxsize=1 << 14)
 def ranks_text(mask: Mask) -> str:
     """Write a set of ranks briefly: `0-3,8`."""
-    spans: list[list[int]] = []
-    for rank in ranks_of(mask):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+    return join_numbers(ranks_of(mask), ",")
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:

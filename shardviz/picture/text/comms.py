@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from shardviz.layout.routes import ring
 from shardviz.picture.text.memory import table
 from shardviz.picture.text.terminal import line
 from shardviz.text import printable
@@ -32,13 +33,10 @@ class Traffic:
 
 
 def received(record: CollectiveRecord) -> int:
-    """Return the bytes that a rank takes in, counted as rings: n - 1 of n parts, and twice that for an all_reduce."""
-    size, whole = record.size, record.bytes
-    if record.op == "all_reduce":
-        return -(-2 * (size - 1) * whole // size)
-    if record.op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return -(-(size - 1) * whole // size)
-    return 0 if record.op in ("send", "barrier") else whole
+    """Return the bytes that a rank takes in; collectives are counted as rings."""
+    if record.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return ring(record.op, record.bytes, record.size)
+    return 0 if record.op in ("send", "barrier") else record.bytes
 
 
 def traffic(dump: Dump) -> list[Traffic]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
 
 from shardviz.live.world import RankFailedError
-from shardviz.live.world.failure import is_echo, join_numbers
+from shardviz.live.world.failure import is_echo
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
     import pytest
