@@ -12,7 +12,7 @@ from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.subject import NOTHING
 from shardviz.picture.text.meshes import mesh_lines
-from shardviz.picture.text.panels import frame_for, side_lines
+from shardviz.picture.text.panels import side_lines, sizes_for
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.text import printable
 
@@ -114,7 +114,7 @@ def _width(blocks: list[list[Text]]) -> int:
 
 def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
     """Draw what is claimed and what is held; one picture where they are the same."""
-    frame = frame_for(panel, subject.mesh, width, terminal.glyphs)
+    sizes = sizes_for(panel, subject.mesh, width, terminal.glyphs)
     known = [("claimed", panel.claimed), ("held", panel.held)]
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:
@@ -123,8 +123,8 @@ def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> li
         grids = [("ranks", grids[0][1])]
     return [
         [
-            line(" " * (frame.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, frame, subject.mesh, terminal.glyphs, marked=title == "held"),
+            line(" " * (sizes.gutter + 1), (title, "bold")),
+            *side_lines(panel, grid, sizes, subject.mesh, terminal.glyphs, marked=title == "held"),
         ]
         for title, grid in grids
     ]
