@@ -1,4 +1,4 @@
-"""The painter of boxes: lines where neighbours differ, and labels by the width that they take on the screen."""
+"""The painter of boxes: lines where neighbours differ, and labels within them."""
 
 import numpy as np
 
@@ -19,10 +19,10 @@ def test_rows_that_are_not_ruled_stand_close():
     assert _rows(boxes) == ["┌─┐", "│ │", "│ │", "└─┘"]
 
 
-def test_a_label_in_wide_characters_takes_the_cells_that_a_terminal_gives_it():
+def test_a_label_stands_in_the_middle_of_its_room():
     boxes = paint_boxes(np.array([[0]]), Cut.of_sizes([1]), Cut.of_sizes([8]))
-    boxes.write_centred(1, 1, 8, "層=1")
-    assert _rows(boxes)[1] == "│  層=1  │"
+    boxes.write_centred(1, 1, 8, "tp=1")
+    assert _rows(boxes)[1] == "│  tp=1  │"
 
 
 def test_a_label_is_cut_at_the_edge_of_the_picture():

@@ -50,19 +50,19 @@ def document(path: Path, mesh: str, tensors: dict[str, Made | str]) -> Document:
 def test_every_rank_stands_at_one_place_of_the_mesh_and_is_found_there(mesh: str) -> None:
     plan = MeshPlan(parse_mesh(mesh))
     places = {}
-    for row in range(plan.num_rows):
-        for col in range(plan.num_columns):
+    for row in range(plan.grid.num_rows):
+        for col in range(plan.grid.num_cols):
             line, column = plan.place(row, col)
             assert (plan.row_at(line), plan.col_at(column), plan.col_at(column + plan.cell - 1)) == (row, col, col)
-            places[plan.rank_at(row, col)] = (row, col)
+            places[plan.grid.rank_at(row, col)] = (row, col)
     assert sorted(places) == sorted(plan.mesh.ranks)
-    assert all(plan.row_and_col(rank) == place for rank, place in places.items())
+    assert all(plan.grid.row_and_col(rank) == place for rank, place in places.items())
 
 
 def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
     plan = MeshPlan(parse_mesh("pp=2,fsdp=2,tp=3"))
-    assert [plan.rank_at(1, col) for col in range(6)] == [3, 4, 5, 9, 10, 11]
-    assert (plan.row_title(1), plan.position(0, 4), plan.position(2, 4)) == ("fsdp=1", 1, 1)
+    assert [plan.grid.rank_at(1, col) for col in range(6)] == [3, 4, 5, 9, 10, 11]
+    assert (plan.grid.row_title(1), plan.grid.position(0, 4), plan.grid.position(2, 4)) == ("fsdp=1", 1, 1)
 
 
 def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:

@@ -157,8 +157,8 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
         view, line = self._viewport(frame, top, left), y - HEADER
         if line >= len(view.painted.chars):
             return self.blank
-        chars, at = view.painted.chars[line], self.place[frame.plane.rows]
-        name, here = row_name(frame, at, top + line, view.rows[line], ruled="─" in chars, every=self.level > 0)
+        text, at = view.painted.chars[line], self.place[frame.plane.rows]
+        name, here = row_name(frame, at, top + line, view.rows[line], ruled="─" in text, every=self.level > 0)
         gutter = Segment(name.rjust(self._gutter - 1) + " ", self.base + (BOLD if here else DIM))
         return self.strip_of([gutter, *self._segments(frame, view, line, left)])
 
@@ -174,15 +174,14 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
 
     def _segments(self, frame: Frame, view: _Viewport, line: int, left: int) -> list[Segment]:
         """Join neighbours that look alike; LINE and OUTSIDE are the last two of the styles."""
-        chars, looks = view.painted.chars[line], view.painted.looks[line].tolist()
+        text, looks = view.painted.chars[line], view.painted.looks[line].tolist()
         low, high = self._cursor_columns(frame, view.rows[line], left)
         segments, start = [], 0
-        for x in range(1, len(chars) + 1):
-            if x < len(chars) and looks[x] == looks[start] and x not in (low, high):
+        for x in range(1, len(text) + 1):
+            if x < len(text) and looks[x] == looks[start] and x not in (low, high):
                 continue
             style = view.styles[looks[start]]
-            text = "".join(chars[start:x])
-            segments.append(Segment(text, style + CURSOR if low <= start < high else style))
+            segments.append(Segment(text[start:x], style + CURSOR if low <= start < high else style))
             start = x
         return segments
 

@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.cells import cell_len
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +52,8 @@ class Cut:
     @property
     def is_inside(self) -> NDArray[np.bool_]:
         """Which cells show a block, and not a line."""
-        return self.before == self.after
+        same: NDArray[np.bool_] = self.before == self.after
+        return same
 
     def first_of(self, block: int) -> int:
         """Return the first cell that shows a block, counted from 0."""
@@ -65,7 +65,7 @@ class Boxes:
     """A painted picture.
 
     Attributes:
-        chars: The character of each cell; empty behind a character that is two cells wide.
+        chars: The character of each cell; none of them is wide: names of axes are ASCII.
         codes: What each cell shows: the number of a block, `LINE` or `OUTSIDE`.
     """
 
@@ -74,14 +74,13 @@ class Boxes:
 
     def write(self, row: int, col: int, text: str) -> None:
         """Write text into a row of cells, from one column on; what lies outside of the picture is left out."""
-        cells = list(text) if text.isascii() else _cells(text)
-        low, high = max(col, 0), min(col + len(cells), self.chars.shape[1])
+        low, high = max(col, 0), min(col + len(text), self.chars.shape[1])
         if low < high:
-            self.chars[row, low:high] = cells[low - col : high - col]
+            self.chars[row, low:high] = list(text[low - col : high - col])
 
     def write_centred(self, row: int, col: int, room: int, text: str) -> None:
         """Write text into the middle of some cells of a row."""
-        self.write(row, col + max(room - cell_len(text), 0) // 2, text)
+        self.write(row, col + max(room - len(text), 0) // 2, text)
 
 
 def paint_boxes(blocks: Indices, down: Cut, across: Cut, corners: str = CORNERS) -> Boxes:
@@ -111,8 +110,3 @@ def runs(row: Sequence[object]) -> Iterator[tuple[int, int]]:
         stop = start + sum(1 for _ in run)
         yield start, stop
         start = stop
-
-
-def _cells(text: str) -> list[str]:
-    """Return text as one string per cell: a wide character is followed by an empty one."""
-    return [part for char in text if (size := cell_len(char)) for part in (char, *[""] * (size - 1))]

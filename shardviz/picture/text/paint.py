@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from rich.cells import cell_len
 
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.palette import rank_colour
@@ -77,12 +76,12 @@ class Painted:
     """A painted viewport.
 
     Attributes:
-        chars: For each row its characters, one per cell; empty behind a character that is two cells wide.
+        chars: One string per row.
         looks: For each cell an index into `of`, `LINE` or `OUTSIDE`; shape (rows, columns).
         of: The looks.
     """
 
-    chars: tuple[list[str], ...]
+    chars: tuple[str, ...]
     looks: Indices
     of: tuple[Look, ...]
 
@@ -104,7 +103,7 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
         _write_on_rules(boxes, list(looks))
     else:
         _write_labels(boxes, down.is_inside, across.is_inside, list(looks))
-    return Painted(tuple(boxes.chars.tolist()), boxes.codes, tuple(looks))
+    return Painted(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
 
 
 def look_of_cell(frame: Frame, cell: Cell) -> Look:
@@ -157,7 +156,7 @@ def _write_labels(boxes: Boxes, data_rows: Flags, data_cols: Flags, looks: list[
 
 
 def _fitting(labels: tuple[str, ...], room: int) -> str:
-    return next((label for label in labels if cell_len(label) <= room), "")
+    return next((label for label in labels if len(label) <= room), "")
 
 
 def _write_ids(boxes: Boxes, frame: Frame, rows: Indices, at: Indices, left: int) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.cells import cell_len
 
 from shardviz.picture.model.holders import ranks_of
 from shardviz.picture.model.labels import ranks_label
@@ -69,7 +68,7 @@ def sizes_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Si
     most = max(MIN_CELL, min(inner // len(panel.cols), MAX_CELL))
     mark = len(glyphs.differs) + 1 if panel.is_different else 0
     room = most - 2 - mark
-    need = max(max(map(cell_len, _labels(panel, mesh, room))) + 2 + mark, MIN_CELL)
+    need = max(max(map(len, _labels(panel, mesh, room))) + 2 + mark, MIN_CELL)
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
