@@ -46,19 +46,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(found: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each recipe; on a terminal what does not fit goes on below, in the column of the summaries."""
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
-    names = max(len(printable(recipe.name)) for recipe in found)
-    axes = max(len(", ".join(recipe.axes)) for recipe in found)
+    names = widest(printable(recipe.name) for recipe in found)
+    axes = widest(", ".join(recipe.axes) for recipe in found)
     indent = names + axes + 4
     width = terminal.width if sys.stdout.isatty() else sys.maxsize
     is_narrow = indent + MIN_SUMMARY > width
     lines = []
     for recipe in found:
         by = f" ({recipe.name.partition('/')[0]} {recipe.version})" if recipe.version else ""
-        head = line(
-            (printable(recipe.name).ljust(names), "bold"), "  ", (", ".join(recipe.axes).ljust(axes), DIM), "  "
-        )
+        name, on = padded(printable(recipe.name), names), padded(", ".join(recipe.axes), axes)
+        head = line((name, "bold"), "  ", (on, DIM), "  ")
         first, indent = (line("    "), 4) if is_narrow else (head, indent)
         lines += [*([head] if is_narrow else []), *wrapped(printable(f"{recipe.summary}{by}"), width, first, indent)]
     return lines

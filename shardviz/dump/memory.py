@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
 """What stays in memory, in the order of tables."""
 
+STATE: tuple[Role, ...] = ("param", "grad", "optim")
+"""What the closed formulas of data parallel count."""
 
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -138,6 +140,52 @@ def under_way(schedule: Sequence[StageRecord]) -> float:
 def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:
     """Return the bytes on a rank, of one role or of all."""
     return sum(use.bytes.get(rank, 0) for use in found if role in (None, use.role))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """The memory of a run as numbers, which text and HTML render.
+
+    Attributes:
+        roles: The roles that take memory, in the order of columns.
+        by_rank: For each rank its bytes by role.
+        wholes: The bytes of the unsharded model by role.
+        uses: The tensors, the largest first.
+        params: Bytes of all parameters.
+        schemes: What data parallel would take, and last what the fullest rank of this run has of the same.
+        under_way: How many micro-batches a rank's activations are counted for, least and most; 1 without a pipeline.
+    """
+
+    roles: tuple[Role, ...]
+    by_rank: dict[int, tuple[int, ...]]
+    wholes: tuple[int, ...]
+    uses: tuple[Use, ...]
+    params: int
+    schemes: tuple[Scheme, ...]
+    under_way: tuple[float, float]
+
+
+def memory_table(dump: Dump) -> MemoryTable:
+    """Return the bytes of a dump's tensors by rank, by tensor and by scheme."""
+    found = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
+    roles = tuple(role for role in ROLES if any(use.role == role for use in found))
+    by_rank = {rank: dict.fromkeys(roles, 0) for rank in sorted(dump.files.ranks)}
+    for use in found:
+        for rank, count in use.bytes.items():
+            by_rank[rank][use.role] += count
+    params = sum(use.whole for use in found if use.role == "param")
+    fullest = max((sum(own.get(role, 0) for role in STATE) for own in by_rank.values()), default=0)
+    this = Scheme("this run", "the fullest rank", fullest)
+    counts = [under_way(record.schedule) for record in dump.files.ranks.values() if record.schedule] or [1.0]
+    return MemoryTable(
+        roles=roles,
+        by_rank={rank: tuple(own.values()) for rank, own in by_rank.items()},
+        wholes=tuple(sum(use.whole for use in found if use.role == role) for role in roles),
+        uses=tuple(found),
+        params=params,
+        schemes=(*schemes(params, dump.files.run.num_ranks), this),
+        under_way=(min(counts), max(counts)),
+    )
 
 
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:

@@ -181,12 +181,13 @@ def _of_torch(what: object, name: str | None) -> Picture | None:
 def _of_table(rows: list[tuple[str, str]]) -> Picture:
     """List names with their layouts, identical layers folded."""
     from shardviz.picture.markup import element, words
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import line
     from shardviz.text import fold
 
     folded = [(printable(str(names)), text) for names, text in fold(rows)]
-    width = max((len(name) for name, _ in folded), default=0)
+    width = widest(name for name, _ in folded)
     cells = (element("tr", element("td", words(name)), element("td", words(text))) for name, text in folded)
     head = element("tr", element("th", "tensor"), element("th", "layout"))
     table = element("table", head, *cells)
-    return lambda _: [line((name.ljust(width), "bold"), f"  {text}") for name, text in folded], {"text/html": table}
+    return lambda _: [line((padded(name, width), "bold"), f"  {text}") for name, text in folded], {"text/html": table}

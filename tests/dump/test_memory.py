@@ -2,12 +2,13 @@
 
 import pytest
 
+from shardviz.dump.comms import received
 from shardviz.dump.dump import dump_of
 from shardviz.dump.memory import bytes_text, counted, elements_text, schemes, total, uses
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.picture.text.comms import comms_lines, received
+from shardviz.picture.text.comms import comms_lines
 from shardviz.picture.text.memory import memory_lines
 
 BODIES = (
@@ -46,8 +47,7 @@ def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_wai
     found = uses(_model(tmp_path / "dump", schedule=tuple(runs)))
     assert {use.bytes[0] for use in found if use.role == "activation"} == {2 * 96}
     assert any(
-        "activations of 2 micro-batches" in line.plain
-        for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
+        "for 2 micro-batches" in line.plain for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
     )
 
 
@@ -94,7 +94,7 @@ def test_the_formulas_of_zero_deal_out_one_thing_after_the_other():
     assert [scheme.bytes for scheme in schemes(400, 4)] == [1600, 1000, 700, 400]
 
 
-def test_the_memory_table_has_a_line_a_rank_and_the_formulas(tmp_path):
+def test_the_memory_table_has_a_line_per_rank_and_the_formulas(tmp_path):
     lines = [line.plain.rstrip() for line in memory_lines(_model(tmp_path / "dump"))]
     assert lines[:4] == [
         "bytes      param  grad  optim  activation  together",
@@ -102,7 +102,7 @@ def test_the_memory_table_has_a_line_a_rank_and_the_formulas(tmp_path):
         "rank 1        64    64     64         192       384",
         "unsharded    128   128    128         192       576",
     ]
-    assert lines[-1] == "this run                          the fullest rank               192"
+    assert lines[-1] == "this run                          the fullest rank                 192"
 
 
 def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
@@ -112,11 +112,11 @@ def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
     )
     lines = [line.plain.rstrip() for line in comms_lines(_model(tmp_path / "dump", collectives=seen))]
     assert lines == [
-        "along fsdp: up to 128 bytes received by a rank",
+        "along fsdp: a rank receives up to 128 bytes",
         "  collective  module  pass     count  bytes  received  group  on ranks",
         "  all_gather  layer   forward      2    256       128      2         2",
         "",
-        "along tp: up to 96 bytes received by a rank",
+        "along tp: a rank receives up to 96 bytes",
         "  collective  module  pass      count  bytes  received  group  on ranks",
         "  all_reduce  layer   backward      1     64        96      4         2",
     ]

@@ -227,7 +227,7 @@ def test_memory_is_told_by_rank_by_role_by_scheme_and_by_tensor(stepped: Path) -
         "On | param | grad | optim | together",
         "ranks 0-1 | 96 B | 96 B | 96 B | 288 B",
         "unsharded | 192 B | 192 B | 192 B | 576 B",
-        "Scheme | Formula | A rank",
+        "Scheme | Formula | Per rank",
         "DDP | P + P + 2P | 768 B",
         "ZeRO 1 | P + P + 2P/N | 576 B",
         "ZeRO 2 | P + P/N + 2P/N | 480 B",
@@ -259,7 +259,7 @@ def test_a_schedule_is_drawn_with_its_bubble(stepped: Path) -> None:
 
 def test_a_run_without_a_step_says_why_there_is_no_traffic(tmp_path: Path) -> None:
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
-    assert "No collective ran in a step: a probe with a batch() is stepped" in text
+    assert "No collectives ran in a step: only a probe with a batch() runs a step" in text
     assert 'id="schedule"' not in text
 
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.timeline import Timeline, timeline
+from shardviz.dump.comms import received, received_by_axes, traffic
+from shardviz.dump.timeline import Timeline, timeline_of
 from shardviz.errors import ShardvizError
-from shardviz.picture.text.comms import received, traffic
-from shardviz.picture.text.schedule import one_pipeline
 from shardviz.text import Fold, fold, natural_key
 
 if TYPE_CHECKING:
@@ -96,9 +95,9 @@ def step_of(dump: Dump) -> Step:
     """Return what a dump says of its step."""
     ranks = dump.files.ranks.values()
     has_run = bool(dump.at("step")) or any(rank.collectives or rank.schedule for rank in ranks)
-    schedules, pipeline, undrawn = one_pipeline(dump), None, ""
+    pipeline, undrawn = None, ""
     try:
-        pipeline = timeline(schedules) if schedules else None
+        pipeline = timeline_of(dump)
     except ShardvizError as error:
         undrawn = f"{error.message}: {error.hint}"
     return Step(has_run, tuple(_collectives(dump)), tuple(_received(dump)), pipeline, undrawn)
@@ -114,14 +113,8 @@ def _collectives(dump: Dump) -> list[Collective]:
 
 def _received(dump: Dump) -> list[tuple[tuple[str, ...], int]]:
     """Return the bytes that the busiest rank took in: along every axis, then along what else there was."""
-    totals: dict[tuple[str, ...], int] = {(axis,): 0 for axis in dump.files.mesh.axes if dump.files.run.mesh}
-    for rank in dump.files.ranks.values():
-        own: dict[tuple[str, ...], int] = {}
-        for record in rank.collectives:
-            own[record.axes] = own.get(record.axes, 0) + received(record)
-        for axes, count in own.items():
-            totals[axes] = max(totals.get(axes, 0), count)
-    return list(totals.items())
+    unused = {(axis,): 0 for axis in dump.files.mesh.axes if dump.files.run.mesh}
+    return list((unused | received_by_axes(dump)).items())
 
 
 def axes_text(axes: Sequence[str]) -> str:

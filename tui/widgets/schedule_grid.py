@@ -10,7 +10,6 @@ from textual.geometry import Region, Size
 
 from shardviz.dump.timeline import duration
 from shardviz.picture.model.palette import rank_colour
-from shardviz.picture.text.schedule import LETTERS
 
 from ..colours import rank_style
 from ..keys import arrows, keys
@@ -107,7 +106,6 @@ The order on each rank is what ran; the time is when it could begin at the earli
         """Paint the passes of a rank and the gaps between them, as far as they are on screen."""
         rank, end = self._ranks[row], left + self.size.width - self._gutter
         passes = times.begins[rank]
-        stages = sorted({record.stage for record, _ in passes})
         segments, at = [], left
         for record, begin in [*passes, (None, times.length)]:
             first = begin * self._cell
@@ -117,14 +115,12 @@ The order on each rank is what ran; the time is when it could begin at the earli
             if record is None or at >= end:
                 break
             if (last := first + duration(record) * self._cell) > at:
-                text = self._text(record, stages.index(record.stage))
+                text = self._text(times.label(rank, record), record)
                 segments.append(Segment(text[at - first : min(last, end) - first], self._style(row, rank, record)))
                 at = min(last, end)
         return segments
 
-    def _text(self, record: StageRecord, stage: int) -> str:
-        letter = LETTERS[stage % len(LETTERS)]
-        name = f"{letter.upper() if record.backward else letter}{record.microbatch}"
+    def _text(self, name: str, record: StageRecord) -> str:
         width = duration(record) * self._cell
         return f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
 

@@ -6,6 +6,8 @@ import math
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
@@ -13,6 +15,7 @@ from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.subject import NOTHING
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
+from shardviz.picture.text.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.text import printable
 
@@ -60,7 +63,7 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
     written = line(head, (notation.write(layout, subject.dtype), "bold"))
     placements = layout.placements()
     spelled = f"  {spell(placements)}" if placements else ""
-    if written.cell_len + len(spelled) <= terminal.width:
+    if written.cell_len + cell_len(spelled) <= terminal.width:
         return [line(written, (spelled, DIM))]
     return [written, line(" " * 7, (spelled, DIM))]
 
@@ -235,11 +238,10 @@ def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: S
     kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
     if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
         heads, kept = ("ranks", "claimed and held", ""), [0, 1]
-    widths = {column: max(len(heads[column]), *(len(row[column]) for row in rows)) for column in kept}
-    lines = [line(("   " + "  ".join(heads[column].ljust(widths[column]) for column in kept), DIM))]
+    heading, *texts = aligned([[row[column] for column in kept] for row in (heads, *rows)], len(kept))
+    lines = [line((f"   {heading}", DIM))]
     owners = _owners(subject)
-    for row in rows:
-        text = "  ".join(row[column].ljust(widths[column]) for column in kept)
+    for row, text in zip(rows, texts, strict=True):
         if is_same(row):
             lines.append(line(f"   {text}"))
             continue

@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz.check.step.agreement import agreement
 from shardviz.check.verdicts import without_finding
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.table import padded, widest
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 
@@ -90,9 +93,10 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
         terminal: What the table is for.
     """
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
-    width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
-    layouts = max((len(row.layout) for _, row in rows), default=0)
-    lines = [line(("  " + "tensor".ljust(width) + "  " + "layout".ljust(layouts) + "  on a rank", DIM))] if rows else []
+    width = widest(name for name, _ in rows if cell_len(name) <= MAX_NAME)
+    layouts = widest(row.layout for _, row in rows)
+    heads = f"  {padded('tensor', width)}  {padded('layout', layouts)}  on a rank"
+    lines = [line((heads, DIM))] if rows else []
     for name, row in rows:
         lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
     return lines
@@ -167,9 +171,9 @@ def _local_text(tensor: Tensor) -> str:
 
 def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal, *, marked: bool) -> list[Text]:
     glyph, style = (terminal.glyphs.of(row.verdict), STYLES[row.verdict]) if marked else (" ", "")
-    rest = f"  {row.layout.ljust(layouts)}  {row.local}"
-    if len(name) <= width:
-        return [line((glyph, style), f" {name.ljust(width)}{rest}")]
+    rest = f"  {padded(row.layout, layouts)}  {row.local}"
+    if cell_len(name) <= width:
+        return [line((glyph, style), f" {padded(name, width)}{rest}")]
     return [line((glyph, style), f" {name}"), line(f"  {' ' * width}{rest}")]
 
 
