@@ -12,12 +12,12 @@ from shardviz.check.verdicts import WORDS
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import section
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
-from shardviz.picture.html.style import PAGE_STYLE, light_rules
+from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.model.subject import of_tensor
-from shardviz.picture.svg.page import PATTERN, STYLE, figure, mesh_figure
+from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
 from shardviz.picture.text.findings import advice_of, folded_findings, layouts_of
 from shardviz.picture.text.report import listed_rows, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal
@@ -52,7 +52,7 @@ def html(dump: Dump, report: Report) -> str:
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         element("title", words(f"shardviz: {dump.files.path.name}")),
-        f"<style>{PAGE_STYLE}{STYLE}{light_rules(dump.files.mesh.ranks)}</style>",
+        f"<style>{style_sheet(dump.files.mesh.ranks)}</style>",
     )
     findings, shown = _findings(report, entries)
     parts = {
