@@ -1,8 +1,8 @@
-"""What a run's tensors take on every rank, by role and name, and what the schemes of data parallel would take.
+"""Memory of a run's tensors on every rank, by role and name, and that of the schemes of data parallel by formula.
 
-A probe is stepped in float64 for the sake of comparison; its gradients, optimizer state and activations are counted in
-the element type that the model itself has. Of a pipeline the activations of one micro-batch are captured; they are
-counted as often as a rank has micro-batches under way at once.
+A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in
+the element type that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
+counted once for each micro-batch that a rank has under way at a time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from shardviz.dump.records import Role, StageRecord
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
-"""What stays in memory, in the order of tables."""
+"""The roles that stay in memory, in the order of columns."""
 
 STATE: tuple[Role, ...] = ("param", "grad", "optim")
-"""What the closed formulas of data parallel count."""
+"""The roles that the closed formulas of data parallel count."""
 
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -48,7 +48,7 @@ def elements_text(count: int, dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one tensor takes.
+    """The memory of one tensor.
 
     Attributes:
         name: Its name.
@@ -65,7 +65,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Counted:
-    """A tensor, or identical layers of one, of which some or all names take memory.
+    """A tensor, or identical layers of one; some of its names may not take memory.
 
     Attributes:
         tensor: The tensor.
@@ -92,7 +92,7 @@ class Counted:
 
 
 def counted(dump: Dump) -> list[Counted]:
-    """Return the tensors that take memory: parameters and buffers as they were sharded, the rest as a step left it."""
+    """Return the tensors that take memory: parameters and buffers as sharded, the rest as it was after a step."""
     before = dump.at("initial") or dump.at("stamped")
     step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
@@ -113,7 +113,7 @@ def counted(dump: Dump) -> list[Counted]:
 
 
 def uses(dump: Dump) -> list[Use]:
-    """Return what every name takes on every rank."""
+    """Return the bytes of every name on every rank."""
     return [
         Use(
             name,
@@ -130,7 +130,7 @@ def under_way(schedule: Sequence[StageRecord]) -> float:
     """Return how many micro-batches of a stage wait for their backward at once, at most; 1 where no pipeline ran.
 
     Args:
-        schedule: What a rank's stages ran, in order; of several stages, the mean of them at the worst moment.
+        schedule: The passes of a rank's stages, in order; for several stages, their mean at the worst moment.
     """
     waiting = accumulate((-1 if one.backward else 1 for one in schedule), initial=0)
     stages = len({one.stage for one in schedule})
@@ -147,12 +147,12 @@ class MemoryTable:
     """The memory of a run as numbers, which text and HTML render.
 
     Attributes:
-        roles: The roles that take memory, in the order of columns.
+        roles: The roles that any tensor has, in the order of columns.
         by_rank: For each rank its bytes by role.
         wholes: The bytes of the unsharded model by role.
         uses: The tensors, the largest first.
         params: Bytes of all parameters.
-        schemes: What data parallel would take, and last what the fullest rank of this run has of the same.
+        schemes: Schemes of data parallel by formula, and last the fullest rank of this run.
         under_way: How many micro-batches a rank's activations are counted for, least and most; 1 without a pipeline.
     """
 
@@ -189,7 +189,7 @@ def memory_table(dump: Dump) -> MemoryTable:
 
 
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
-    """Return the bytes of an element: of what a step left, those that the parameter has that it belongs to."""
+    """Return the bytes of an element; for the results of a step, those of the parameter that they belong to."""
     owner = name if name in widths else name.rpartition(".")[0]
     return (widths.get(owner) or common) if tensor.moment == "step" else itemsize(tensor.dtype)
 
@@ -203,10 +203,10 @@ def _leaves(names: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a scheme of data parallel takes with Adam, by the closed formula.
+    """The memory per rank of a scheme of data parallel with Adam, by the closed formula.
 
     Attributes:
-        name: What it is called.
+        name: Its usual name.
         formula: For parameters of P bytes over N ranks.
         bytes: The formula's value.
     """
@@ -217,11 +217,11 @@ class Scheme:
 
 
 def schemes(params: int, num_ranks: int) -> list[Scheme]:
-    """Return parameters, gradients and Adam's two numbers a parameter, a rank, by scheme (Rajbhandari et al. 2020).
+    """Return the bytes per rank of parameters, gradients and Adam's two moments (Rajbhandari et al. 2020).
 
     Args:
         params: Bytes of all parameters.
-        num_ranks: Ranks that they are dealt out to, evenly.
+        num_ranks: Ranks that share them evenly.
     """
     share = params / num_ranks
     return [

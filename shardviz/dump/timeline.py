@@ -1,6 +1,6 @@
-"""A pipeline's schedule laid out in time: what every stage ran, when it could run at the earliest, and the bubble.
+"""A pipeline's schedule laid out in time: the passes of every stage at their earliest times, and the bubble.
 
-The order on each rank is what really ran. Time is counted in forward passes of one stage; a backward takes two.
+The order on each rank is the real one. Time is counted in forward passes of one stage; a backward takes two.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def timeline_of(dump: Dump) -> Timeline | None:
 
 
 def timeline(schedules: Mapping[int, Sequence[StageRecord]]) -> Timeline:
-    """Let every pass begin as soon as its rank is free and what it needs is there.
+    """Let every pass begin as soon as its rank is free and the passes that it needs have ended.
 
     Args:
-        schedules: What each rank of one pipeline ran, in order.
+        schedules: The passes of each rank of one pipeline, in order.
 
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.
@@ -123,7 +123,7 @@ def timeline(schedules: Mapping[int, Sequence[StageRecord]]) -> Timeline:
     if late:
         record = schedules[late[0]][len(begins[late[0]])]
         raise ShardvizError(
-            f"rank {late[0]} ran stage {record.stage} on micro-batch {record.microbatch} before what it needs",
+            f"rank {late[0]} ran stage {record.stage} on micro-batch {record.microbatch} before its inputs",
             "the dump lacks a rank of the pipeline",
         )
     return Timeline({rank: tuple(passes) for rank, passes in begins.items()}, max(free.values()))

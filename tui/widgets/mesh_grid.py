@@ -1,4 +1,4 @@
-"""The mesh: a cell a rank in a grid of named axes, with the ranks lit that hold the element under the map's cursor."""
+"""The mesh: one cell per rank in a grid of named axes, with signs for the element under the map's cursor."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Lights:
 
 
 class MeshGrid(Grid):
-    """A number for each rank, with the sign of what it holds; the cursor is on the rank that is looked at."""
+    """A number for each rank, with a sign for whether it holds the element; the cursor is on the chosen rank."""
 
     HELP = """\
 ## The mesh
 
-Every rank at its place: the last axis runs to the right, the one before it down, further axes in groups around them.
+Every rank in its place: the last axis runs to the right, the one before it down, further axes make groups.
 
-`●` holds the element under the map's cursor, `○` should by the placements and does not, `✗` does and should not,
+`●` holds the element under the map's cursor, `○` should hold it and does not, `✗` holds it and should not,
 `?` has no readable file in the dump.
 
-- **arrows** go from rank to rank; the map shows what that rank holds.
+- **arrows** go from rank to rank; the map shows the blocks of that rank.
 - **a** goes through the axes: the ranks of the same group along it are underlined.
 - **enter** shows everything that the rank holds.
 """
@@ -96,7 +96,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
         self._scroll_to_cursor()
 
     def _move_to(self, rank: int | None) -> None:
-        """Move the cursor, and paint anew only the lines that it leaves and comes to."""
+        """Move the cursor, and repaint only the lines that it leaves and reaches."""
         for place in (self.rank, rank):
             self.rank = rank
             if self.plan is not None and place is not None and place in self.plan.mesh:

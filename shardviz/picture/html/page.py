@@ -35,7 +35,7 @@ MOST_BYTES = 4_000_000
 
 MOST_FINDINGS = 200
 
-FULL = "the page has no more room; shardviz show draws it"
+FULL = "the page is full; shardviz show draws it"
 
 
 def html(dump: Dump, report: Report) -> str:
@@ -162,7 +162,7 @@ def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, 
 
 
 def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
-    """Write one finding as an article: what is wrong, the three layouts, cause and fix, the picture."""
+    """Write one finding as an article: its summary, layouts, cause, fix and picture."""
     is_error = finding.severity == "error"
     ranks = ranks_text(mask_of(finding.ranks))
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
@@ -186,14 +186,15 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
 
 
 def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) -> str:
-    """Write the module tree, and what its signs mean."""
-    said = (
-        "Each line opens: who holds what of the tensor, drawn to scale. Point at a part to light up all its ranks have."
+    """Write the module tree, and explain its signs."""
+    usage = (
+        "Open a line to see which ranks hold which part of the tensor, drawn to scale. "
+        "Point at a part to light up everything that its ranks hold."
     )
     final = (verdict for verdict in reversed(WORDS) if verdict != "pending")
     signs = (element("span", sign(verdict), " ", WORDS[verdict]) for verdict in final)
     many = f"{report.num_tensors:,} tensors in {len(entries):,} lines: identical layers share one."
-    about = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
+    about = element("p", f"{many} " if len(entries) < report.num_tensors else "", usage, class_="soft")
     return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
 
 

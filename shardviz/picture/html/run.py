@@ -1,4 +1,4 @@
-"""What a run took and sent, as sections of its page: memory by rank and tensor, collectives by axis, a schedule."""
+"""Memory, communication and schedule of a run, as sections of its page."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def _some(ranks: Sequence[int]) -> str:
 
 
 def _schemes(found: MemoryTable, num_ranks: int) -> str:
-    """Write what data parallel with Adam takes by its closed formulas, and what the fullest rank here has."""
+    """Write the memory of data parallel with Adam by closed formulas, beside that of the fullest rank here."""
     most = max(one.bytes for one in found.schemes)
     colours = [*["scheme"] * (len(found.schemes) - 1), "this"]
     rows = [
         [one.name, words(one.formula), bytes_cell(one.bytes), bar([(colour, one.bytes, "")], most)]
         for one, colour in zip(found.schemes, colours, strict=True)
     ]
-    about = f"Parameters, gradients and Adam on a rank, for P = {bytes_text(found.params)} over N = {num_ranks:,} ranks"
+    about = f"Parameters, gradients and Adam per rank, for P = {bytes_text(found.params)} over N = {num_ranks:,} ranks"
     heads = ("Scheme", "Formula", "Per rank", "")
     return element("h3", words(about)) + table(heads, rows, "Schemes of data parallel", left=2)
 
@@ -89,7 +89,7 @@ def _tensors(found: Sequence[Use]) -> str:
         per_rank = bytes_cell(most) if least == most else f"{bytes_cell(least)} to {bytes_cell(most)}"
         count = f" ({len(names):,} tensors)" if len(names) > 1 else ""
         rows.append([words(f"{names}{count}"), words(role), per_rank, bytes_cell(whole)])
-    written = table(("Tensor", "Role", "On a rank", "Unsharded"), rows, "Bytes by tensor", left=2)
+    written = table(("Tensor", "Role", "Per rank", "Unsharded"), rows, "Bytes by tensor", left=2)
     closed = element("details", element("summary", "By tensor"), written)
     return closed + _more(len(folded), "shardviz show --memory --all")
 
@@ -111,7 +111,7 @@ def comms_section(dump: Dump) -> str:
 
 
 def _collectives(found: Sequence[Traffic]) -> str:
-    """Write a line for the collectives that are alike in identical layers."""
+    """Write the collectives, one line for those of identical layers."""
     heads = ("Collective", "Group", "Module", "Pass", "Times", "Bytes", "Received", "Group of", "On ranks")
     folded = fold((one.record.module or "-", (replace(one.record, module=""), len(one.ranks))) for one in found)
     rows = []
@@ -131,8 +131,8 @@ def schedule_section(dump: Dump) -> str:
         return section("schedule", "Schedule", element("p", words(error.message)))
     if drawn is None:
         return ""
-    picture, said = drawn
-    return section("schedule", "Schedule", element("p", words(said)), element("figure", picture, tabindex=0))
+    picture, caption = drawn
+    return section("schedule", "Schedule", element("p", words(caption)), element("figure", picture, tabindex=0))
 
 
 def _more(count: int, command: str) -> str:

@@ -39,7 +39,7 @@ class Drawn:
 
 
 def mesh_drawing(mesh: Mesh, marked: Collection[int] = ()) -> Drawn:
-    """Draw a mesh; ranks that are `marked` carry the glyph of what differs."""
+    """Draw a mesh; ranks that are `marked` carry the glyph `≠`."""
     found, left = grids_of(mesh, MOST_GRIDS)
     grids = [_drawn(grid, marked) for grid in found]
     top, parts = 0, []
@@ -84,10 +84,10 @@ def _tile(mesh: Mesh, rank: int, place: tuple[int, int, int], *, differs: bool) 
     x, y, tile = place
     box = {"x": x + 1, "y": y + 1, "width": tile - 2, "height": TILE_HEIGHT - 2, "rx": 2}
     colour = rank_colour(rank, mesh)
-    told = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
+    tooltip = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
     return element(
         "g",
-        element("title", words(told)),
+        element("title", words(tooltip)),
         element("rect", **box, class_=f"sv-b sv-f{colour}"),
         element("rect", **box, class_="sv-hatch") if differs else "",
         element(

@@ -1,4 +1,4 @@
-"""A pipeline's schedule as SVG: a line a rank, to scale in time; what is empty is the bubble."""
+"""A pipeline's schedule as SVG: one line per rank, to scale in time; the empty part is the bubble."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROW = 26
 GUTTER = 72
 MOST_PASSES = 4096
-"""Passes that are drawn; a longer schedule is for the text picture, which can be searched."""
+"""Passes that are drawn at most; a longer schedule is printed as text."""
 
 
 def schedule_drawing(dump: Dump) -> tuple[str, str] | None:
@@ -69,11 +69,11 @@ def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:
         x, wide = GUTTER + begin * unit, duration(record) * unit
         box = {"x": x + 1, "y": 1, "width": wide - 1, "height": ROW - 2, "rx": 2}
         way = "backward" if record.backward else "forward"
-        told = f"rank {rank}, stage {record.stage}: {way} of micro-batch {record.microbatch}, from {begin}"
+        tooltip = f"rank {rank}, stage {record.stage}: {way} of micro-batch {record.microbatch}, from {begin}"
         parts.append(
             element(
                 "g",
-                element("title", words(told)),
+                element("title", words(tooltip)),
                 element("rect", **box, class_=f"sv-b sv-f{colour}"),
                 element("rect", **box, class_="sv-back") if record.backward else "",
                 element("text", words(times.label(rank, record)), x=x + wide // 2, y=17, class_=f"sv-l sv-t{colour}"),

@@ -82,6 +82,6 @@ def _range(sizes: Iterable[int]) -> str:
 
 
 def _formulas(found: MemoryTable, num_ranks: int) -> list[Text]:
-    """Return what DDP and the ZeRO stages would take, and what the fullest rank has without its activations."""
+    """Return the memory that DDP and ZeRO would take, and that of the fullest rank without its activations."""
     heads = [f"P = {found.params:,} bytes, N = {num_ranks} ranks, Adam", "param + grad + optim", "bytes per rank"]
     return table([heads, *([one.name, one.formula, _number(one.bytes)] for one in found.schemes)], left=2)

@@ -29,7 +29,7 @@ def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] =
         mesh: The mesh.
         width: Columns to use at most; ranks beyond them are counted.
         glyphs: The characters to draw with.
-        marked: Ranks that carry the glyph of what differs.
+        marked: Ranks that carry the glyph `differs`.
     """
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
     found, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1))

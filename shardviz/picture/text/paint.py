@@ -1,6 +1,6 @@
 """A viewport of a map as characters and looks: blocks to scale, the lines between them, the ranks written in them.
 
-What is painted is a grid of cells, each with one character and one look; colours are the renderer's business.
+The result is a grid of cells, each with one character and one look; the renderer chooses the colours.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Look:
     """How cells with the same holders look.
 
     Attributes:
-        labels: What is written in a block of them, the longest that fits.
-        tone: What they tell.
+        labels: Texts for a block of them, the longest first; the first that fits is written.
+        tone: Whether they are in place.
         rank: The lowest rank that holds them; -1 for nobody.
         colour: The place of its colour in the palette of ranks; -1 for nobody.
     """
@@ -57,7 +57,7 @@ class Frame:
         rows: The ruler downwards.
         cols: The ruler to the right.
         ids: Whether single ids are written instead of ranks.
-        suffix: What a label says of copies and pending sums.
+        suffix: Added to labels for copies and pending sums.
         lit: A rank whose blocks alone stand out; None for all.
     """
 
@@ -107,7 +107,7 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
 
 
 def look_of_cell(frame: Frame, cell: Cell) -> Look:
-    """Say how a cell looks on the side that is drawn."""
+    """Return the look of a cell on the drawn side."""
     claimed, held = ranks_text(cell.claimed), ranks_text(cell.held)
     if frame.side == "difference":
         if cell.different:

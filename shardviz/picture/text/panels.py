@@ -27,7 +27,7 @@ MOST_LINES = 24
 """Lines that a panel's blocks are stretched to at most to be to scale."""
 
 MOST_RULED = 12
-"""With more rows of blocks than this no line is drawn between them."""
+"""With more rows of blocks than this, no lines are drawn between them."""
 
 MIN_CELL = 6
 MAX_CELL = 28

@@ -1,4 +1,4 @@
-"""What a check found, as text: a line for each tensor, then the findings, then the verdict."""
+"""A check's report as text: a line for each tensor, then the findings, then the verdict."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ class Row:
 def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the whole report."""
     found = findings_lines(report.findings, terminal)
-    unchecked, told = not_checked_lines(report, terminal), step_text(dump)
+    unchecked, step = not_checked_lines(report, terminal), step_text(dump)
     return [
         *table_lines(dump, report, terminal),
         line(""),
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
-        *([line((f"  step: {told}", DIM))] if told else []),
+        *([line((f"  step: {step}", DIM))] if step else []),
         summary_line(report, terminal, step_results(dump)),
     ]
 
 
 def step_results(dump: Dump) -> frozenset[str]:
-    """Return the names of what a step put out or logged: no tensors of the model."""
+    """Return the names of a step's outputs, activations and logged scalars, which are not tensors of the model."""
     steps = (tensor for tensor in dump.at("step") if tensor.role in ("output", "scalar", "activation"))
     return frozenset(name for tensor in steps for name in tensor.names)
 
@@ -83,7 +83,7 @@ def step_text(dump: Dump) -> str:
 
 
 def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[Text]:
-    """Return a line for each tensor: its verdict, name, layout, and what a rank holds.
+    """Return a line for each tensor: its verdict, name, layout, and local shapes.
 
     Names whose lines are the same are folded.
 
@@ -95,7 +95,7 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
     width = widest(name for name, _ in rows if cell_len(name) <= MAX_NAME)
     layouts = widest(row.layout for _, row in rows)
-    heads = f"  {padded('tensor', width)}  {padded('layout', layouts)}  on a rank"
+    heads = f"  {padded('tensor', width)}  {padded('layout', layouts)}  per rank"
     lines = [line((heads, DIM))] if rows else []
     for name, row in rows:
         lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
@@ -178,7 +178,7 @@ def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal
 
 
 def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
-    """Say what could not be looked at, and why; tensors with the same reason are folded."""
+    """Say which tensors could not be checked, and why; those with the same reason are folded."""
     lines: list[Text] = []
     for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in report.not_checked):
         name = f"{printable(str(folded))}: " if str(folded) else ""
@@ -193,7 +193,7 @@ def summary_line(report: Report, terminal: Terminal, results: Container[str] = (
     Args:
         report: What the check found.
         terminal: What the line is for.
-        results: Names that are no tensors of the model: what a step put out or logged.
+        results: Names that are not tensors of the model: a step's outputs and logged scalars.
     """
     ranks = counted(report.num_ranks, "rank")
     names = {entry.tensor for entry in report.not_checked if entry.tensor}

@@ -1,4 +1,4 @@
-"""A pipeline's schedule as a picture: a line a rank, a column a forward pass, and the bubble between."""
+"""A pipeline's schedule as a picture: one line per rank, one column per forward pass, and the bubble."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def schedule_lines(dump: Dump, columns: int = PIPE_WIDTH) -> list[Text]:
 
 
 def legend(times: Timeline) -> str:
-    """Say what the letters and numbers of a schedule mean."""
-    second = ", b3 its second stage's" if times.stages_per_rank > 1 else ""
-    return f"a3 is forward of micro-batch 3{second}, A3 its backward, which takes twice as long"
+    """Explain the letters and numbers of a schedule."""
+    second = " (b3 on the rank's second stage)" if times.stages_per_rank > 1 else ""
+    return f"a3 is the forward pass of micro-batch 3{second}, A3 its backward pass, which takes twice as long"
 
 
 def bubble_text(times: Timeline) -> str:
