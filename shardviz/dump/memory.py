@@ -137,11 +137,6 @@ def under_way(schedule: Sequence[StageRecord]) -> float:
     return max(waiting) / stages if stages else 1.0
 
 
-def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:
-    """Return the bytes on a rank, of one role or of all."""
-    return sum(use.bytes.get(rank, 0) for use in found if role in (None, use.role))
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
     """The memory of a run as numbers, which text and HTML render.

@@ -4,7 +4,7 @@ import pytest
 
 from shardviz.dump.comms import received
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import bytes_text, counted, elements_text, schemes, total, uses
+from shardviz.dump.memory import bytes_text, counted, elements_text, memory_table, schemes, uses
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
@@ -30,7 +30,8 @@ def _model(path, **more):
 
 
 def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
-    found = uses(_model(tmp_path / "dump"))
+    dump = _model(tmp_path / "dump")
+    found = uses(dump)
     assert {(use.name, use.role): (use.bytes[1], use.whole) for use in found} == {
         ("layer.weight", "param"): (64, 128),
         ("layer.weight", "grad"): (64, 128),
@@ -38,8 +39,13 @@ def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
         ("layer", "activation"): (96, 96),
         ("block.layer", "activation"): (96, 96),
     }
-    assert total(found, 0) == 384
-    assert total(found, 0, "grad") == 64
+    table = memory_table(dump)
+    assert dict(zip(table.roles, table.by_rank[0], strict=True)) == {
+        "param": 64,
+        "grad": 64,
+        "optim": 64,
+        "activation": 192,
+    }
 
 
 def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_waits(tmp_path):
@@ -53,7 +59,7 @@ def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_wai
 
 def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):
     dump = _model(tmp_path / "dump")
-    assert sum(one.on(1) for one in counted(dump)) == total(uses(dump), 1) == 384
+    assert sum(one.on(1) for one in counted(dump)) == sum(memory_table(dump).by_rank[1]) == 384
     assert [one.on(7) for one in counted(dump)] == [0] * 5
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from shardviz.check.diff import compare
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import total, uses
+from shardviz.dump.memory import memory_table
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, TensorRecord
 from shardviz.errors import ShardvizError
@@ -125,10 +125,10 @@ def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> 
 def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
     doc = Document(path, dump_of(read_files(path)))
-    assert (len(doc.entries), doc.bytes_of(0, 1), total(uses(doc.dump), 1)) == (1, 16, 16)
+    assert (len(doc.entries), doc.bytes_of(0, 1), sum(memory_table(doc.dump).by_rank[1])) == (1, 16, 16)
     add_to_ranks(path, lambda rank: structs.replace(rank, tied=(("layers.0.w", "layers.1.w"),)))
     tied = Document(path, dump_of(read_files(path)))
-    assert (len(tied.entries), tied.bytes_of(0, 1), total(uses(tied.dump), 1)) == (1, 8, 8)
+    assert (len(tied.entries), tied.bytes_of(0, 1), sum(memory_table(tied.dump).by_rank[1])) == (1, 8, 8)
 
 
 def test_what_was_not_checked_is_told_once_for_identical_layers_and_without_a_name_where_it_has_none(
@@ -175,7 +175,7 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
         "grad": 32,
         "output": None,
     }
-    assert total(uses(doc.dump), 1) == 64
+    assert sum(memory_table(doc.dump).by_rank[1]) == 64
     assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain
 
 
