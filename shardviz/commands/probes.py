@@ -51,17 +51,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(found: Sequence[Probe], terminal: Terminal) -> list[Text]:
     """Write a line for each probe; on a terminal what does not fit goes on below, in the column of the summaries."""
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import DIM, line, wrapped
 
-    names = max(len(printable(probe.name)) for probe in found)
-    axes = max(len(", ".join(probe.axes)) for probe in found)
+    names = widest(printable(probe.name) for probe in found)
+    axes = widest(", ".join(probe.axes) for probe in found)
     indent = names + axes + 4
     width = terminal.width if sys.stdout.isatty() else sys.maxsize
     is_narrow = indent + MIN_SUMMARY > width
     lines = []
     for probe in found:
         by = f" ({probe.name.partition('/')[0]} {probe.version})" if probe.version else ""
-        head = line((printable(probe.name).ljust(names), "bold"), "  ", (", ".join(probe.axes).ljust(axes), DIM), "  ")
+        name, on = padded(printable(probe.name), names), padded(", ".join(probe.axes), axes)
+        head = line((name, "bold"), "  ", (on, DIM), "  ")
         first, indent = (line("    "), 4) if is_narrow else (head, indent)
         lines += [*([head] if is_narrow else []), *wrapped(printable(f"{probe.summary}{by}"), width, first, indent)]
     return lines

@@ -1,8 +1,8 @@
-"""What a run's tensors take on every rank, by role and name, and what the schemes of data parallel would take.
+"""Memory of a run's tensors on every rank, by role and name, and that of the schemes of data parallel by formula.
 
-A probe is stepped in float64 for the sake of comparison; its gradients, optimizer state and activations are counted in
-the element type that the model itself has. Of a pipeline the activations of one micro-batch are captured; they are
-counted as often as a rank has micro-batches under way at once.
+A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in
+the element type that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
+counted once for each micro-batch that a rank has under way at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from shardviz.dump.records import Role, StageRecord
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
-"""What stays in memory, in the order of tables."""
+"""The roles that stay in memory, in the order of columns."""
+
+STATE: tuple[Role, ...] = ("param", "grad", "optim")
+"""The roles that the closed formulas of data parallel count."""
 
 
 def elements_text(count: int, dtype: str) -> str:
@@ -34,7 +37,7 @@ def elements_text(count: int, dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one tensor takes.
+    """The memory of one tensor.
 
     Attributes:
         name: Its name.
@@ -51,7 +54,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Counted:
-    """A tensor, or identical layers of one, of which some or all names take memory.
+    """A tensor, or identical layers of one; some of its names may not take memory.
 
     Attributes:
         tensor: The tensor.
@@ -78,7 +81,7 @@ class Counted:
 
 
 def counted(dump: Dump) -> list[Counted]:
-    """Return the tensors that take memory: parameters and buffers as they were sharded, the rest as a step left it."""
+    """Return the tensors that take memory: parameters and buffers as sharded, the rest as it was after a step."""
     before = dump.at("initial") or dump.at("stamped")
     step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
@@ -99,7 +102,7 @@ def counted(dump: Dump) -> list[Counted]:
 
 
 def uses(dump: Dump) -> list[Use]:
-    """Return what every name takes on every rank."""
+    """Return the bytes of every name on every rank."""
     return [
         Use(
             name,
@@ -116,20 +119,61 @@ def under_way(schedule: Sequence[StageRecord]) -> float:
     """Return how many micro-batches of a stage wait for their backward at once, at most; 1 where no pipeline ran.
 
     Args:
-        schedule: What a rank's stages ran, in order; of several stages, the mean of them at the worst moment.
+        schedule: The passes of a rank's stages, in order; for several stages, their mean at the worst moment.
     """
     waiting = accumulate((-1 if one.backward else 1 for one in schedule), initial=0)
     stages = len({one.stage for one in schedule})
     return max(waiting) / stages if stages else 1.0
 
 
-def total(found: Sequence[Use], rank: int, role: str | None = None) -> int:
-    """Return the bytes on a rank, of one role or of all."""
-    return sum(use.bytes.get(rank, 0) for use in found if role in (None, use.role))
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """The memory of a run as numbers, which text and HTML render.
+
+    Attributes:
+        roles: The roles that any tensor has, in the order of columns.
+        by_rank: For each rank its bytes by role.
+        wholes: The bytes of the unsharded model by role.
+        uses: The tensors, the largest first.
+        params: Bytes of all parameters.
+        schemes: Schemes of data parallel by formula, and last the fullest rank of this run.
+        under_way: How many micro-batches a rank's activations are counted for, least and most; 1 without a pipeline.
+    """
+
+    roles: tuple[Role, ...]
+    by_rank: dict[int, tuple[int, ...]]
+    wholes: tuple[int, ...]
+    uses: tuple[Use, ...]
+    params: int
+    schemes: tuple[Scheme, ...]
+    under_way: tuple[float, float]
+
+
+def memory_table(dump: Dump) -> MemoryTable:
+    """Return the bytes of a dump's tensors by rank, by tensor and by scheme."""
+    found = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
+    roles = tuple(role for role in ROLES if any(use.role == role for use in found))
+    by_rank = {rank: dict.fromkeys(roles, 0) for rank in sorted(dump.files.ranks)}
+    for use in found:
+        for rank, count in use.bytes.items():
+            by_rank[rank][use.role] += count
+    params = sum(use.whole for use in found if use.role == "param")
+    fullest = max((sum(own.get(role, 0) for role in STATE) for own in by_rank.values()), default=0)
+    this = Scheme("this run", "the fullest rank", fullest)
+    counts = [under_way(record.schedule) for record in dump.files.ranks.values() if record.schedule] or [1.0]
+    return MemoryTable(
+        roles=roles,
+        by_rank={rank: tuple(own.values()) for rank, own in by_rank.items()},
+        wholes=tuple(sum(use.whole for use in found if use.role == role) for role in roles),
+        uses=tuple(found),
+        params=params,
+        schemes=(*schemes(params, dump.files.run.num_ranks), this),
+        under_way=(min(counts), max(counts)),
+    )
 
 
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
-    """Return the bytes of an element: of what a step left, those that the parameter has that it belongs to."""
+    """Return the bytes of an element; for the results of a step, those of the parameter that they belong to."""
     owner = name if name in widths else name.rpartition(".")[0]
     return (widths.get(owner) or common) if tensor.moment == "step" else itemsize(tensor.dtype)
 
@@ -143,10 +187,10 @@ def _leaves(names: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a scheme of data parallel takes with Adam, by the closed formula.
+    """The memory per rank of a scheme of data parallel with Adam, by the closed formula.
 
     Attributes:
-        name: What it is called.
+        name: Its usual name.
         formula: For parameters of P bytes over N ranks.
         bytes: The formula's value.
     """
@@ -157,11 +201,11 @@ class Scheme:
 
 
 def schemes(params: int, num_ranks: int) -> list[Scheme]:
-    """Return parameters, gradients and Adam's two numbers a parameter, a rank, by scheme (Rajbhandari et al. 2020).
+    """Return the bytes per rank of parameters, gradients and Adam's two moments (Rajbhandari et al. 2020).
 
     Args:
         params: Bytes of all parameters.
-        num_ranks: Ranks that they are dealt out to, evenly.
+        num_ranks: Ranks that share them evenly.
     """
     share = params / num_ranks
     return [

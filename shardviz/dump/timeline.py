@@ -1,11 +1,12 @@
-"""A pipeline's schedule laid out in time: what every stage ran, when it could run at the earliest, and the bubble.
+"""A pipeline's schedule laid out in time: the passes of every stage at their earliest times, and the bubble.
 
-The order on each rank is what really ran. Time is counted in forward passes of one stage; a backward takes two.
+The order on each rank is the real one. Time is counted in forward passes of one stage; a backward takes two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
@@ -13,16 +14,20 @@ from shardviz.errors import ShardvizError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardviz.dump.dump import Dump
     from shardviz.dump.records import StageRecord
 
 FORWARD, BACKWARD = 1, 2
 """How long a pass takes."""
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+"""A rank's first stage, its second, ...: small letters run forward, capitals backward."""
+
 Pass = tuple[int, int, bool]
 """Stage, micro-batch, whether backward."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """A schedule in time.
 
@@ -39,10 +44,20 @@ class Timeline:
         """How many micro-batches there are."""
         return 1 + max(record.microbatch for passes in self.begins.values() for record, _ in passes)
 
+    @cached_property
+    def stages(self) -> dict[int, list[int]]:
+        """The stages that each rank ran, rising."""
+        return {rank: sorted({record.stage for record, _ in passes}) for rank, passes in self.begins.items()}
+
     @property
     def stages_per_rank(self) -> int:
         """How many stages the rank with most of them has."""
-        return max(len({record.stage for record, _ in passes}) for passes in self.begins.values())
+        return max(map(len, self.stages.values()))
+
+    def label(self, rank: int, record: StageRecord) -> str:
+        """Write one pass of a rank: the letter of its stage among the rank's stages, and the micro-batch."""
+        letter = LETTERS[self.stages[rank].index(record.stage) % len(LETTERS)]
+        return f"{letter.upper() if record.backward else letter}{record.microbatch}"
 
     @property
     def bubble(self) -> float:
@@ -62,11 +77,26 @@ def duration(record: StageRecord) -> int:
     return BACKWARD if record.backward else FORWARD
 
 
+def timeline_of(dump: Dump) -> Timeline | None:
+    """Return the timeline of the pipeline that the lowest rank is in; None where no pipeline ran.
+
+    Of the ranks that ran the same stages, the lowest stands for all.
+
+    Raises:
+        ShardvizError: Some pass waits for one that no rank ran before.
+    """
+    found: dict[frozenset[int], int] = {}
+    for rank, record in sorted(dump.files.ranks.items()):
+        if record.schedule:
+            found.setdefault(frozenset(one.stage for one in record.schedule), rank)
+    return timeline({rank: dump.files.ranks[rank].schedule for rank in sorted(found.values())}) if found else None
+
+
 def timeline(schedules: Mapping[int, Sequence[StageRecord]]) -> Timeline:
-    """Let every pass begin as soon as its rank is free and what it needs is there.
+    """Let every pass begin as soon as its rank is free and the passes that it needs have ended.
 
     Args:
-        schedules: What each rank of one pipeline ran, in order.
+        schedules: The passes of each rank of one pipeline, in order.
 
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.
@@ -93,7 +123,7 @@ def timeline(schedules: Mapping[int, Sequence[StageRecord]]) -> Timeline:
     if late:
         record = schedules[late[0]][len(begins[late[0]])]
         raise ShardvizError(
-            f"rank {late[0]} ran stage {record.stage} on micro-batch {record.microbatch} before what it needs",
+            f"rank {late[0]} ran stage {record.stage} on micro-batch {record.microbatch} before its inputs",
             "the dump lacks a rank of the pipeline",
         )
     return Timeline({rank: tuple(passes) for rank, passes in begins.items()}, max(free.values()))

@@ -1,6 +1,6 @@
 """`shardviz.show`: a dump, a layout, a mesh, a DTensor or a module as a picture, in a notebook or printed.
 
-Nothing here communicates: a DTensor is drawn as its placements say. What needs torch is imported only for its objects.
+Nothing here communicates: a DTensor is drawn as its placements claim. Torch is used only for torch's own objects.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAYOUT = re.compile(r"\s*[\w.]*\[")
 """How a layout in the notation begins."""
 
 FRAME = '<iframe srcdoc="{}" style="width:100%;height:640px;border:0" title="shardviz"></iframe>'
-"""A page of its own within a notebook's: neither's style reaches the other."""
+"""A frame in a notebook, so that neither the page's style nor the notebook's reaches the other."""
 
 
 def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = None) -> None:
@@ -43,9 +43,9 @@ def show(what: object, tensor: str | None = None, *, mesh: Mesh | str | None = N
 
     Args:
         what: A dump, or the path of one; a `shardviz.Layout`, or one in the notation, `"[12/tp/fsdp, 12]"`; a mesh; a
-            DTensor; or a module, of which the parameters and buffers are listed.
-        tensor: Of a dump or a module, the name of the one tensor to draw.
-        mesh: Of a layout in the notation, the mesh that it is on, `"fsdp=2,tp=4"`.
+            DTensor; or a module, whose parameters and buffers are listed.
+        tensor: The name of the one tensor to draw, for a dump or a module.
+        mesh: The mesh of a layout in the notation, `"fsdp=2,tp=4"`.
 
     Raises:
         ShardvizError: It is none of these, or the dump or the tensor is not there.
@@ -69,20 +69,20 @@ def _layout(text: str, mesh: Mesh | str | None) -> Layout:
     from shardviz.layout.notation import parse
 
     if mesh is None:
-        raise ShardvizError(f"layout {text!r} needs a mesh to be on", f'shardviz.show({text!r}, mesh="fsdp=2,tp=4")')
+        raise ShardvizError(f"layout {text!r} needs a mesh", f'shardviz.show({text!r}, mesh="fsdp=2,tp=4")')
     return parse(text).layout(parse_mesh(mesh) if isinstance(mesh, str) else mesh)
 
 
 def _rank() -> int:
-    """Return this process's rank: torch's own where a process group is up, what torchrun says otherwise."""
+    """Return this process's rank: torch's own where a process group is up, otherwise torchrun's."""
     if "torch.distributed" in sys.modules:
         from shardviz.live.showing import rank
 
         found = rank()
         if found is not None:
             return found
-    said = os.environ.get("RANK", "")
-    return int(said) if said.isdigit() else 0
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdigit() else 0
 
 
 def _display(lines: Lines, markup: dict[str, str]) -> bool:
@@ -128,7 +128,7 @@ def _of_model(dump: Dump, pattern: str | None) -> Picture:
 
         found = find_tensors(dump, pattern)
         if len(found) > 1:
-            raise ShardvizError(f"{len(found):,} tensors fit {pattern!r}", "name one")
+            raise ShardvizError(f"{len(found):,} tensors match {pattern!r}", "name one")
         ((name, tensor),) = found
         return _of_subject(of_tensor(dump, tensor, name))
     from shardviz.check.run import report_on
@@ -163,7 +163,7 @@ def _of_mesh(mesh: Mesh) -> Picture:
 
 
 def _of_torch(what: object, name: str | None) -> Picture | None:
-    """Draw a tensor or a module; None for what is neither."""
+    """Draw a tensor or a module; None for anything else."""
     if "torch" not in sys.modules:
         return None
     from shardviz.live.showing import mesh_of, subject_of, table_of
@@ -181,12 +181,13 @@ def _of_torch(what: object, name: str | None) -> Picture | None:
 def _of_table(rows: list[tuple[str, str]]) -> Picture:
     """List names with their layouts, identical layers folded."""
     from shardviz.picture.markup import element, words
+    from shardviz.picture.text.table import padded, widest
     from shardviz.picture.text.terminal import line
     from shardviz.text import fold
 
     folded = [(printable(str(names)), text) for names, text in fold(rows)]
-    width = max((len(name) for name, _ in folded), default=0)
+    width = widest(name for name, _ in folded)
     cells = (element("tr", element("td", words(name)), element("td", words(text))) for name, text in folded)
     head = element("tr", element("th", "tensor"), element("th", "layout"))
     table = element("table", head, *cells)
-    return lambda _: [line((name.ljust(width), "bold"), f"  {text}") for name, text in folded], {"text/html": table}
+    return lambda _: [line((padded(name, width), "bold"), f"  {text}") for name, text in folded], {"text/html": table}

@@ -7,7 +7,7 @@ from html import escape
 from shardviz.text import printable
 
 EMPTY = ("rect", "path")
-"""Elements of SVG that have nothing in them; all others are closed by a tag, as HTML wants them."""
+"""Empty elements of SVG; all others are closed by a tag, as HTML requires."""
 
 
 def words(value: object) -> str:
@@ -23,10 +23,10 @@ def element(tag: str, *children: str, **attributes: object) -> str:
         children: What stands in it: other elements, or text that `words` made safe.
         attributes: Their values; `class_` is class, `aria_label` is aria-label; None leaves one out.
     """
-    said = "".join(
+    written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{words(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
     inner = "".join(children)
-    return f"<{tag}{said}/>" if tag in EMPTY else f"<{tag}{said}>{inner}</{tag}>"
+    return f"<{tag}{written}/>" if tag in EMPTY else f"<{tag}{written}>{inner}</{tag}>"

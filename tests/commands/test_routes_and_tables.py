@@ -37,7 +37,7 @@ def test_a_route_is_explained_with_its_bytes_and_torchs_beside_it(capsys: pytest
         "  all_reduce  a     [8, 8/b]     128 B\n"
         "  all_gather  b     [8, 8]       128 B\n"
         "\n"
-        "! torch's redistribute takes another: a rank receives up to 384 B, 1.5 times\n"
+        "! torch's redistribute takes another route: a rank receives up to 384 B, 1.5 times as much\n"
         "  collective  over  gives      received\n"
         "  all_gather  b     [8, 8] +a     128 B\n"
         "  all_reduce  a     [8, 8]        256 B\n"
@@ -48,7 +48,7 @@ def test_a_route_that_torch_takes_too_is_said_to_be_so(capsys: pytest.CaptureFix
     assert main(["explain", "[12/tp, 12]", "[*, */tp]", "--mesh", "tp=4"]) == 0
     told = capsys.readouterr().out
     assert "all_to_all  tp    [12, 12/tp]     108 B" in told
-    assert told.endswith("✓ torch's redistribute takes the same\n")
+    assert told.endswith("✓ torch's redistribute takes the same route\n")
 
 
 def test_a_route_to_a_pending_sum_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_the_bubble_stands_beside_the_formula(pipeline: Path, capsys: pytest.Cap
 
 def test_comms_are_printed_by_axis(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(pipeline), "--comms"]) == 0
-    assert capsys.readouterr().out.startswith("along pp: up to 64 bytes received by a rank\n")
+    assert capsys.readouterr().out.startswith("along pp: a rank receives up to 64 bytes\n")
 
 
 def test_a_dump_without_tensors_has_no_memory_to_show(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:

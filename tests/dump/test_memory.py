@@ -2,12 +2,13 @@
 
 import pytest
 
+from shardviz.dump.comms import received
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import counted, elements_text, schemes, total, uses
+from shardviz.dump.memory import counted, elements_text, memory_table, schemes, uses
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.picture.text.comms import comms_lines, received
+from shardviz.picture.text.comms import comms_lines
 from shardviz.picture.text.memory import memory_lines
 from shardviz.text import bytes_text
 
@@ -30,7 +31,8 @@ def _model(path, **more):
 
 
 def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
-    found = uses(_model(tmp_path / "dump"))
+    dump = _model(tmp_path / "dump")
+    found = uses(dump)
     assert {(use.name, use.role): (use.bytes[1], use.whole) for use in found} == {
         ("layer.weight", "param"): (64, 128),
         ("layer.weight", "grad"): (64, 128),
@@ -38,8 +40,13 @@ def test_memory_counts_a_float64_step_in_the_models_own_element_type(tmp_path):
         ("layer", "activation"): (96, 96),
         ("block.layer", "activation"): (96, 96),
     }
-    assert total(found, 0) == 384
-    assert total(found, 0, "grad") == 64
+    table = memory_table(dump)
+    assert dict(zip(table.roles, table.by_rank[0], strict=True)) == {
+        "param": 64,
+        "grad": 64,
+        "optim": 64,
+        "activation": 192,
+    }
 
 
 def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_waits(tmp_path):
@@ -47,14 +54,13 @@ def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_wai
     found = uses(_model(tmp_path / "dump", schedule=tuple(runs)))
     assert {use.bytes[0] for use in found if use.role == "activation"} == {2 * 96}
     assert any(
-        "activations of 2 micro-batches" in line.plain
-        for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
+        "for 2 micro-batches" in line.plain for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
     )
 
 
 def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):
     dump = _model(tmp_path / "dump")
-    assert sum(one.on(1) for one in counted(dump)) == total(uses(dump), 1) == 384
+    assert sum(one.on(1) for one in counted(dump)) == sum(memory_table(dump).by_rank[1]) == 384
     assert [one.on(7) for one in counted(dump)] == [0] * 5
 
 
@@ -95,7 +101,7 @@ def test_the_formulas_of_zero_deal_out_one_thing_after_the_other():
     assert [scheme.bytes for scheme in schemes(400, 4)] == [1600, 1000, 700, 400]
 
 
-def test_the_memory_table_has_a_line_a_rank_and_the_formulas(tmp_path):
+def test_the_memory_table_has_a_line_per_rank_and_the_formulas(tmp_path):
     lines = [line.plain.rstrip() for line in memory_lines(_model(tmp_path / "dump"))]
     assert lines[:4] == [
         "bytes      param  grad  optim  activation  together",
@@ -103,7 +109,7 @@ def test_the_memory_table_has_a_line_a_rank_and_the_formulas(tmp_path):
         "rank 1        64    64     64         192       384",
         "unsharded    128   128    128         192       576",
     ]
-    assert lines[-1] == "this run                          the fullest rank               192"
+    assert lines[-1] == "this run                          the fullest rank                 192"
 
 
 def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
@@ -113,11 +119,11 @@ def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
     )
     lines = [line.plain.rstrip() for line in comms_lines(_model(tmp_path / "dump", collectives=seen))]
     assert lines == [
-        "along fsdp: up to 128 bytes received by a rank",
+        "along fsdp: a rank receives up to 128 bytes",
         "  collective  module  pass     count  bytes  received  group  on ranks",
         "  all_gather  layer   forward      2    256       128      2         2",
         "",
-        "along tp: up to 96 bytes received by a rank",
+        "along tp: a rank receives up to 96 bytes",
         "  collective  module  pass      count  bytes  received  group  on ranks",
         "  all_reduce  layer   backward      1     64        96      4         2",
     ]

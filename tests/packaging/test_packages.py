@@ -18,6 +18,16 @@ def test_every_package_of_the_checkout_is_in_the_wheel():
     assert set(re.findall(r'"([\w.]+)"', listed[1])) == there
 
 
+def test_every_style_sheet_of_the_checkout_is_in_the_wheel():
+    listed = re.findall(r'\n"?([\w.]+)"? = \["\*(\.t?css)"\]', (ROOT / "pyproject.toml").read_text())
+    there = {
+        (".".join((package, *path.parent.relative_to(ROOT / room).parts)), path.suffix)
+        for room, package in ROOMS.items()
+        for path in (ROOT / room).rglob("*.*css")
+    }
+    assert set(listed) == there
+
+
 def test_the_readme_has_two_commands_that_set_up_everything():
     readme = (ROOT / "README.md").read_text()
     commands = re.findall(r"^python3 -m venv .*$", readme, re.MULTILINE)

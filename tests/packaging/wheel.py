@@ -35,7 +35,7 @@ def build(folder: Path) -> Path:
     assert not outside, f"the wheel puts files outside its package: {outside}"
     for needed in ("shardviz/py.typed", "shardviz/probes/tp_fsdp.py", "shardviz/tui/app.py"):
         assert needed in names, f"the wheel lacks {needed}"
-    packaged = {name for name in names if name.startswith("shardviz/") and name.endswith((".py", ".tcss"))}
+    packaged = {name for name in names if name.startswith("shardviz/") and name.endswith((".py", ".css", ".tcss"))}
     assert packaged == sources(), f"wheel and checkout differ: {sorted(packaged ^ sources())}"
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/pyproject.toml") for name in archive.getnames())
@@ -49,7 +49,7 @@ def sources() -> set[str]:
         f"{inside}/{path.relative_to(ROOT / room).as_posix()}"
         for room, inside in rooms.items()
         for path in (ROOT / room).rglob("*")
-        if path.suffix in (".py", ".tcss")
+        if path.suffix in (".py", ".css", ".tcss")
     }
 
 

@@ -193,7 +193,7 @@ def test_723_tensors_on_1024_ranks_stay_under_5_mb(tmp_path: Path, monkeypatch: 
 def test_maps_beyond_the_pages_room_are_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardviz.picture.html.page.MOST_BYTES", 1)
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
-    assert text.count("Not drawn: the page has no more room; shardviz show draws it") == 3
+    assert text.count("Not drawn: the page is full; shardviz show draws it") == 3
     assert "≠ 4</text>" in text, "what is wrong is drawn first"
 
 
@@ -227,13 +227,13 @@ def test_memory_is_told_by_rank_by_role_by_scheme_and_by_tensor(stepped: Path) -
         "On | param | grad | optim | together",
         "ranks 0-1 | 96 B | 96 B | 96 B | 288 B",
         "unsharded | 192 B | 192 B | 192 B | 576 B",
-        "Scheme | Formula | A rank",
+        "Scheme | Formula | Per rank",
         "DDP | P + P + 2P | 768 B",
         "ZeRO 1 | P + P + 2P/N | 576 B",
         "ZeRO 2 | P + P/N + 2P/N | 480 B",
         "ZeRO 3, FSDP | P/N + P/N + 2P/N | 384 B",
         "this run | the fullest rank | 288 B",
-        "Tensor | Role | On a rank | Unsharded",
+        "Tensor | Role | Per rank | Unsharded",
         "layers.[0-1].w (2 tensors) | param | 48 B | 96 B",
         "layers.[0-1].w (2 tensors) | grad | 48 B | 96 B",
         "layers.[0-1].w.exp_avg (2 tensors) | optim | 48 B | 96 B",
@@ -259,7 +259,7 @@ def test_a_schedule_is_drawn_with_its_bubble(stepped: Path) -> None:
 
 def test_a_run_without_a_step_says_why_there_is_no_traffic(tmp_path: Path) -> None:
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
-    assert "No collective ran in a step: a probe with a batch() is stepped" in text
+    assert "No collectives ran in a step: only a probe with a batch() runs a step" in text
     assert 'id="schedule"' not in text
 
 
@@ -267,7 +267,7 @@ def test_a_schedule_that_cannot_be_says_so_and_the_rest_stands(stepped: Path) ->
     files = stepped.with_name("run.shardviz")
     (files / "rank_00000.json").unlink()
     assert main(["show", str(files), "-o", str(stepped)]) == 0
-    assert "rank 1 ran stage 1 on micro-batch 0 before what it needs" in stepped.read_text(encoding="utf-8")
+    assert "rank 1 ran stage 1 on micro-batch 0 before its inputs" in stepped.read_text(encoding="utf-8")
 
 
 OUTSIDE = """JSON.stringify((() => {

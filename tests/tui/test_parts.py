@@ -15,7 +15,7 @@ from rich.console import Console
 from shardviz.check.diff import compare
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import total, uses
+from shardviz.dump.memory import memory_table
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, TensorRecord
 from shardviz.errors import ShardvizError
@@ -50,19 +50,19 @@ def document(path: Path, mesh: str, tensors: dict[str, Made | str]) -> Document:
 def test_every_rank_stands_at_one_place_of_the_mesh_and_is_found_there(mesh: str) -> None:
     plan = MeshPlan(parse_mesh(mesh))
     places = {}
-    for row in range(plan.num_rows):
-        for col in range(plan.num_columns):
+    for row in range(plan.grid.num_rows):
+        for col in range(plan.grid.num_cols):
             line, column = plan.place(row, col)
             assert (plan.row_at(line), plan.col_at(column), plan.col_at(column + plan.cell - 1)) == (row, col, col)
-            places[plan.rank_at(row, col)] = (row, col)
+            places[plan.grid.rank_at(row, col)] = (row, col)
     assert sorted(places) == sorted(plan.mesh.ranks)
-    assert all(plan.row_and_col(rank) == place for rank, place in places.items())
+    assert all(plan.grid.row_and_col(rank) == place for rank, place in places.items())
 
 
 def test_the_last_axis_runs_across_and_the_one_before_it_down() -> None:
     plan = MeshPlan(parse_mesh("pp=2,fsdp=2,tp=3"))
-    assert [plan.rank_at(1, col) for col in range(6)] == [3, 4, 5, 9, 10, 11]
-    assert (plan.row_title(1), plan.position(0, 4), plan.position(2, 4)) == ("fsdp=1", 1, 1)
+    assert [plan.grid.rank_at(1, col) for col in range(6)] == [3, 4, 5, 9, 10, 11]
+    assert (plan.grid.row_title(1), plan.grid.position(0, 4), plan.grid.position(2, 4)) == ("fsdp=1", 1, 1)
 
 
 def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> 
 def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
     doc = Document(path, dump_of(read_files(path)))
-    assert (len(doc.entries), doc.bytes_of(0, 1), total(uses(doc.dump), 1)) == (1, 16, 16)
+    assert (len(doc.entries), doc.bytes_of(0, 1), sum(memory_table(doc.dump).by_rank[1])) == (1, 16, 16)
     add_to_ranks(path, lambda rank: structs.replace(rank, tied=(("layers.0.w", "layers.1.w"),)))
     tied = Document(path, dump_of(read_files(path)))
-    assert (len(tied.entries), tied.bytes_of(0, 1), total(uses(tied.dump), 1)) == (1, 8, 8)
+    assert (len(tied.entries), tied.bytes_of(0, 1), sum(memory_table(tied.dump).by_rank[1])) == (1, 8, 8)
 
 
 def test_what_was_not_checked_is_told_once_for_identical_layers_and_without_a_name_where_it_has_none(
@@ -175,7 +175,7 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
         "grad": 32,
         "output": None,
     }
-    assert total(uses(doc.dump), 1) == 64
+    assert sum(memory_table(doc.dump).by_rank[1]) == 64
     assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain
 
 

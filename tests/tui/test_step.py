@@ -73,14 +73,14 @@ def test_a_pass_says_what_it_is_and_when(pipelined: Path) -> None:
 
 def test_a_pipeline_that_lost_a_stage_says_why_it_is_not_drawn(lost_stage: Path) -> None:
     assert (
-        "? not drawn: rank 0 ran stage 0 on micro-batch 0 before what it needs: the dump lacks a rank"
+        "? not drawn: rank 0 ran stage 0 on micro-batch 0 before its inputs: the dump lacks a rank"
         in walk(lost_stage, "5").text
     )
 
 
 def test_a_dump_without_a_step_says_what_to_do(bug: Path) -> None:
     shown = walk(bug, "5", size=(80, 24))
-    assert "? no step here: give the probe a batch(); a captured job is not stepped" in shown.text
+    assert "? no step was captured: only a probe with a batch() runs a step" in shown.text
     assert "Order" not in shown.text
 
 

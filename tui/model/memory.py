@@ -1,4 +1,4 @@
-"""What a rank has in memory: its tensors, and the numbers of one, made as they are looked at."""
+"""A rank's memory: its tensors, and the numbers of one, written only as they are shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def entries_of_rank(document: Document, rank: int) -> list[int]:
-    """Return the entries of which a rank has a shard."""
+    """Return the entries that a rank has a shard of."""
     return [index for index, entry in enumerate(document.entries) if rank in entry.tensor.shards]
 
 
@@ -41,9 +41,9 @@ class Memory:
     """One local tensor's numbers as they lie in memory, as a grid: the last dim to the right, the others downwards.
 
     Attributes:
-        what: What the numbers are: ids, or values of a stage.
+        what: The kind of numbers: ids, or values of a moment.
         shape: The local shape.
-        dims: For ids in ranges, the global index of every local index, a dim each.
+        dims: For ids in ranges, the global index of every local index, one array per dim.
         strides: For ids in ranges, the global strides.
         array: The numbers themselves otherwise.
     """
@@ -93,7 +93,7 @@ def ids_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory:
     """
     shard = tensor.shards[rank]
     if tensor.moment != "stamped":
-        raise DumpError(f"{tensor.name} was not stamped: there are no ids")
+        raise DumpError(f"{tensor.name} was not stamped, so it has no ids")
     if shard.held is not None:
         shape = shard.layout.index_shape if shard.layout else tensor.shape
         strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
@@ -103,15 +103,15 @@ def ids_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory:
 
 
 def values_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory | None:
-    """Return the real values that a rank held, of the latest stage that has them; None where the dump has none."""
-    for stage in ("step", "initial"):
-        for other in dump.at(stage):
+    """Return the real values that a rank held, of the latest moment that has them; None where the dump has none."""
+    for moment in ("step", "initial"):
+        for other in dump.at(moment):
             if other.role == tensor.role and tensor.names[0] in other.names and rank in other.shards:
                 body = other.shards[rank].body
                 if body.values is not None and 0 not in body.local_shape:
                     array = np.array(leaves(body.values), dtype=object)
                     columns = body.local_shape[-1] if body.local_shape else 1
-                    return Memory(f"values, {stage}", body.local_shape, array=array.reshape(-1, columns))
+                    return Memory(f"values, {moment}", body.local_shape, array=array.reshape(-1, columns))
     return None
 
 

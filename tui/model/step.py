@@ -1,4 +1,4 @@
-"""What a step did, as plain data: its collectives with identical layers together, its pipeline, before and after."""
+"""A step as plain data: its collectives with identical layers folded, its pipeline, numbers before and after."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.timeline import Timeline, timeline
+from shardviz.dump.comms import received, received_by_axes, traffic
+from shardviz.dump.timeline import Timeline, timeline_of
 from shardviz.errors import ShardvizError
-from shardviz.picture.text.comms import received, traffic
-from shardviz.picture.text.schedule import one_pipeline
 from shardviz.text import Fold, fold, natural_key
 
 if TYPE_CHECKING:
@@ -20,22 +19,22 @@ if TYPE_CHECKING:
     from shardviz.dump.records import CollectiveRecord
 
 WHAT = {
-    "all_gather": "each rank gets the parts of all",
-    "all_reduce": "each rank gets the sum over all",
-    "all_to_all": "each rank sends each other one a part",
-    "barrier": "each rank waits until all have come",
-    "broadcast": "each rank gets what one of them has",
-    "gather": "one rank gets the parts of all",
-    "recv": "a rank gets what another one sent",
-    "reduce": "one rank gets the sum over all",
-    "reduce_scatter": "each rank gets its part of the sum over all",
-    "scatter": "each rank gets its part of what one has",
-    "send": "a rank sends to another one",
+    "all_gather": "each rank gets the parts of all ranks",
+    "all_reduce": "each rank gets the sum over all ranks",
+    "all_to_all": "each rank sends a part to every other rank",
+    "barrier": "each rank waits until all have arrived",
+    "broadcast": "each rank gets a copy of one rank's tensor",
+    "gather": "one rank gets the parts of all ranks",
+    "recv": "a rank receives from another rank",
+    "reduce": "one rank gets the sum over all ranks",
+    "reduce_scatter": "each rank gets its part of the sum over all ranks",
+    "scatter": "each rank gets its part of one rank's tensor",
+    "send": "a rank sends to another rank",
 }
-"""What each collective does within a group, by torch's name for it."""
+"""The effect of each collective within a group, by torch's name for it."""
 
 BEFORE = ".before"
-"""The part of a module whose output is what a rank had before the module's collective ran."""
+"""The part of a module that outputs a rank's numbers before the module's collective ran."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Collective:
     """The collectives of a step that are alike, in a module or in identical layers.
 
     Attributes:
-        record: What the busiest rank wrote of those in one module, without the module's name.
+        record: The busiest rank's record of those in one module, without the module's name.
         modules: The modules.
         ranks: The ranks that took part, rising.
     """
@@ -59,12 +58,12 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """What all of them were about."""
+        """The bytes of all of them together."""
         return self.record.bytes * len(self.modules)
 
     @property
     def received(self) -> int:
-        """What a rank took in."""
+        """The bytes that a rank receives."""
         return received(self.record) * len(self.modules)
 
 
@@ -93,12 +92,12 @@ class Step:
 
 
 def step_of(dump: Dump) -> Step:
-    """Return what a dump says of its step."""
+    """Return the step of a dump."""
     ranks = dump.files.ranks.values()
     has_run = bool(dump.at("step")) or any(rank.collectives or rank.schedule for rank in ranks)
-    schedules, pipeline, undrawn = one_pipeline(dump), None, ""
+    pipeline, undrawn = None, ""
     try:
-        pipeline = timeline(schedules) if schedules else None
+        pipeline = timeline_of(dump)
     except ShardvizError as error:
         undrawn = f"{error.message}: {error.hint}"
     return Step(has_run, tuple(_collectives(dump)), tuple(_received(dump)), pipeline, undrawn)
@@ -113,15 +112,9 @@ def _collectives(dump: Dump) -> list[Collective]:
 
 
 def _received(dump: Dump) -> list[tuple[tuple[str, ...], int]]:
-    """Return the bytes that the busiest rank took in: along every axis, then along what else there was."""
-    totals: dict[tuple[str, ...], int] = {(axis,): 0 for axis in dump.files.mesh.axes if dump.files.run.mesh}
-    for rank in dump.files.ranks.values():
-        own: dict[tuple[str, ...], int] = {}
-        for record in rank.collectives:
-            own[record.axes] = own.get(record.axes, 0) + received(record)
-        for axes, count in own.items():
-            totals[axes] = max(totals.get(axes, 0), count)
-    return list(totals.items())
+    """Return the bytes that the busiest rank took in: along every axis, then along other groups."""
+    unused = {(axis,): 0 for axis in dump.files.mesh.axes if dump.files.run.mesh}
+    return list((unused | received_by_axes(dump)).items())
 
 
 def axes_text(axes: Sequence[str]) -> str:
@@ -131,7 +124,7 @@ def axes_text(axes: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Moment:
-    """What a rank had before a collective, and what it had after.
+    """The numbers of a rank before a collective and after it.
 
     Attributes:
         rank: The rank.
@@ -145,7 +138,7 @@ class Moment:
 
 
 def moments(dump: Dump, collective: Collective) -> list[Moment]:
-    """Return what every rank had before and after, where its module kept both: a collective probe's modules do."""
+    """Return every rank's numbers before and after, where its module kept both, as a collective probe's modules do."""
     name = collective.modules.names()[0]
     before, after = (dump.find("step", "activation", one) for one in (name + BEFORE, name))
     if before is None or after is None:
@@ -157,7 +150,7 @@ def moments(dump: Dump, collective: Collective) -> list[Moment]:
 
 
 def _by_group(dump: Dump, collective: Collective) -> list[int]:
-    """Return the ranks that took part, those of a group after each other."""
+    """Return the ranks that took part, group by group."""
     axes, mesh = collective.record.axes, dump.files.mesh
     if not axes or not set(axes) <= set(mesh.axes):
         return list(collective.ranks)

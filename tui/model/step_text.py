@@ -1,4 +1,4 @@
-"""What the step's screen says in words: a line a collective, a card, a rank's numbers before and after, a pass."""
+"""Texts of the step's screen: the line of a collective, its card, a rank's numbers before and after, a pass."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ MOST_LOOKED_AT = 64
 
 
 def why_empty(step: Step) -> str:
-    """Say in one line why there is nothing to see, and what to do; empty where there is something."""
+    """Say in one line why nothing is shown, and what to do; empty where something is shown."""
     if not step.has_run:
-        return "? no step here: give the probe a batch(); a captured job is not stepped"
+        return "? no step was captured: only a probe with a batch() runs a step"
     if not step.collectives and step.pipeline is None:
-        return "a step ran, and no rank sent anything to another one"
+        return "a step ran, and no rank sent anything to another rank"
     return ""
 
 
 def head_text(width: int) -> str:
-    """Write what the columns of the list are, with so many for the axes."""
+    """Write the heading of the list, with so many columns for the axes."""
     return f"  {'collective':<15} {'axis':<{width}} {'count':>6} {'bytes':>8} {'received':>8}  module"
 
 
@@ -60,15 +60,15 @@ def collective_line(one: Collective, width: int) -> Text:
 
 
 def collective_title(one: Collective) -> str:
-    """Write what a collective is, and where it ran."""
+    """Write the name of a collective, and where it ran."""
     module = printable(str(one.modules))
     when = "outside of modules" if one.record.outside else one.record.when
     return f"{printable(one.record.op)}{f' in {module}' if module else ''}, {when}"
 
 
 def collective_text(one: Collective, mesh: Mesh, rank: int) -> Text:
-    """Write what a collective does, of how many bytes, and in which groups."""
-    text = Text(WHAT.get(one.record.op, "torch's own operation of this name"))
+    """Write the effect of a collective, its bytes and its groups."""
+    text = Text(WHAT.get(one.record.op, "an operation of torch's own"))
     each = one.bytes // max(one.count, 1)
     times = f"{one.count:,} × " if one.count > 1 else ""
     text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; a rank receives {one.received:,}", "dim")
@@ -79,13 +79,13 @@ def _groups(one: Collective, mesh: Mesh, rank: int) -> str:
     """Say how many ranks took part, in groups of how many, and which are the chosen rank's."""
     text = f"{len(one.ranks):,} ranks, groups of {one.record.size:,} along {axes_text(one.record.axes)}"
     if rank not in one.ranks:
-        return f"{text}; rank {rank} takes no part"
+        return f"{text}; rank {rank} does not take part"
     group = group_of(one, mesh, rank)
     return f"{text}: {ranks_text(mask_of(group))}" if group else text
 
 
 def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
-    """Return the ranks of a rank's group; empty where the axes do not say it."""
+    """Return the ranks of a rank's group; empty where the axes do not determine it."""
     axes = one.record.axes
     if not axes or rank not in one.ranks or rank not in mesh or not set(axes) <= set(mesh.axes):
         return frozenset()
@@ -93,12 +93,12 @@ def group_of(one: Collective, mesh: Mesh, rank: int) -> frozenset[int]:
 
 
 def before_width(moments: Sequence[Moment]) -> int:
-    """Return the columns that what ranks had before takes."""
+    """Return the columns that the numbers before a collective take."""
     return max((len(_numbers(moment.before)) for moment in moments[:MOST_LOOKED_AT]), default=0)
 
 
 def moment_line(moment: Moment, width: int) -> Text:
-    """Write what a rank had before and after."""
+    """Write a rank's numbers before and after."""
     return Text.assemble(
         (f"rank {moment.rank:<3} ", "bold"),
         _numbers(moment.before).ljust(width),
@@ -130,7 +130,7 @@ def pipeline_text(step: Step) -> str:
 
 
 def pass_text(rank: int, record: StageRecord, begin: int) -> str:
-    """Write what one pass is."""
+    """Describe one pass."""
     way = "backward" if record.backward else "forward"
     end = begin + duration(record)
     return f"rank {rank}  stage {record.stage}, micro-batch {record.microbatch} {way}, from {begin} to {end}"

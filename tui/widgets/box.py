@@ -58,7 +58,7 @@ class Entitled(Widget):
 
 
 class Row(Horizontal):
-    """Parts beside each other. It paints one blank line for all of its own: all of it is covered."""
+    """Parts beside each other. It paints blank lines only, because its parts cover all of it."""
 
     BLANK: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What the big grids share: lines painted when they are shown, in styles that are looked up once a theme."""
+"""The base of the big grids: lines are painted when they are shown, in styles that are looked up once per theme."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOLD = Style(bold=True)
 
 
 class Grid(ScrollView, can_focus=True):
-    """A grid that paints its own lines. Textual works a widget's style out anew each time: here once is enough."""
+    """A grid that paints its own lines. Textual computes a widget's style each time; here once is enough."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -58,7 +58,7 @@ class Grid(ScrollView, can_focus=True):
         self.show_focus()
 
     def show_focus(self) -> None:
-        """Paint again what looks different with the focus."""
+        """Repaint the parts that look different with the focus."""
 
     def notify_style_update(self) -> None:
         """Look styles up again after the theme changed."""
@@ -66,16 +66,16 @@ class Grid(ScrollView, can_focus=True):
         super().notify_style_update()
 
     def on_resize(self) -> None:
-        """Fit what is shown into its room; Textual says so each time that the grid comes on screen."""
+        """Fit the content into its room; Textual calls this each time that the grid comes on screen."""
         if self.size != self._laid_out:
             self._laid_out = self.size
             self.fit()
 
     def fit(self) -> None:
-        """Fit what is shown into its new room, where that changes anything."""
+        """Fit the content into its new room, where that changes anything."""
 
     def extend(self, size: Size) -> None:
-        """Say how large all of it is; the screen is laid out anew only where scroll bars come or go, and once."""
+        """Set the size of the whole; the screen is laid out again only where scroll bars appear or go, and once."""
         bars = self._bars(size)
         if not self.size or bars != (self.show_vertical_scrollbar, self.show_horizontal_scrollbar):
             self.virtual_size = size
@@ -90,14 +90,14 @@ class Grid(ScrollView, can_focus=True):
         self.scroll_x, self.scroll_y = self.validate_scroll_x(self.scroll_x), self.validate_scroll_y(self.scroll_y)
 
     def _bars(self, size: Size) -> tuple[bool, bool]:
-        """Say whether there are bars for down and across, which take room from each other."""
+        """Return whether there are bars for down and across, which take room from each other."""
         width, height = self.size
         across = size.width > width
         down = size.height > height - self.styles.scrollbar_size_horizontal * across
         return down, size.width > width - self.styles.scrollbar_size_vertical * down
 
     def bring_into_view(self, box: Region) -> None:
-        """Scroll as far as is needed to show a part of the grid; Textual would lay the screen out anew in any case.
+        """Scroll as far as is needed to show a part of the grid; Textual would always lay out the screen again.
 
         A grid that is not on screen has no size: it scrolls when it gets one, in `fit`.
         """

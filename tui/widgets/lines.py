@@ -65,7 +65,7 @@ class Lines(Grid):
 
         Args:
             count: How many.
-            line: Makes the line with an index.
+            line: Makes the line at an index.
             cursor: Where the cursor goes; by default it stays.
             width: Columns of the longest line, where they may be longer than the screen.
         """

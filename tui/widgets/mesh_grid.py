@@ -1,4 +1,4 @@
-"""The mesh: a cell a rank in a grid of named axes, with the ranks lit that hold the element under the map's cursor."""
+"""The mesh: one cell per rank in a grid of named axes, with signs for the element under the map's cursor."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Lights:
 
 
 class MeshGrid(Grid):
-    """A number for each rank, with the sign of what it holds; the cursor is on the rank that is looked at."""
+    """A number for each rank, with a sign for whether it holds the element; the cursor is on the chosen rank."""
 
     HELP = """\
 ## The mesh
 
-Every rank at its place: the last axis runs to the right, the one before it down, further axes in groups around them.
+Every rank in its place: the last axis runs to the right, the one before it down, further axes make groups.
 
-`●` holds the element under the map's cursor, `○` should by the placements and does not, `✗` does and should not,
+`●` holds the element under the map's cursor, `○` should hold it and does not, `✗` holds it and should not,
 `?` has no readable file in the dump.
 
-- **arrows** go from rank to rank; the map shows what that rank holds.
+- **arrows** go from rank to rank; the map shows the blocks of that rank.
 - **a** goes through the axes: the ranks of the same group along it are underlined.
 - **enter** shows everything that the rank holds.
 """
@@ -83,9 +83,9 @@ Every rank at its place: the last axis runs to the right, the one before it down
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
-            titles = [mesh.axes[axis] for axis in self.plan.across]
-            titles += map(self.plan.row_title, range(self.plan.num_rows))
-            self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.across)
+            titles = [mesh.axes[axis] for axis in self.plan.grid.across]
+            titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
+            self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
         elif lights == self.lights:
             if rank != self.rank:
@@ -96,11 +96,11 @@ Every rank at its place: the last axis runs to the right, the one before it down
         self._scroll_to_cursor()
 
     def _move_to(self, rank: int | None) -> None:
-        """Move the cursor, and paint anew only the lines that it leaves and comes to."""
+        """Move the cursor, and repaint only the lines that it leaves and reaches."""
         for place in (self.rank, rank):
             self.rank = rank
             if self.plan is not None and place is not None and place in self.plan.mesh:
-                line = self.plan.place(*self.plan.row_and_col(place))[0] + self._heads - self.scroll_offset.y
+                line = self.plan.place(*self.plan.grid.row_and_col(place))[0] + self._heads - self.scroll_offset.y
                 self.refresh(Region(0, line, self.size.width, 1))
         self._scroll_to_cursor()
 
@@ -114,7 +114,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
         row = self.plan.row_at(y - self._heads + top)
         if row is None:
             return self.blank
-        title = self.plan.row_title(row).ljust(self._gutter)
+        title = self.plan.grid.row_title(row).ljust(self._gutter)
         segments = [Segment(title, self.base + DIM), *self._row(self.plan, row, left)]
         return self.strip_of(segments)
 
@@ -125,7 +125,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
         while column < min(left + self.size.width - self._gutter, plan.size[1]):
             col, cell, style = plan.col_at(column), " ", self.base
             if col is not None:
-                rank = plan.rank_at(row, col)
+                rank = plan.grid.rank_at(row, col)
                 cell = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - plan.place(row, col)[1] :]
                 style = self._style(plan, rank)
             if style is not before:
@@ -142,9 +142,9 @@ Every rank at its place: the last axis runs to the right, the one before it down
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
-        axis, width, line, before = plan.across[head], self.size.width - self._gutter, "", -1
-        for col in range(plan.num_columns):
-            position = plan.position(axis, col)
+        axis, width, line, before = plan.grid.across[head], self.size.width - self._gutter, "", -1
+        for col in range(plan.grid.num_cols):
+            position = plan.grid.position(axis, col)
             end = plan.place(0, col)[1] + plan.cell - 1 - left
             if end > width:
                 break
@@ -159,14 +159,15 @@ Every rank at its place: the last axis runs to the right, the one before it down
         if self.plan is None:
             return
         known = self.rank is not None and self.rank in self.plan.mesh
-        row, col = self.plan.row_and_col(self.rank if known and self.rank is not None else self.plan.mesh.ranks[0])
-        row = min(max(row + down, 0), self.plan.num_rows - 1)
-        col = min(max(col + right, 0), self.plan.num_columns - 1)
-        self.post_message(RankChosen(self.plan.rank_at(row, col)))
+        grid = self.plan.grid
+        row, col = grid.row_and_col(self.rank if known and self.rank is not None else self.plan.mesh.ranks[0])
+        row = min(max(row + down, 0), grid.num_rows - 1)
+        col = min(max(col + right, 0), grid.num_cols - 1)
+        self.post_message(RankChosen(grid.rank_at(row, col)))
 
     def _scroll_to_cursor(self) -> None:
         if self.plan is not None and self.rank is not None and self.rank in self.plan.mesh:
-            line, column = self.plan.place(*self.plan.row_and_col(self.rank))
+            line, column = self.plan.place(*self.plan.grid.row_and_col(self.rank))
             box = Region(column, line, self.plan.cell + self._gutter, 1 + self._heads)
             self.bring_into_view(box)
 
@@ -181,7 +182,7 @@ Every rank at its place: the last axis runs to the right, the one before it down
             return
         row, col = self.plan.row_at(event.y - self._heads + top), self.plan.col_at(event.x - self._gutter + left)
         if row is not None and col is not None:
-            self.post_message(RankChosen(self.plan.rank_at(row, col)))
+            self.post_message(RankChosen(self.plan.grid.rank_at(row, col)))
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""A pipeline's schedule: a line a rank, time to the right; only what is on screen is painted."""
+"""A pipeline's schedule: one line per rank, time to the right; only the part on screen is painted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from textual.geometry import Region, Size
 
 from shardviz.dump.timeline import duration
 from shardviz.picture.model.palette import rank_colour
-from shardviz.picture.text.schedule import LETTERS
 
 from ..colours import rank_style
 from ..keys import arrows, keys
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 
 CURSOR = Style(reverse=True, bold=True)
 SAME = Style(underline=True, bold=True)
-"""The passes of the micro-batch that the cursor is on, so that its way through the stages is seen."""
+"""The passes of the micro-batch that the cursor is on, so that its way through the stages shows."""
 
 
 class ScheduleGrid(Grid):
-    """Forward and backward passes as cells to scale in time, a line a rank, with a cursor on one pass."""
+    """Forward and backward passes as cells to scale in time, one line per rank, with a cursor on one pass."""
 
     HELP = """\
 ## The pipeline
 
-A line a rank, time to the right. `a3` is micro-batch 3 going forward through the rank's first stage (`b3` through its
-second), `A3` is it going backward, which is counted as twice as long; `·` is a rank with nothing to do.
-The order on each rank is what ran; the time is when it could begin at the earliest.
+One line per rank, time to the right. `a3` is the forward pass of micro-batch 3 through the rank's first stage (`b3`
+through its second), `A3` is the backward pass, which counts as twice as long; `·` is a rank with nothing to do.
+The order on each rank is the real one; each pass begins as early as it could.
 
 - **arrows** go to the pass before and after, and to the ranks above and below; its micro-batch is underlined.
 """
@@ -107,7 +106,6 @@ The order on each rank is what ran; the time is when it could begin at the earli
         """Paint the passes of a rank and the gaps between them, as far as they are on screen."""
         rank, end = self._ranks[row], left + self.size.width - self._gutter
         passes = times.begins[rank]
-        stages = sorted({record.stage for record, _ in passes})
         segments, at = [], left
         for record, begin in [*passes, (None, times.length)]:
             first = begin * self._cell
@@ -117,14 +115,12 @@ The order on each rank is what ran; the time is when it could begin at the earli
             if record is None or at >= end:
                 break
             if (last := first + duration(record) * self._cell) > at:
-                text = self._text(record, stages.index(record.stage))
+                text = self._text(times.label(rank, record), record)
                 segments.append(Segment(text[at - first : min(last, end) - first], self._style(row, rank, record)))
                 at = min(last, end)
         return segments
 
-    def _text(self, record: StageRecord, stage: int) -> str:
-        letter = LETTERS[stage % len(LETTERS)]
-        name = f"{letter.upper() if record.backward else letter}{record.microbatch}"
+    def _text(self, name: str, record: StageRecord) -> str:
         width = duration(record) * self._cell
         return f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
 
@@ -160,7 +156,7 @@ The order on each rank is what ran; the time is when it could begin at the earli
             self.at = min(max(at, 0), max(len(self.timeline.begins[self.rank]) - 1, 0))
 
     def _say(self) -> None:
-        """Show the cursor, and say where it came to."""
+        """Show the cursor, and post the pass that it is on."""
         if (chosen := self.chosen) is not None:
             box = Region(chosen[1] * self._cell, self.row, duration(chosen[0]) * self._cell + self._gutter, 1)
             self.bring_into_view(box)

@@ -33,7 +33,7 @@ CURSOR = Style(reverse=True, bold=True)
 
 @dataclass(frozen=True)
 class _Viewport:
-    """What is on screen: the cells, what each row of them covers, a style a look, and those of LINE and OUTSIDE."""
+    """What is on screen: the cells, the indices of each row, the style of each look, and those of LINE and OUTSIDE."""
 
     painted: Painted
     rows: list[tuple[int, int]]
@@ -45,24 +45,24 @@ def _dims(plane: Plane) -> tuple[int, int]:
 
 
 class TensorMap(Grid):
-    """The blocks of one plane of a tensor, labelled by rank or id. `HELP` is what F1 says of it."""
+    """The blocks of one plane of a tensor, labelled by rank or id. F1 shows `HELP`."""
 
     HELP = """\
 ## The map
 
-The tensor to scale: rows downwards, columns to the right. A block is written over with the ranks that hold it.
+The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it.
 
-- **v** goes from *claimed* (what the placements say) to *held* (where the ids really are) to *difference*.
-  In the difference, `1→4` is a block that the placements put on rank 1 and that is on rank 4.
-- **arrows** move the cursor a cell, **shift+arrows** a block, **page up/down** a screenful, **home** and **end** to the
-  first and the last element; the line below says who holds it.
+- **v** goes from *claimed* (by the placements) to *held* (where the ids really are) to *difference*.
+  In the difference, `1→4` is a block that should be on rank 1 and is on rank 4.
+- **arrows** move the cursor by a cell, **shift+arrows** by a block, **page up/down** by a screenful, **home** and
+  **end** to the first and the last element; the line below names the ranks that hold it.
 - **+** and **-** zoom down to single ids and back, **0** shows all. **g** goes to an index.
 - **x** chooses the next two dims of a tensor that has more than two, **[** and **]** step through the others.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *arrows("map", "move", "Move the cursor a cell {}"),
-        *arrows("map", "jump", "Move the cursor a block {}", modifier="shift+"),
+        *arrows("map", "move", "Move the cursor one cell {}"),
+        *arrows("map", "jump", "Move the cursor one block {}", modifier="shift+"),
         *keys(
             "map",
             [
@@ -206,7 +206,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
             self.go(tuple(place))
 
     def action_end(self, index: int) -> None:
-        """Move the cursor to the first or the last element of what is drawn."""
+        """Move the cursor to the first or the last element of the drawn plane."""
         if self.zoom:
             place, plane = list(self.place), self.zoom.plane
             place[plane.rows], place[plane.cols] = index % self.zoom.height, index % self.zoom.width
@@ -241,7 +241,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
             self.post_message(PlaceChosen(place))
 
     def _move_to(self, place: tuple[int, ...]) -> None:
-        """Move the cursor, and paint anew only what it leaves and where it comes to."""
+        """Move the cursor, and repaint only the place that it leaves and the one that it reaches."""
         if self.zoom is None:
             return
         plane = replace(self.zoom.plane, at=place)
@@ -260,7 +260,7 @@ The tensor to scale: rows downwards, columns to the right. A block is written ov
             self.refresh(*lines)
 
     def block(self) -> list[tuple[int, int]] | None:
-        """Return the index ranges of the block under the cursor, a range a dim."""
+        """Return the index ranges of the block under the cursor, one per dim."""
         return self.zoom.block(self.place) if self.zoom else None
 
     def _scroll_to_cursor(self, *, center: bool = False) -> None:

@@ -12,12 +12,12 @@ from shardviz.check.verdicts import WORDS
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import section
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
-from shardviz.picture.html.style import PAGE_STYLE, light_rules
+from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.model.subject import of_tensor
-from shardviz.picture.svg.page import PATTERN, STYLE, figure, mesh_figure
+from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
 from shardviz.picture.text.report import listed_rows, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import cut_at_comma, fold
@@ -34,7 +34,7 @@ MOST_BYTES = 4_000_000
 
 MOST_FINDINGS = 200
 
-FULL = "the page has no more room; shardviz show draws it"
+FULL = "the page is full; shardviz show draws it"
 
 
 def html(dump: Dump, report: Report) -> str:
@@ -51,7 +51,7 @@ def html(dump: Dump, report: Report) -> str:
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         element("title", words(f"shardviz: {dump.files.path.name}")),
-        f"<style>{PAGE_STYLE}{STYLE}{light_rules(dump.files.mesh.ranks)}</style>",
+        f"<style>{style_sheet(dump.files.mesh.ranks)}</style>",
     )
     findings, shown = _findings(report, entries)
     parts = {
@@ -158,7 +158,7 @@ def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, 
 
 
 def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
-    """Write one finding as an article: what is wrong, the three layouts, cause and fix, the picture."""
+    """Write one finding as an article: its summary, layouts, cause, fix and picture."""
     is_error = finding.severity == "error"
     ranks = ranks_text(mask_of(finding.ranks))
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
@@ -182,14 +182,15 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
 
 
 def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) -> str:
-    """Write the module tree, and what its signs mean."""
-    said = (
-        "Each line opens: who holds what of the tensor, drawn to scale. Point at a part to light up all its ranks have."
+    """Write the module tree, and explain its signs."""
+    usage = (
+        "Open a line to see which ranks hold which part of the tensor, drawn to scale. "
+        "Point at a part to light up everything that its ranks hold."
     )
     final = (verdict for verdict in reversed(WORDS) if verdict != "pending")
     signs = (element("span", sign(verdict), " ", WORDS[verdict]) for verdict in final)
     many = f"{report.num_tensors:,} tensors in {len(entries):,} lines: identical layers share one."
-    about = element("p", f"{many} " if len(entries) < report.num_tensors else "", said, class_="soft")
+    about = element("p", f"{many} " if len(entries) < report.num_tensors else "", usage, class_="soft")
     return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
 
 

@@ -1,4 +1,4 @@
-"""What the sections of a run's page are made of: a section, a table that scrolls, bars, bytes in words."""
+"""The parts of a run's page: a section, a table that scrolls, bars, bytes in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left:
         heads: Markup of the columns' titles.
         rows: Markup of the cells.
         label: What the table is, for a screen reader.
-        left: So many columns are set flush left, the others flush right.
+        left: How many of the first columns are set flush left; the others are flush right.
     """
 
     def aligned(column: int) -> str | None:
@@ -48,17 +48,17 @@ def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
     """Draw stretches next to each other, each to scale; the numbers stand beside it in words.
 
     Args:
-        parts: The class that colours each, its size, and what a pointer over it shows.
-        most: The size that is as wide as there is room.
+        parts: The class that colours each, its size, and its tooltip.
+        most: The size that takes the whole width.
     """
     drawn = (
-        element("span", class_=colour, style=f"width:{100 * size / max(most, 1):.2f}%", title=told)
-        for colour, size, told in parts
+        element("span", class_=colour, style=f"width:{100 * size / max(most, 1):.2f}%", title=tooltip)
+        for colour, size, tooltip in parts
         if size
     )
     return element("div", *drawn, class_="bar", aria_hidden="true")
 
 
 def bytes_cell(count: int) -> str:
-    """Write a number of bytes, with the exact one under a pointer."""
+    """Write a number of bytes, with the exact number as tooltip."""
     return element("span", words(bytes_text(count)), title=f"{count:,} bytes")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from shardviz.text import Fold
 
 MOST_OPEN = 40
-"""Lines of a tree that opens as a whole; of a longer one, what is wrong is open."""
+"""A tree of at most so many lines starts open; in a longer one only modules with findings are open."""
 
 MOST_LEVELS = 12
-"""Modules within modules; names that go deeper stand in the last one."""
+"""How deep modules nest; deeper names stand in the last module."""
 
 MOST_ROWS = 40
 """Lines of ranks under a map."""
 
 Named = tuple[tuple[str, ...], "Entry"]
-"""What is left of a name, in its parts, and what it names."""
+"""The rest of a name, in its parts, and the entry that it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Entry:
     Attributes:
         at: Its number, which makes its anchor.
         folded: The names that share it.
-        row: What the line says of them.
+        row: The verdict, layout and local shapes that they share.
         picture: Its map; empty where it is not drawn.
-        ranks: Who holds what, as a table.
+        ranks: The parts of each rank, as a table.
         why: Why it is not drawn; empty where it is.
     """
 
@@ -58,14 +58,14 @@ def tree(entries: Sequence[Entry], shown: Mapping[int, int]) -> str:
 
     Args:
         entries: Its lines, in the model's order.
-        shown: For entries whose map stands under a finding already, the finding's number.
+        shown: By entry, the finding under which its map is already drawn.
     """
     named = [(tuple(str(entry.folded).split(".")), entry) for entry in entries]
     return element("ul", *_items(named, shown, len(entries) <= MOST_OPEN, MOST_LEVELS), class_="tree")
 
 
 def _items(named: Sequence[Named], shown: Mapping[int, int], is_open: bool, levels: int) -> Iterator[str]:
-    """Write what is in one module: names that share their first part are a module of their own."""
+    """Write the content of one module: names that share their first part are a module of their own."""
     groups: dict[str, list[Named]] = {}
     for at, (parts, entry) in enumerate(named):
         key = parts[0] if levels and len(parts) > 1 else f"{at} alone"
@@ -102,7 +102,7 @@ def _shared(group: Sequence[Named]) -> int:
 
 
 def _leaf(name: str, entry: Entry, finding: int | None) -> str:
-    """Write a tensor's line, and under it its map and who holds what."""
+    """Write a tensor's line, and under it its map and the parts of each rank."""
     count = element("span", f" {len(entry.folded):,} tensors", class_="soft") if len(entry.folded) > 1 else ""
     summary = element(
         "summary",
@@ -119,13 +119,13 @@ def _leaf(name: str, entry: Entry, finding: int | None) -> str:
 
 
 def sign(verdict: Verdict) -> str:
-    """Write a verdict as its glyph, and as a word for those who do not see it."""
-    said = element("span", WORDS[verdict], class_="unseen")
-    return element("span", element("span", UNICODE.of(verdict), aria_hidden="true"), said, class_=f"sign {verdict}")
+    """Write a verdict as its glyph, and as a word for screen readers."""
+    spoken = element("span", WORDS[verdict], class_="unseen")
+    return element("span", element("span", UNICODE.of(verdict), aria_hidden="true"), spoken, class_=f"sign {verdict}")
 
 
 def rank_table(subject: Subject) -> str:
-    """Write who should hold what and who holds what, as a table."""
+    """Write the claimed and the held part of each rank, as a table."""
     rows, left = rank_rows(subject, MOST_ROWS)
     heads = ("Ranks", "Claimed", *(("Held", "") if subject.holds else ()))
     body = []

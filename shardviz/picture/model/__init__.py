@@ -1,1 +1,1 @@
-"""What is drawn, whatever draws it: who holds which block, where blocks meet, the colours and labels of ranks."""
+"""The drawing model that every format shares: the ranks of each block, where blocks meet, colours and labels."""

@@ -1,7 +1,7 @@
 """The drawing model: a tensor cut into blocks to scale, with the ranks that hold each, claimed and held.
 
-Made once from `Sides` for a budget of rows and columns, and rendered by one module a format. Two dims are drawn; of
-the others, those that are split are stepped through, a panel each, and those that are whole are named.
+Made once from `Sides` for a budget of rows and columns, and rendered by one module per format. Two dims are drawn; of
+the others, those that are split are stepped through, one panel each, and whole ones are named.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
 
 MAX_BLOCKS = 1 << 15
-"""Blocks that are compared one by one; what lies behind them only together."""
+"""Blocks that are compared one by one; those beyond are compared as one."""
 
 MAX_SLICES = 256
-"""Slices of the dims that are not drawn that are looked at."""
+"""How many slices of the other dims are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Panel:
         at: The dims that are not drawn but split, each with the stretch of it that this panel is.
         rows: The blocks downwards.
         cols: The blocks to the right.
-        claimed: What the placements say of each block; None for a plain tensor.
-        held: What the ids say; None where nothing was stamped.
+        claimed: The ranks of each block by the placements; None for a plain tensor.
+        held: The ranks of each block by the ids; None where nothing was stamped.
         differs: Where the two are not the same, rows by columns.
     """
 
@@ -106,7 +106,7 @@ class Panel:
 
     @property
     def is_different(self) -> bool:
-        """Whether any block is held by other ranks than claimed."""
+        """Whether any block is not held by the ranks that claim it."""
         return any(map(any, self.differs))
 
 

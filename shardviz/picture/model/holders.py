@@ -1,8 +1,9 @@
 """Which ranks hold which part of a tensor, asked for one window at a time: the drawing model behind every map.
 
 Nothing is laid out per element. A rank's region is a product of index ranges, so along one dim every index has a set
-of ranks, and an element is held by those that are in the sets of all its indices. Ids that are no such product (the
-stretches of FSDP1, permuted elements) are kept as runs of row-major indices. Sets of ranks are integers, a bit a rank.
+of ranks, and an element is held by those that are in the sets of all its indices. Ids that are not such a product (the
+stretches of FSDP1, permuted elements) are kept as runs of row-major indices. A set of ranks is an integer with one bit
+per rank.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def ranks_text(mask: Mask) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:
-    """Say which ranks, in about so many characters at most: `rank 3`, `ranks 0-3,8,...`."""
+    """Name ranks in at most about so many characters: `rank 3`, `ranks 0-3,8,...`."""
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(ranks_text(mask_of(ranks)), most)}"
 
 
@@ -149,7 +150,7 @@ class Holders:
     Attributes:
         shape: The tensor's shape with 1s put before it up to two dims, so that all maps are grids.
         regions: The ranks that hold each product of ranges.
-        runs: The ranks that hold each stretch of row-major indices, where it is no product.
+        runs: The ranks that hold each stretch of row-major indices, where it is not a product of ranges.
     """
 
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Sets of ranks in few characters: by number, `0-3,8`, or by what their coordinates share, `tp=0`."""
+"""Sets of ranks in few characters: by number, `0-3,8`, or by the coordinates that they share, `tp=0`."""
 
 from __future__ import annotations
 

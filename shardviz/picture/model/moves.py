@@ -1,4 +1,4 @@
-"""Where blocks went: the paths of a permutation from where the placements say each block is to where it really is."""
+"""Where blocks went: the paths of a permutation from where each block should be to where it is."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Sides
 
 Path = tuple["Mask", ...]
-"""Sets of ranks: what the placements put on the first is on the second, and so on; a cycle ends where it began."""
+"""Sets of ranks: the block that the first should hold is on the second, and so on; a cycle ends where it began."""
 
 MOST_BLOCKS = 1024
 MOST_SLICES = 64
-"""How many blocks a dim, and slices of the dims not drawn, are searched for a difference."""
+"""How many blocks per dim, and slices of the other dims, are searched for a difference."""
 
 
 @lru_cache(maxsize=64)
 def paths(sides: Sides) -> tuple[Path, ...]:
-    """Return the paths of all whole blocks that are elsewhere; blocks that were cut otherwise have none."""
+    """Return the paths of all whole blocks that are misplaced; blocks that were split differently have none."""
     low = (1 << sides.shift) - 1
     blocks = [*sides.holders.regions.values(), *sides.holders.runs.values()]
     moved = {mask & low: mask >> sides.shift for mask in blocks if mask & low and mask >> sides.shift}
@@ -53,7 +53,7 @@ def path_text(path: Path) -> str:
 
 
 def first_difference(sides: Sides, plane: Plane) -> tuple[int, ...] | None:
-    """Return the first element that is not where the placements say; the slices of a plane are searched in turn."""
+    """Return the first element that is not where it should be; the slices of a plane are searched in turn."""
     others = [dim for dim in range(len(plane.at)) if dim not in (plane.rows, plane.cols)]
     rows, cols = (_starts(sides, dim) for dim in (plane.rows, plane.cols))
     for at in islice(product(*(_starts(sides, dim).tolist() for dim in others)), MOST_SLICES):
@@ -71,7 +71,7 @@ def first_difference(sides: Sides, plane: Plane) -> tuple[int, ...] | None:
 
 
 def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[int, ...] | None:
-    """Return the element that a rank has where the placements say it has another.
+    """Return the element that a rank holds in the place of another.
 
     Args:
         tensor: The tensor.
@@ -79,7 +79,7 @@ def found_in_place_of(tensor: Tensor, index: Sequence[int], rank: int) -> tuple[
         rank: A rank that holds it by the placements.
 
     Returns:
-        The index of the element that is there; None where the rank's shard is no product of ranges, or is shorter.
+        The index of the element that is there; None where the rank's shard is not a product of ranges, or is shorter.
     """
     shard = tensor.shards.get(rank)
     if shard is None or shard.held is None or shard.layout is None or shard.layout.flat is not None:

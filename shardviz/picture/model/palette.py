@@ -1,6 +1,6 @@
 """The colours of ranks, the same in text, in pictures and in the viewer; a rank's number always stands beside it.
 
-Colours are Okabe and Ito's. Vermillion is not a rank's: it says that something is wrong.
+Colours are Okabe and Ito's. Vermillion is not the colour of a rank: it marks an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rank_colour(rank: int, mesh: Mesh | None = None) -> int:
 
     It is the rank modulo the palette's length, but for meshes on which that would give neighbours one colour: there an
     axis goes on by another step. So ranks that are fewer than seven steps apart along an axis of the mesh differ, on
-    every mesh; without a mesh, ranks differ whose distance is no multiple of seven.
+    every mesh; without a mesh, ranks differ unless their distance is a multiple of seven.
 
     Args:
         rank: The rank.
@@ -46,7 +46,7 @@ def rank_style(rank: int, mesh: Mesh | None = None) -> str:
 
 @lru_cache(maxsize=256)
 def _steps(mesh: Mesh) -> tuple[int, ...]:
-    """Return how many colours further the next rank along each axis is; none where the ranks themselves say it."""
+    """Return how many colours further the next rank along each axis is; none where the ranks themselves give it."""
     steps = []
     for axis, size in enumerate(mesh.shape):
         second = tuple(int(other == axis and size > 1) for other in range(mesh.ndim))

@@ -23,8 +23,8 @@ class Ruler:
 
     Attributes:
         edges: Where blocks begin, rising, with 0 first and the dim's size last.
-        each: Indices a cell, at least 1.
-        cells: Cells an index; above 1 only where `each` is 1.
+        each: Indices per cell, at least 1.
+        cells: Cells per index; above 1 only where `each` is 1.
         lines: Whether a cell for a line stands before, between and behind the blocks.
     """
 
@@ -44,7 +44,7 @@ class Ruler:
 
     @classmethod
     def fitted(cls, edges: Indices, room: int, most: int = 1) -> Ruler:
-        """Return the largest ruler that fits into `room` cells, with at most `most` cells an index."""
+        """Return the largest ruler that fits into `room` cells, with at most `most` cells per index."""
         blocks, size = len(edges) - 1, int(edges[-1])
         if blocks > room:
             return cls(np.array([0, size], np.int64), -(-size // room))
@@ -80,7 +80,7 @@ class Ruler:
         return int(self._counts.sum()) + (len(self.edges) if self.lines else 0) if self.size else 0
 
     def spans(self, first: int, count: int) -> Indices:
-        """Return what cells cover, as `(start, stop)` each; on a line both are the edge that it stands on.
+        """Return the indices that cells cover, as `(start, stop)` each; on a line both are the edge that it stands on.
 
         Args:
             first: The first cell wanted.

@@ -1,4 +1,4 @@
-"""One panel of a drawing as SVG: boxes to scale, the ranks in them, bands from where parts are claimed to held.
+"""One panel of a drawing as SVG: boxes to scale, the ranks in them, bands from claimed to held places.
 
 Pixels are whole numbers, so that the bytes are stable.
 """
@@ -36,7 +36,7 @@ BAND = 96
 GAP = 28
 MOST_BANDS = 32
 MOST_CLASSES = 8
-"""Ranks of a box that its element names, so that a page can light up all that a rank has."""
+"""Ranks that the element of a box names at most; a page lights up everything that these ranks hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Box:
         rows: The first row and one past the last.
         cols: The first column and one past the last.
         block: Their ranks.
-        differs: Whether they are held by others than claimed.
+        differs: Whether the ranks that hold them are not the ranks that claim them.
     """
 
     rows: tuple[int, int]
@@ -197,7 +197,7 @@ def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
     hatch = element("rect", **place, rx=2, class_="sv-hatch") if box.differs else ""
     return element(
         "g",
-        element("title", words(_told(panel, box))),
+        element("title", words(_tooltip(panel, box))),
         element("rect", **place, rx=2, class_=f"sv-b sv-f{colour}"),
         hatch,
         element(
@@ -212,7 +212,7 @@ def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
 
 
 def colour_of(block: Block, mesh: Mesh) -> str:
-    """Return the name of a block's colour: the lowest rank's, or that of what is no one's."""
+    """Return the name of a block's colour: that of its lowest rank, `mixed` or `nobody`."""
     if block.is_mixed:
         return "mixed"
     return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
@@ -227,8 +227,8 @@ def _label(block: Block, mesh: Mesh, room: int) -> str:
     return f"~{ranks_label(block.ranks, mesh, room - 1)}" if block.is_mixed else ranks_label(block.ranks, mesh, room)
 
 
-def _told(panel: Panel, box: Box) -> str:
-    """Say a box in words, as a pointer over it shows them."""
+def _tooltip(panel: Panel, box: Box) -> str:
+    """Describe a box in words for the tooltip."""
     rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
     where = f"[{rows[0].start}:{rows[-1].stop}, {cols[0].start}:{cols[-1].stop}]"
     numbers = ranks_text(box.block.ranks)

@@ -1,21 +1,20 @@
-"""A mesh as SVG: ranks in a grid of named axes; with more than two axes, one grid for each place on the outer ones."""
+"""A mesh as SVG: ranks in a grid of named axes; with more than two axes, a grid per position on the outer ones."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.rank_grid import grids_of, kept
 from shardviz.picture.svg.map import CHAR, classes_of
-from shardviz.picture.text.meshes import kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.rank_grid import RankGrid
 
 TILE_HEIGHT = 24
 HEAD = 20
@@ -40,45 +39,40 @@ class Drawn:
 
 
 def mesh_drawing(mesh: Mesh, marked: Collection[int] = ()) -> Drawn:
-    """Draw a mesh; ranks that are `marked` carry the glyph of what differs."""
-    places = list(islice(product(*map(range, mesh.shape[:-2])), MOST_GRIDS))
-    grids = [_grid(mesh, place, marked) for place in places]
+    """Draw a mesh; ranks that are `marked` carry the glyph `≠`."""
+    found, left = grids_of(mesh, MOST_GRIDS)
+    grids = [_drawn(grid, marked) for grid in found]
     top, parts = 0, []
     for grid in grids:
         parts.append(element("g", grid.markup, transform=f"translate(0 {top})"))
         top += grid.height + 12
-    left = math.prod(mesh.shape[:-2]) - len(places)
     if left:
         parts.append(element("text", words(f"⋮ {left:,} more grids"), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
     return Drawn("".join(parts), max(grid.width for grid in grids), top - 12)
 
 
-def _grid(mesh: Mesh, place: Coord, marked: Collection[int]) -> Drawn:
-    """Draw the last two axes at one place on the outer ones; a single axis is a row."""
-    down = mesh.shape[-2] if mesh.ndim > 1 else 1
-    across = mesh.shape[-1] if mesh.ndim else 1
-    heads = [f"{mesh.axes[-2]}={row}" if mesh.ndim > 1 else "" for row in range(down)]
-    titles = [f"{mesh.axes[-1]}={col}" if mesh.ndim else "rank" for col in range(across)]
-    gutter = round(max(map(len, heads)) * CHAR) + (8 if mesh.ndim > 1 else 0)
-    longest = max(len(str(max(mesh.ranks))) + 2 * bool(marked), *map(len, titles))
+def _drawn(grid: RankGrid, marked: Collection[int]) -> Drawn:
+    heads = [grid.row_title(row) for row in range(grid.num_rows)]
+    titles = [grid.col_title(col) for col in range(grid.num_cols)]
+    gutter = round(max(map(len, heads)) * CHAR) + (8 if grid.down else 0)
+    longest = max(len(str(max(grid.mesh.ranks))) + 2 * bool(marked), *map(len, titles))
     tile = round(longest * CHAR) + (14 if marked else 10)
-    named = ", ".join(f"{axis}={position}" for axis, position in zip(mesh.axes, place, strict=False))
-    head = HEAD if named else 0
-    parts = [element("text", words(named), x=0, y=12, class_="sv-h")] if named else []
-    rows, cols = kept(down, MOST_ROWS), kept(across, MOST_COLS)
+    head = HEAD if grid.title else 0
+    parts = [element("text", words(grid.title), x=0, y=12, class_="sv-h")] if grid.title else []
+    rows, cols = kept(grid.num_rows, MOST_ROWS), kept(grid.num_cols, MOST_COLS)
     for at, col in enumerate(cols):
         parts.append(_title("⋮" if col is None else titles[col], gutter + at * tile + tile // 2, head + 13))
     for line, row in enumerate(rows):
         top = head + HEAD + line * TILE_HEIGHT
-        said = heads[row] if row is not None else f"⋮ {down - len(rows) + 1}"
-        parts.append(element("text", words(said), x=gutter - 8, y=top + 16, class_="sv-i sv-end") if gutter else "")
+        text = heads[row] if row is not None else f"⋮ {grid.num_rows - len(rows) + 1}"
+        parts.append(element("text", words(text), x=gutter - 8, y=top + 16, class_="sv-i sv-end") if gutter else "")
         for at, col in enumerate(cols):
             if row is None or col is None:
                 parts.append(_title("⋮", gutter + at * tile + tile // 2, top + 16))
             else:
-                rank = mesh.rank_at((*place, row, col)[-mesh.ndim :] if mesh.ndim else ())
-                parts.append(_tile(mesh, rank, (gutter + at * tile, top, tile), differs=rank in marked))
+                rank = grid.rank_at(row, col)
+                parts.append(_tile(grid.mesh, rank, (gutter + at * tile, top, tile), differs=rank in marked))
     return Drawn("".join(parts), gutter + tile * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
 
 
@@ -90,10 +84,10 @@ def _tile(mesh: Mesh, rank: int, place: tuple[int, int, int], *, differs: bool) 
     x, y, tile = place
     box = {"x": x + 1, "y": y + 1, "width": tile - 2, "height": TILE_HEIGHT - 2, "rx": 2}
     colour = rank_colour(rank, mesh)
-    told = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
+    tooltip = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
     return element(
         "g",
-        element("title", words(told)),
+        element("title", words(tooltip)),
         element("rect", **box, class_=f"sv-b sv-f{colour}"),
         element("rect", **box, class_="sv-hatch") if differs else "",
         element(

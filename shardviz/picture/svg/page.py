@@ -32,9 +32,9 @@ BUDGET = Budget(rows=20, cols=12, panels=4)
 MARGIN = 20
 LINE = 20
 MAX_WIDTH = 900
-SAID_AT = 72
+TEXT_AT = 72
 MOST_LINES = 4
-"""Lines that a name or a layout is broken into; the rest of it is left out."""
+"""Lines that a name or a layout is broken into at most; the rest is left out."""
 
 NAME_CHAR = 9.7
 """Pixels of a character of the name."""
@@ -145,21 +145,21 @@ def mesh_figure(mesh: Mesh, *, style: bool) -> str:
 
 
 def describe(drawing: Drawing, subject: Subject) -> str:
-    """Say a picture in a few sentences, for those who do not see it."""
-    said = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _said(subject))]
+    """Describe a picture in a few sentences, for screen readers."""
+    parts = [f"{_sizes(subject)} on mesh {subject.mesh}", *(f"{title} {text}" for title, text, _ in _sides(subject))]
     wrong = subject.misplaced.difference(subject.silent)
     if wrong:
-        said.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold what they claim")
-    return ". ".join([*said, *notes(drawing, subject, Glyphs())]) + "."
+        parts.append(f"{len(wrong):,} of {len(subject.claims):,} ranks do not hold what they claim")
+    return ". ".join([*parts, *notes(drawing, subject, Glyphs())]) + "."
 
 
 def _heading(subject: Subject) -> Drawn:
-    """Name the tensor, and say what is claimed and held; what is long goes on below."""
+    """Write the tensor's name and its two layouts; long lines are broken."""
     name = _paragraph(subject.name, "sv-name", NAME_CHAR)
     parts = [(0, name), (0, _paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
     markup, width, top = "", 0, 0
-    for title, text, style in _said(subject):
-        parts.append((SAID_AT, _paragraph(text, style, title=title)))
+    for title, text, style in _sides(subject):
+        parts.append((TEXT_AT, _paragraph(text, style, title=title)))
     for at, (left, part) in enumerate(parts):
         top += 6 if at == 2 else 0
         markup += element("g", part.markup, transform=f"translate({left} {top})")
@@ -170,8 +170,8 @@ def _heading(subject: Subject) -> Drawn:
 def _paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
     """Write text in lines that are not wider than a picture, its title to the left of the first."""
     shown = printable(text)
-    lines = wrap(shown, int((MAX_WIDTH - SAID_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder="…")
-    markup = element("text", words(title), x=-SAID_AT, y=14, class_="sv-soft") if title else ""
+    lines = wrap(shown, int((MAX_WIDTH - TEXT_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder="…")
+    markup = element("text", words(title), x=-TEXT_AT, y=14, class_="sv-soft") if title else ""
     for at, line in enumerate(lines):
         markup += element("text", words(line), x=0, y=14 + at * LINE, class_=style)
     return Drawn(markup, round(max(map(cell_len, lines), default=0) * char), LINE * len(lines))
@@ -181,18 +181,18 @@ def _sizes(subject: Subject) -> str:
     return f"{subject.dtype} {' × '.join(map(str, subject.shape)) or 'one number'}"
 
 
-def _said(subject: Subject) -> list[tuple[str, str, str]]:
-    """Return what is claimed and held: title, text and style."""
+def _sides(subject: Subject) -> list[tuple[str, str, str]]:
+    """Return the claimed and the held layout: title, text and style."""
     claimed, held = subject.claimed, subject.held
-    said = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
+    sides = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
     if not subject.holds:
-        return said
+        return sides
     if held is not None and held == claimed:
         text = as_claimed(subject)
-        return [*said, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
+        return [*sides, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
     text = _spelled(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None
-    return [*said, ("held", f"≠ {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
+    return [*sides, ("held", f"≠ {text}" if is_bad else text, "sv-bad" if is_bad else "sv-h")]
 
 
 def _spelled(layout: Layout, subject: Subject) -> str:

@@ -1,14 +1,14 @@
-"""A pipeline's schedule as SVG: a line a rank, to scale in time; what is empty is the bubble."""
+"""A pipeline's schedule as SVG: one line per rank, to scale in time; the empty part is the bubble."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.timeline import duration, timeline
+from shardviz.dump.timeline import duration, timeline_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.svg.map import CHAR, classes_of
-from shardviz.picture.text.schedule import bubble_text, label, legend, one_pipeline, stages_of
+from shardviz.picture.text.schedule import bubble_text, legend
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROW = 26
 GUTTER = 72
 MOST_PASSES = 4096
-"""Passes that are drawn; a longer schedule is for the text picture, which can be searched."""
+"""Passes that are drawn at most; a longer schedule is printed as text."""
 
 
 def schedule_drawing(dump: Dump) -> tuple[str, str] | None:
@@ -30,10 +30,9 @@ def schedule_drawing(dump: Dump) -> tuple[str, str] | None:
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.
     """
-    schedules = one_pipeline(dump)
-    if not schedules:
+    times = timeline_of(dump)
+    if times is None:
         return None
-    times = timeline(schedules)
     if sum(map(len, times.begins.values())) > MOST_PASSES:
         return "", f"{bubble_text(times)}; too long to draw here: shardviz show --schedule prints it"
     return _svg(times, dump.files.mesh), f"{legend(times)}; {bubble_text(times)}"
@@ -65,19 +64,19 @@ def _row(rank: int, times: Timeline, unit: int, mesh: Mesh) -> str:
         element("text", words(f"rank {rank}"), x=GUTTER - 10, y=17, class_="sv-i sv-end"),
         element("rect", **idle, class_="sv-idle"),
     ]
-    stages, colour = stages_of(times, rank), rank_colour(rank, mesh)
+    colour = rank_colour(rank, mesh)
     for record, begin in times.begins[rank]:
         x, wide = GUTTER + begin * unit, duration(record) * unit
         box = {"x": x + 1, "y": 1, "width": wide - 1, "height": ROW - 2, "rx": 2}
         way = "backward" if record.backward else "forward"
-        told = f"rank {rank}, stage {record.stage}: {way} of micro-batch {record.microbatch}, from {begin}"
+        tooltip = f"rank {rank}, stage {record.stage}: {way} of micro-batch {record.microbatch}, from {begin}"
         parts.append(
             element(
                 "g",
-                element("title", words(told)),
+                element("title", words(tooltip)),
                 element("rect", **box, class_=f"sv-b sv-f{colour}"),
                 element("rect", **box, class_="sv-back") if record.backward else "",
-                element("text", words(label(record, stages)), x=x + wide // 2, y=17, class_=f"sv-l sv-t{colour}"),
+                element("text", words(times.label(rank, record)), x=x + wide // 2, y=17, class_=f"sv-l sv-t{colour}"),
                 class_=classes_of((rank,)),
             )
         )

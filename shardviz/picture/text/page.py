@@ -1,4 +1,4 @@
-"""The page of one tensor as text: what it is, its picture beside the mesh, and who holds what."""
+"""The page of one tensor as text: its layout, its picture beside the mesh, and a list of ranks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.subject import NOTHING
 from shardviz.picture.text.meshes import mesh_lines
-from shardviz.picture.text.panels import frame_for, side_lines
+from shardviz.picture.text.panels import side_lines, sizes_for
+from shardviz.picture.text.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.text import printable
 
@@ -38,7 +41,7 @@ def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
 
 
 def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Name the tensor, and what is claimed and held."""
+    """Name the tensor, its claimed layout and its held layout."""
     sizes = f" {terminal.glyphs.times} ".join(map(str, subject.shape)) or "one number"
     what = f"{subject.dtype} {sizes} on mesh {subject.mesh}"
     return [
@@ -49,7 +52,7 @@ def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
 
 
 def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: Terminal) -> list[Text]:
-    """Say one side in the notation and in torch's spelling, or why not."""
+    """Write one side in the notation and in torch's spelling, or why it cannot be."""
     head = line(f"{title:<9}")
     if layout is None:
         is_plain = title == "claimed"
@@ -60,20 +63,20 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
     written = line(head, (notation.write(layout, subject.dtype), "bold"))
     placements = layout.placements()
     spelled = f"  {spell(placements)}" if placements else ""
-    if written.cell_len + len(spelled) <= terminal.width:
+    if written.cell_len + cell_len(spelled) <= terminal.width:
         return [line(written, (spelled, DIM))]
     return [written, line(" " * 7, (spelled, DIM))]
 
 
 def as_claimed(subject: Subject) -> str:
-    """Say that what is known to be held is what is claimed."""
+    """Say that every known rank holds its claim."""
     return (
         f"as claimed, but {ranks_in_words(subject.silent, MOST_RANKS)} left no file" if subject.silent else "as claimed"
     )
 
 
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Draw the tensor, the mesh beside it or below, and say in words what a picture cannot."""
+    """Draw the tensor, the mesh beside or below it, and add notes for everything that a picture cannot show."""
     drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
     mesh = mesh_lines(subject.mesh, min(terminal.width, MAX_MESH), terminal.glyphs, subject.misplaced)
     lines: list[Text] = []
@@ -88,7 +91,7 @@ def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
 
 
 def slice_title(panel: Panel) -> str:
-    """Say which slice of a tensor a panel is."""
+    """Name the slice of a tensor that a panel shows."""
     return ", ".join(f"dim {dim} at {span}" for dim, span in panel.at)
 
 
@@ -113,8 +116,8 @@ def _width(blocks: list[list[Text]]) -> int:
 
 
 def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
-    """Draw what is claimed and what is held; one picture where they are the same."""
-    frame = frame_for(panel, subject.mesh, width, terminal.glyphs)
+    """Draw the claimed and the held side; one picture where they are the same."""
+    sizes = sizes_for(panel, subject.mesh, width, terminal.glyphs)
     known = [("claimed", panel.claimed), ("held", panel.held)]
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:
@@ -123,28 +126,28 @@ def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> li
         grids = [("ranks", grids[0][1])]
     return [
         [
-            line(" " * (frame.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, frame, subject.mesh, terminal.glyphs, marked=title == "held"),
+            line(" " * (sizes.gutter + 1), (title, "bold")),
+            *side_lines(panel, grid, sizes, subject.mesh, terminal.glyphs, marked=title == "held"),
         ]
         for title, grid in grids
     ]
 
 
 def _in_words(drawing: Drawing, subject: Subject, terminal: Terminal) -> list[Text]:
-    said = notes(drawing, subject, terminal.glyphs)
-    return [row for text in said for row in wrapped(text, terminal.width, line("  "), 4)]
+    found = notes(drawing, subject, terminal.glyphs)
+    return [row for text in found for row in wrapped(text, terminal.width, line("  "), 4)]
 
 
 def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
-    """Say what the picture leaves out, what its signs mean, and what is not a matter of place, a sentence each."""
-    said = [*_about_drawing(drawing), *_about_layout(subject)]
+    """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
+    found = [*_about_drawing(drawing), *_about_layout(subject)]
     if drawing.is_different:
-        said.insert(0, f"{glyphs.differs} held by other ranks than claimed")
+        found.insert(0, f"{glyphs.differs} not held by the ranks that claim it")
     elif subject.misplaced:
-        said.insert(0, f"{glyphs.differs} holds what it claims, or less, in another order: see the list")
+        found.insert(0, f"{glyphs.differs} holds its elements in another order, or too few: see the list")
     if any(map(_has_mixed, drawing.panels)):
-        said.append("~ parts of the block are on different ranks")
-    return said
+        found.append("~ parts of the block are on different ranks")
+    return found
 
 
 def _has_mixed(panel: Panel) -> bool:
@@ -153,48 +156,48 @@ def _has_mixed(panel: Panel) -> bool:
 
 
 def _about_drawing(drawing: Drawing) -> list[str]:
-    said = []
+    found = []
     if len(drawing.drawn) == 2 and len(drawing.shape) > 2:
-        said.append(f"drawn: dim {drawing.drawn[0]} downwards, dim {drawing.drawn[1]} to the right")
+        found.append(f"drawn: dim {drawing.drawn[0]} downwards, dim {drawing.drawn[1]} to the right")
     if drawing.whole:
         sizes = ", ".join(f"dim {dim} ({drawing.shape[dim]})" for dim in drawing.whole)
-        said.append(f"not drawn, for it is whole on every rank: {sizes}")
+        found.append(f"not drawn (whole on every rank): {sizes}")
     if drawing.num_panels > len(drawing.panels):
-        said.append(f"{len(drawing.panels)} of {drawing.num_panels:,} slices are shown")
+        found.append(f"{len(drawing.panels)} of {drawing.num_panels:,} slices are shown")
     for panel in islice(drawing.panels, 1):
         for word, spans in (("downwards", panel.rows), ("to the right", panel.cols)):
             left_out = sum(span.parts for span in spans if span.parts > 1)
             if left_out:
                 total = sum(span.parts for span in spans)
-                said.append(f"not to scale: {left_out:,} of {total:,} parts {word} are not shown one by one")
-    return said
+                found.append(f"not to scale: {left_out:,} of {total:,} parts {word} are not shown one by one")
+    return found
 
 
 def _about_layout(subject: Subject) -> list[str]:
-    said, layout = [], subject.claimed
+    found, layout = [], subject.claimed
     if not math.prod(subject.shape):
-        said.append("the tensor has no elements")
+        found.append("the tensor has no elements")
     elif subject.idle:
-        said.append(f"no part is for {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
+        found.append(f"no part is assigned to {ranks_in_words(subject.idle, MOST_RANKS)}: {_why_idle(layout)}")
     if layout is None:
-        return said
+        return found
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
         count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        said.append(f"equal copies along {' and '.join(copied)}: {count:,} ranks hold each part")
+        found.append(f"equal copies along {' and '.join(copied)}: {count:,} ranks hold each part")
     for axis, op in layout.partial:
-        said.append(f"pending over {axis}: each rank of a block holds one term, their {op} is still to be taken")
-    return said
+        found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
+    return found
 
 
 def _why_idle(layout: Layout | None) -> str:
     if layout is not None and layout.flat is not None:
-        return "their parts of the flat parameter are other tensors or padding"
+        return "their parts of the flat parameter belong to other tensors or are padding"
     return "the dim has fewer chunks than ranks"
 
 
 def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
-    """List what each rank should hold and what it holds; ranks with the same share a line.
+    """List the claimed and the held part of each rank; ranks with the same parts share a line.
 
     Args:
         subject: The tensor.
@@ -209,7 +212,7 @@ def rank_lines(subject: Subject, terminal: Terminal, *, all_ranks: bool = False)
 
 
 def rank_rows(subject: Subject, most: int | None) -> tuple[list[tuple[str, str, str]], int]:
-    """Return the ranks, what they should hold and what they hold, row by row, and how many rows are left out.
+    """Return rows of ranks with their claimed and held parts, and how many rows are left out.
 
     Args:
         subject: The tensor.
@@ -225,7 +228,7 @@ def rank_rows(subject: Subject, most: int | None) -> tuple[list[tuple[str, str, 
 
 
 def is_same(row: tuple[str, str, str]) -> bool:
-    """Whether a row's ranks hold what they should, or one of the two is not known."""
+    """Whether a row's ranks hold the part they claim, or one of the two is unknown."""
     _, claims, holds = row
     return not (claims and holds) or claims == holds
 
@@ -235,11 +238,10 @@ def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: S
     kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
     if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
         heads, kept = ("ranks", "claimed and held", ""), [0, 1]
-    widths = {column: max(len(heads[column]), *(len(row[column]) for row in rows)) for column in kept}
-    lines = [line(("   " + "  ".join(heads[column].ljust(widths[column]) for column in kept), DIM))]
+    heading, *texts = aligned([[row[column] for column in kept] for row in (heads, *rows)], len(kept))
+    lines = [line((f"   {heading}", DIM))]
     owners = _owners(subject)
-    for row in rows:
-        text = "  ".join(row[column].ljust(widths[column]) for column in kept)
+    for row, text in zip(rows, texts, strict=True):
         if is_same(row):
             lines.append(line(f"   {text}"))
             continue

@@ -5,33 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.text import Text
+import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
 from shardviz.picture.model.labels import ranks_label
 from shardviz.picture.model.palette import rank_style
+from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.text import Text
+
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Block, Grid, Panel, Span
+    from shardviz.picture.text.boxes import Boxes
     from shardviz.picture.text.terminal import Glyphs
 
 MOST_LINES = 24
 """Lines that a panel's blocks are stretched to at most to be to scale."""
 
 MOST_RULED = 12
-"""With more rows of blocks than this no line is drawn between them."""
+"""With more rows of blocks than this, no lines are drawn between them."""
 
 MIN_CELL = 6
 MAX_CELL = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What the boxes of a panel have in common, so that its two sides line up.
+class Sizes:
+    """The sizes of a panel's boxes, which its two sides share so that they line up.
 
     Attributes:
         heights: Lines of each row of blocks.
@@ -53,10 +57,10 @@ class Frame:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def frame_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Frame:
+def sizes_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Sizes:
     """Choose the sizes of a panel's boxes to scale within `width` columns.
 
-    Both sides share one frame. It may come out wider than `width` where even the smallest boxes do not fit.
+    Both sides share one sizes. It may come out wider than `width` where even the smallest boxes do not fit.
     """
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
@@ -68,29 +72,58 @@ def frame_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Fr
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
-    return Frame(_heights(panel.rows), _widths(panel.cols, smallest, inner), gutter, ruled, room)
+    return Sizes(_heights(panel.rows), _widths(panel.cols, smallest, inner), gutter, ruled, room)
 
 
 def side_lines(
-    panel: Panel, grid: Grid, frame: Frame, mesh: Mesh | None, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: Sizes, mesh: Mesh | None, glyphs: Glyphs, *, marked: bool
 ) -> list[Text]:
     """Draw one side of a panel.
 
     Args:
         panel: The blocks.
         grid: The side's ranks.
-        frame: The sizes.
+        sizes: The sizes of the boxes.
         mesh: What names sets of ranks.
         glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
-    titles = _row_titles(panel.rows, grid, glyphs)
-    lines = [_column_titles(panel, frame, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
-    for row in range(len(panel.rows)):
-        if row == 0 or frame.ruled:
-            lines.append(_rule(grid, row, frame, glyphs))
-        lines += _row_lines(panel, grid, row, titles[row], frame, mesh, glyphs, marked=marked)
-    return [*lines, _rule(grid, len(grid), frame, glyphs)]
+    boxes, styles, first_lines = _painted(panel, grid, sizes, mesh, glyphs, marked=marked)
+    titles = dict(zip(first_lines, _row_titles(panel.rows, grid, glyphs), strict=True))
+    lines = [_column_titles(panel, sizes, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
+    for at, (chars, row) in enumerate(zip(boxes.chars.tolist(), styles, strict=True)):
+        parts = [("".join(chars[start:stop]), row[start]) for start, stop in runs(row)]
+        lines.append(line((titles.get(at, "").rjust(sizes.gutter), DIM), " ", *parts))
+    return lines
+
+
+def _painted(
+    panel: Panel, grid: Grid, sizes: Sizes, mesh: Mesh | None, glyphs: Glyphs, *, marked: bool
+) -> tuple[Boxes, list[list[str]], list[int]]:
+    """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
+    numbers: dict[Block, int] = {}
+    codes = [[numbers.setdefault(block, len(numbers)) for block in row] for row in grid]
+    down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
+    boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
+    styles = [[DIM if code == LINE else "" for code in row] for row in boxes.codes.tolist()]
+    first_lines = [down.first_of(row) for row in range(len(grid))]
+    lefts = [across.first_of(col) for col in range(len(grid[0]))]
+    for row, at in enumerate(first_lines):
+        for start, stop in runs(grid[row]):
+            differs = marked and any(panel.differs[row][start:stop])
+            if not _goes_on(panel, grid, row, range(start, stop), differs=differs):
+                text, style = _label_and_style(grid[row][start], mesh, sizes, glyphs, differs=differs)
+                width = sum(sizes.widths[start:stop]) + stop - start - 1
+                boxes.write_centred(at, lefts[start], width, text)
+                styles[at][lefts[start] : lefts[start] + width] = [style] * width
+    return boxes, styles, first_lines
+
+
+def _goes_on(panel: Panel, grid: Grid, row: int, cols: range, *, differs: bool) -> bool:
+    """Whether a box has its label further up."""
+    return row > 0 and all(
+        grid[row - 1][col] == grid[row][col] and panel.differs[row - 1][col] >= differs for col in cols
+    )
 
 
 def _labels(panel: Panel, mesh: Mesh | None, room: int) -> list[str]:
@@ -152,73 +185,21 @@ def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
     return titles
 
 
-def _column_titles(panel: Panel, frame: Frame, glyphs: Glyphs) -> Text:
+def _column_titles(panel: Panel, sizes: Sizes, glyphs: Glyphs) -> Text:
     titles = [_span_title(span, glyphs) for span in panel.cols]
-    if any(len(title) > width for title, width in zip(titles, frame.widths, strict=True)):
+    if any(len(title) > width for title, width in zip(titles, sizes.widths, strict=True)):
         titles = [str(span.start) if span.parts == 1 else glyphs.more for span in panel.cols]
-        cells = [title[:width].ljust(width) for title, width in zip(titles, frame.widths, strict=True)]
+        cells = [title[:width].ljust(width) for title, width in zip(titles, sizes.widths, strict=True)]
     else:
-        cells = [title.center(width) for title, width in zip(titles, frame.widths, strict=True)]
-    return line((" " * (frame.gutter + 2) + " ".join(cells), DIM))
+        cells = [title.center(width) for title, width in zip(titles, sizes.widths, strict=True)]
+    return line((" " * (sizes.gutter + 2) + " ".join(cells), DIM))
 
 
-def _rule(grid: Grid, row: int, frame: Frame, glyphs: Glyphs) -> Text:
-    """Draw the line above a row of blocks; where the same ranks hold both sides of it, it is open."""
-    num_rows, num_cols = len(grid), len(grid[0])
-
-    def is_line(col: int) -> bool:
-        return 0 <= col < num_cols and (row in (0, num_rows) or grid[row - 1][col] != grid[row][col])
-
-    def is_wall(at_row: int, col: int) -> bool:
-        if not 0 <= at_row < num_rows:
-            return False
-        return col in (0, num_cols) or grid[at_row][col - 1] != grid[at_row][col]
-
-    drawn = []
-    for col in range(num_cols + 1):
-        arms = is_wall(row - 1, col) + 2 * is_wall(row, col) + 4 * is_line(col - 1) + 8 * is_line(col)
-        drawn.append(glyphs.corners[arms])
-        if col < num_cols:
-            drawn.append(glyphs.corners[12 if is_line(col) else 0] * frame.widths[col])
-    return line(" " * (frame.gutter + 1), ("".join(drawn), DIM))
-
-
-def _row_lines(
-    panel: Panel, grid: Grid, row: int, title: str, frame: Frame, mesh: Mesh | None, glyphs: Glyphs, *, marked: bool
-) -> list[Text]:
-    """Draw a row of blocks: ranks on its first line, the others empty."""
-    wall = glyphs.corners[3]
-    first, below = Text(wall, DIM), Text(wall, DIM)
-    for start, stop in _runs(grid[row]):
-        width = sum(frame.widths[start:stop]) + stop - start - 1
-        differs = marked and any(panel.differs[row][start:stop])
-        goes_on = row > 0 and all(
-            grid[row - 1][col] == grid[row][start] and panel.differs[row - 1][col] >= differs
-            for col in range(start, stop)
-        )
-        label = Text() if goes_on else _cell(grid[row][start], mesh, frame, glyphs, differs=differs)
-        first = line(first, _centred(label, width), (wall, DIM))
-        below = line(below, " " * width, (wall, DIM))
-    return [
-        line((title.rjust(frame.gutter), DIM), " ", first),
-        *(line(" " * (frame.gutter + 1), below) for _ in range(frame.heights[row] - 1)),
-    ]
-
-
-def _cell(block: Block, mesh: Mesh | None, frame: Frame, glyphs: Glyphs, *, differs: bool) -> Text:
-    label = _label(block, mesh, frame.room)
+def _label_and_style(
+    block: Block, mesh: Mesh | None, sizes: Sizes, glyphs: Glyphs, *, differs: bool
+) -> tuple[str, str]:
+    label = _label(block, mesh, sizes.room)
     if differs:
-        return line((f"{glyphs.differs} {label}", BAD))
+        return f"{glyphs.differs} {label}", BAD
     ranks = ranks_of(block.ranks)
-    return line((label, rank_style(ranks[0], mesh) if ranks else BAD))
-
-
-def _centred(text: Text, width: int) -> Text:
-    left = max(width - text.cell_len, 0) // 2
-    return line(" " * left, text, " " * max(width - text.cell_len - left, 0))
-
-
-def _runs(row: Sequence[Block]) -> list[tuple[int, int]]:
-    """Return neighbours that the same ranks hold, as (first column, one past the last)."""
-    starts = [col for col in range(len(row)) if col == 0 or row[col - 1] != row[col]]
-    return list(zip(starts, [*starts[1:], len(row)], strict=True))
+    return label, rank_style(ranks[0], mesh) if ranks else BAD

@@ -1,4 +1,4 @@
-"""What a check found, as text: a line for each tensor, then the findings, then the verdict."""
+"""A check's report as text: a line for each tensor, then the findings, then the verdict."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz.check.step.agreement import agreement
 from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.table import padded, widest
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 
@@ -52,19 +55,19 @@ class Row:
 def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the whole report."""
     found = findings_lines(report.findings, terminal)
-    unchecked, told = not_checked_lines(report, terminal), step_text(dump)
+    unchecked, step = not_checked_lines(report, terminal), step_text(dump)
     return [
         *table_lines(dump, report, terminal),
         line(""),
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
-        *([line((f"  step: {told}", DIM))] if told else []),
+        *([line((f"  step: {step}", DIM))] if step else []),
         summary_line(report, terminal, step_results(dump)),
     ]
 
 
 def step_results(dump: Dump) -> frozenset[str]:
-    """Return the names of what a step put out or logged: no tensors of the model."""
+    """Return the names of a step's outputs, activations and logged scalars, which are not tensors of the model."""
     steps = (tensor for tensor in dump.at("step") if tensor.role in ("output", "scalar", "activation"))
     return frozenset(name for tensor in steps for name in tensor.names)
 
@@ -80,7 +83,7 @@ def step_text(dump: Dump) -> str:
 
 
 def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[Text]:
-    """Return a line for each tensor: its verdict, name, layout, and what a rank holds.
+    """Return a line for each tensor: its verdict, name, layout, and local shapes.
 
     Names whose lines are the same are folded.
 
@@ -90,9 +93,10 @@ def table_lines(dump: Dump, report: Report | None, terminal: Terminal) -> list[T
         terminal: What the table is for.
     """
     rows = [(printable(str(folded)), row) for folded, row in fold(listed_rows(dump, report))]
-    width = max((len(name) for name, _ in rows if len(name) <= MAX_NAME), default=0)
-    layouts = max((len(row.layout) for _, row in rows), default=0)
-    lines = [line(("  " + "tensor".ljust(width) + "  " + "layout".ljust(layouts) + "  on a rank", DIM))] if rows else []
+    width = widest(name for name, _ in rows if cell_len(name) <= MAX_NAME)
+    layouts = widest(row.layout for _, row in rows)
+    heads = f"  {padded('tensor', width)}  {padded('layout', layouts)}  per rank"
+    lines = [line((heads, DIM))] if rows else []
     for name, row in rows:
         lines += _row_lines(name, row, width, layouts, terminal, marked=report is not None)
     return lines
@@ -146,14 +150,14 @@ def _local_text(tensor: Tensor) -> str:
 
 def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal, *, marked: bool) -> list[Text]:
     glyph, style = (terminal.glyphs.of(row.verdict), STYLES[row.verdict]) if marked else (" ", "")
-    rest = f"  {row.layout.ljust(layouts)}  {row.local}"
-    if len(name) <= width:
-        return [line((glyph, style), f" {name.ljust(width)}{rest}")]
+    rest = f"  {padded(row.layout, layouts)}  {row.local}"
+    if cell_len(name) <= width:
+        return [line((glyph, style), f" {padded(name, width)}{rest}")]
     return [line((glyph, style), f" {name}"), line(f"  {' ' * width}{rest}")]
 
 
 def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
-    """Say what could not be looked at, and why; tensors with the same reason are folded."""
+    """Say which tensors could not be checked, and why; those with the same reason are folded."""
     lines: list[Text] = []
     for folded, why in report.folded_not_checked:
         name = f"{printable(str(folded))}: " if str(folded) else ""
@@ -168,7 +172,7 @@ def summary_line(report: Report, terminal: Terminal, results: Container[str] = (
     Args:
         report: What the check found.
         terminal: What the line is for.
-        results: Names that are no tensors of the model: what a step put out or logged.
+        results: Names that are not tensors of the model: a step's outputs and logged scalars.
     """
     ranks = counted(report.num_ranks, "rank")
     names = {entry.tensor for entry in report.not_checked if entry.tensor}

@@ -1,4 +1,4 @@
-"""A route from one layout to another as lines: each collective with what it leads to and what a rank receives."""
+"""A route from one layout to another as lines: each collective, the layout it gives, and the bytes a rank receives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.memory import elements_text
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
-from shardviz.picture.text.memory import table
+from shardviz.picture.text.table import table
 from shardviz.picture.text.terminal import line
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> list[Text]:
-    """Return the cheapest route, and torch's where it is another.
+    """Return the cheapest route, and torch's where it differs.
 
     Args:
-        start: The layout that there is.
-        end: The layout that is wanted.
+        start: The present layout.
+        end: The wanted layout.
         dtype: The element type, for bytes.
         terminal: Where the lines go.
 
@@ -38,14 +38,17 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
         return [heading, line(""), line("nothing to do: every rank has what it needs")]
     lines = [heading, line(""), line(f"cheapest: {_cost(best, dtype)}"), *_legs(best, dtype), line("")]
     if taken is None:
-        return [*lines, line("torch: strided shards are routed by a search of its own, which this does not follow")]
+        return [
+            *lines,
+            line("torch routes strided shards by a search of its own, which is not reproduced here"),
+        ]
     if [(leg.collective, leg.axis, leg.layout) for leg in taken] == [(x.collective, x.axis, x.layout) for x in best]:
-        return [*lines, line(f"{terminal.glyphs.good} torch's redistribute takes the same")]
+        return [*lines, line(f"{terminal.glyphs.good} torch's redistribute takes the same route")]
     verdict = (
-        "which costs as much" if total(taken) == total(best) else f"{total(taken) / max(total(best), 1):.3g} times"
+        "the same cost" if total(taken) == total(best) else f"{total(taken) / max(total(best), 1):.3g} times as much"
     )
-    said = f"{terminal.glyphs.warning} torch's redistribute takes another: {_cost(taken, dtype)}, {verdict}"
-    return [*lines, line(said), *_legs(taken, dtype)]
+    other = f"{terminal.glyphs.warning} torch's redistribute takes another route: {_cost(taken, dtype)}, {verdict}"
+    return [*lines, line(other), *_legs(taken, dtype)]
 
 
 def _cost(legs: Sequence[Leg], dtype: str) -> str:

@@ -1,27 +1,21 @@
-"""A pipeline's schedule as a picture: a line a rank, a column a forward pass, and the bubble between."""
+"""A pipeline's schedule as a picture: one line per rank, one column per forward pass, and the bubble."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.timeline import duration, timeline
+from shardviz.dump.timeline import duration, timeline_of
 from shardviz.picture.model.palette import rank_style
 from shardviz.picture.text.terminal import DIM, PIPE_WIDTH, line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.text import Text
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import StageRecord
     from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
 
 LABEL = 9
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-"""A rank's first stage, its second, ...: small letters run forward, capitals backward."""
 
 
 def schedule_lines(dump: Dump, columns: int = PIPE_WIDTH) -> list[Text]:
@@ -31,20 +25,19 @@ def schedule_lines(dump: Dump, columns: int = PIPE_WIDTH) -> list[Text]:
         dump: The dump.
         columns: How wide the picture may be; a long schedule is wider.
     """
-    schedules = one_pipeline(dump)
-    if not schedules:
+    times = timeline_of(dump)
+    if times is None:
         return [line("no pipeline ran in a step")]
-    times = timeline(schedules)
     width = 1 + len(str(times.num_microbatches - 1))
     width += LABEL + times.length * (width + 1) <= columns
-    rows = [_row(rank, times, width, dump.files.mesh) for rank in schedules]
+    rows = [_row(rank, times, width, dump.files.mesh) for rank in times.begins]
     return [*rows, line(""), line((legend(times), DIM)), line(bubble_text(times))]
 
 
 def legend(times: Timeline) -> str:
-    """Say what the letters and numbers of a schedule mean."""
-    second = ", b3 its second stage's" if times.stages_per_rank > 1 else ""
-    return f"a3 is forward of micro-batch 3{second}, A3 its backward, which takes twice as long"
+    """Explain the letters and numbers of a schedule."""
+    second = " (b3 on the rank's second stage)" if times.stages_per_rank > 1 else ""
+    return f"a3 is the forward pass of micro-batch 3{second}, A3 its backward pass, which takes twice as long"
 
 
 def bubble_text(times: Timeline) -> str:
@@ -55,33 +48,12 @@ def bubble_text(times: Timeline) -> str:
     return f"bubble {times.bubble:.1%} of the time; {formula}"
 
 
-def one_pipeline(dump: Dump) -> dict[int, tuple[StageRecord, ...]]:
-    """Return the schedules of the ranks of one pipeline: for every set of stages the lowest rank that ran them."""
-    found: dict[frozenset[int], int] = {}
-    for rank, record in sorted(dump.files.ranks.items()):
-        if record.schedule:
-            found.setdefault(frozenset(one.stage for one in record.schedule), rank)
-    return {rank: dump.files.ranks[rank].schedule for rank in sorted(found.values())}
-
-
-def stages_of(times: Timeline, rank: int) -> list[int]:
-    """Return the stages that a rank ran, rising."""
-    return sorted({record.stage for record, _ in times.begins[rank]})
-
-
-def label(record: StageRecord, stages: Sequence[int]) -> str:
-    """Write a pass: the letter of its stage among those of its rank, and the micro-batch."""
-    letter = LETTERS[stages.index(record.stage) % len(LETTERS)]
-    return f"{letter.upper() if record.backward else letter}{record.microbatch}"
-
-
 def _row(rank: int, times: Timeline, width: int, mesh: Mesh) -> Text:
-    passes, stages = times.begins[rank], stages_of(times, rank)
     idle = "·".ljust(width)
     parts: list[str | tuple[str, str]] = [f"rank {rank:<{LABEL - 5}}"]
     at = 0
-    for record, begin in passes:
-        cell = label(record, stages)
+    for record, begin in times.begins[rank]:
+        cell = times.label(rank, record)
         lasts = duration(record) * width
         gap = int(lasts > len(cell))
         shown = cell.ljust(lasts - gap, "=" if record.backward else " ")

@@ -1,4 +1,4 @@
-"""What text is written for: the width, the characters and the colours of a terminal, a pipe or a file."""
+"""The width, the characters and the colours of the terminal, pipe or file that text is written to."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Glyphs:
     """The characters that mean something; those of verdicts have the verdicts' names.
 
     Attributes:
-        good: Before what is in order.
+        good: Before a tensor in order.
         error: Before an error.
         warning: Before a warning.
-        unknown: Before what was not checked.
-        pending: Before what is being checked.
-        differs: Before a block that is held by other ranks than claimed.
-        more: For what is not shown one by one.
+        unknown: Before a tensor that was not checked.
+        pending: Before a tensor that is being checked.
+        differs: Before a block that is not held by the ranks that claim it.
+        more: In place of parts that are not shown one by one.
         times: Between sizes.
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
     """
@@ -58,7 +58,7 @@ class Glyphs:
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
 
     def of(self, verdict: Verdict) -> str:
-        """Return a verdict's glyph, so that no verdict is told by colour alone."""
+        """Return a verdict's glyph, so that colour is never the only sign of it."""
         glyph: str = getattr(self, verdict)
         return glyph
 
@@ -93,7 +93,7 @@ class Terminal:
         width = max(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, MIN_WIDTH) if at_terminal else _pipe_width()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         wanted = colour == "always" or (colour == "auto" and at_terminal and not plain)
-        return cls(width, UNICODE if _can_say(stream, UNICODE) else ASCII, wanted)
+        return cls(width, UNICODE if _can_encode(stream, UNICODE) else ASCII, wanted)
 
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
@@ -109,7 +109,7 @@ class Terminal:
         return file.getvalue()
 
     def write(self, stream: IO[str], lines: Iterable[Text]) -> None:
-        """Write lines; characters that the stream cannot say are spelled out."""
+        """Write lines; characters that the stream cannot encode are escaped."""
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(self.render(lines).encode(encoding, "backslashreplace").decode(encoding))
 
@@ -155,7 +155,7 @@ def _pipe_width() -> int:
     return max(int(columns), MIN_WIDTH) if columns.isdigit() else PIPE_WIDTH
 
 
-def _can_say(stream: IO[str], glyphs: Glyphs) -> bool:
+def _can_encode(stream: IO[str], glyphs: Glyphs) -> bool:
     try:
         "".join([glyphs.good, glyphs.error, glyphs.differs, glyphs.more, glyphs.corners]).encode(
             getattr(stream, "encoding", None) or "utf-8"

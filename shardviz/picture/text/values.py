@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Terminal
 
 MOST_NUMBERS = 64
-"""Of tensors with more numbers on a rank none are shown."""
+"""Tensors with more numbers than this on a rank are not shown."""
 
 MOST_BLOCKS = 16
-"""So many ranks' numbers are shown, of those that differ."""
+"""How many different sets of numbers are shown."""
 
 
 def value_lines(tensor: Tensor, terminal: Terminal, *, all_ranks: bool = False) -> list[Text]:
     """Return a block of numbers for each set of ranks that have the same; none where the dump does not have them all.
 
     Args:
-        tensor: The tensor; ids of a stamped one are no numbers of its own.
+        tensor: The tensor; a stamped one has ids instead of numbers of its own.
         terminal: What the lines are for.
         all_ranks: Whether every rank's are shown, however many there are.
     """
@@ -46,12 +46,12 @@ def value_lines(tensor: Tensor, terminal: Terminal, *, all_ranks: bool = False) 
 
 def _rows(shard: Shard) -> tuple[tuple[str, ...], ...]:
     """Return a shard's numbers as rows of its last dim."""
-    flat = [_said(value) for value in leaves(shard.body.values)]
+    flat = [_written(value) for value in leaves(shard.body.values)]
     columns = shard.body.local_shape[-1] if shard.body.local_shape else 1
     return tuple(tuple(flat[at : at + columns]) for at in range(0, len(flat), max(columns, 1)))
 
 
-def _said(value: Any) -> str:
+def _written(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 

@@ -1,0 +1,69 @@
+"""The collectives of a step: which ran in which module over which axes, and what a rank receives in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.layout.routes import ring
+
+if TYPE_CHECKING:
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records import CollectiveRecord
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One kind of collective in one module, as the busiest of its ranks saw it.
+
+    Attributes:
+        record: What that rank wrote.
+        ranks: The ranks that took part in one like it, rising.
+    """
+
+    record: CollectiveRecord
+    ranks: tuple[int, ...]
+
+    @property
+    def received(self) -> int:
+        """The bytes that the busiest rank takes in."""
+        return received(self.record)
+
+
+def received(record: CollectiveRecord) -> int:
+    """Return the bytes that a rank takes in, counted as rings: n - 1 of n parts, and twice that for an all_reduce."""
+    if record.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return ring(record.op, record.bytes, record.size)
+    return 0 if record.op in ("send", "barrier") else record.bytes
+
+
+def traffic(dump: Dump) -> list[Traffic]:
+    """Return the step's collectives, with one entry for those that are alike on all ranks."""
+    found: dict[tuple[object, ...], dict[int, CollectiveRecord]] = {}
+    for number, rank in sorted(dump.files.ranks.items()):
+        for record in rank.collectives:
+            key = (record.axes, record.op, record.module, record.when, record.size)
+            by_rank = found.setdefault(key, {})
+            by_rank[number] = _together(by_rank[number], record) if number in by_rank else record
+    return [Traffic(max(by_rank.values(), key=lambda one: one.bytes), tuple(by_rank)) for by_rank in found.values()]
+
+
+def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecord:
+    """Join a rank's records of two groups along the same axes: a pipeline stage has one in each direction."""
+    return structs.replace(one, count=one.count + other.count, bytes=one.bytes + other.bytes)
+
+
+def received_by_axes(dump: Dump) -> dict[Axes, int]:
+    """Return the bytes that the busiest rank takes in, by the axes that groups run along, single axes first."""
+    most: dict[Axes, int] = {}
+    for rank in dump.files.ranks.values():
+        own: dict[Axes, int] = {}
+        for record in rank.collectives:
+            own[record.axes] = own.get(record.axes, 0) + received(record)
+        for axes, count in own.items():
+            most[axes] = max(most.get(axes, 0), count)
+    return {axes: most[axes] for axes in sorted(most, key=lambda names: (len(names), names))}
