@@ -22,11 +22,11 @@ from .clipboard import copy
 from .colours import THEMES
 from .keys import MOVES, keys
 from .loading import load, load_difference, written
-from .model.messages import Compared, DocumentRead, OtherRead, Progressed, ReadFailed
+from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
 from .model.selection import Selection, carried_over, first_selection, of_finding
 from .saving import save_screen
 from .screens.main import MainScreen
-from .views import KEYS, VIEWS
+from .screens.views import KEYS, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +94,7 @@ class ShardvizApp(App[None]):
         self.path = path
         self.other = other
         self.failure: ShardvizError | None = None
-        self._main = MainScreen(self.view_names, "explore" if other is None else "compare")
+        self._main = MainScreen(self, self.view_names, "explore" if other is None else "compare")
         self._opened_on = self.selection
         self._written = (0, 0)
         for theme in THEMES:
@@ -225,8 +225,8 @@ class ShardvizApp(App[None]):
             comparing = partial(load_difference, here, there, self.post_message)
             self.run_worker(comparing, thread=True, exclusive=True, group="compare")
 
-    @on(Compared)
-    def _compared(self, message: Compared) -> None:
+    @on(DumpsCompared)
+    def _compared(self, message: DumpsCompared) -> None:
         self.difference = message.difference
 
     def action_copy_fix(self) -> None:

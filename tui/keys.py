@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Row = tuple[str, str, str, str]
+KeySpec = tuple[str, str, str, str]
 """The key, or several with commas between; the action; its name; what it does, as a tooltip."""
 
 DISPLAYS = {
@@ -24,7 +24,7 @@ DISPLAYS = {
 """How keys are shown, where Textual's own way is longer."""
 
 
-def keys(place: str, rows: Iterable[Row], *, show: bool = False) -> list[BindingType]:
+def keys(place: str, rows: Iterable[KeySpec], *, show: bool = False) -> list[BindingType]:
     """Return bindings whose ids are `place.name`; `show` is whether the bar below has them."""
     return [
         Binding(

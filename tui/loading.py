@@ -14,7 +14,7 @@ from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
 from .model.document import Document
-from .model.messages import Compared, DocumentRead, Progressed, ReadFailed
+from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def load_difference(here: Document, there: Document, post: Callable[[Message], o
     from shardviz.check.diff import compare
 
     if here.report is not None and there.report is not None:
-        post(Compared(compare(here.dump, there.dump, (here.report, there.report))))
+        post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report))))
 
 
 def written(path: Path) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from shardviz.text import printable
 from .step import Step, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Sides
     from shardviz.text import Fold
 
-    from .selection import Selection
-
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One line of the tensor list.
 
     Attributes:
@@ -102,7 +100,7 @@ class Document:
         return found
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TensorEntry, ...]:
         """The tensors in model order: as they were stamped, and those that were captured at other stages only.
 
         The unsharded model's, which rank 0 writes down to compare with, are no part of the run.
@@ -116,15 +114,15 @@ class Document:
         ]
         return tuple(map(self._entry, shown))
 
-    def _entry(self, tensor: Tensor) -> Entry:
+    def _entry(self, tensor: Tensor) -> TensorEntry:
         dtype = own_dtype(self.dump, tensor, tensor.names[0])
         if self.report is None:
-            return Entry(tensor, dtype, "unknown" if self.failed else "pending")
+            return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending")
         names = [tensor.name, *tensor.names]
         found = tuple(sorted({index for name in names for index in self._findings_of.get(name, ())}))
         verdicts: list[Verdict] = [self.findings[index].severity for index in found]
         unseen = not self._unseen.isdisjoint(names)
-        return Entry(
+        return TensorEntry(
             tensor, dtype, worst([*verdicts, "unknown" if unseen else without_finding(self.dump, tensor)]), found
         )
 
@@ -136,12 +134,6 @@ class Document:
     def by_finding(self) -> dict[int, int]:
         """The entry that each finding is about; findings of the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
-
-    def rank_of(self, selection: Selection, among: Sequence[int] = ()) -> int:
-        """Return the rank that is looked at: the chosen one; until one was, the first of some ranks, or of the mesh."""
-        if selection.rank is not None:
-            return selection.rank
-        return among[0] if among else self.dump.files.mesh.ranks[0]
 
     @cached_property
     def counted(self) -> list[Counted]:

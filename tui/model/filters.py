@@ -11,7 +11,7 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .document import Document, Entry
+    from .document import Document, TensorEntry
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -33,7 +33,7 @@ class Filters:
     role: str = ""
     axis: str = ""
 
-    def passes(self, entry: Entry) -> bool:
+    def passes(self, entry: TensorEntry) -> bool:
         """Whether an entry is listed."""
         return (
             (not self.findings or bool(entry.findings))
@@ -42,10 +42,10 @@ class Filters:
             and (not self.text or self._matches(entry))
         )
 
-    def _is_of_model(self, entry: Entry) -> bool:
+    def _is_of_model(self, entry: TensorEntry) -> bool:
         return entry.tensor.role in WEIGHTS or bool(entry.findings) or bool(self.text)
 
-    def _matches(self, entry: Entry) -> bool:
+    def _matches(self, entry: TensorEntry) -> bool:
         text = self.text.lower()
         if text in entry.title.lower() or text in entry.layout.lower():
             return True

@@ -43,7 +43,7 @@ class OtherRead(Message):
 
 
 @dataclass
-class Compared(Message):
+class DumpsCompared(Message):
     """Both dumps were compared."""
 
     difference: Difference
@@ -86,6 +86,22 @@ class PlaceChosen(Message):
     """
 
     place: tuple[int, ...]
+
+
+@dataclass
+class ElementAsked(Message):
+    """The user wants to enter an element to go to.
+
+    Attributes:
+        shape: The tensor's shape.
+    """
+
+    shape: tuple[int, ...]
+
+
+@dataclass
+class PlaneTurned(Message):
+    """The next two dims of the tensor were asked for."""
 
 
 @dataclass

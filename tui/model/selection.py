@@ -11,6 +11,8 @@ from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.picture.text.paint import Side
 
     from .document import Document
@@ -84,6 +86,13 @@ def carried_over(before: Document, after: Document, selection: Selection) -> Sel
     return first_selection(after)
 
 
+def rank_of(document: Document, selection: Selection, among: Sequence[int] = ()) -> int:
+    """Return the chosen rank; until one is chosen, the first of `among`, or of the mesh."""
+    if selection.rank is not None:
+        return selection.rank
+    return among[0] if among else document.dump.files.mesh.ranks[0]
+
+
 def _first_difference(document: Document, entry: int, plane: Plane) -> tuple[int, ...] | None:
     try:
         return first_difference(document.sides(entry), plane)
@@ -96,3 +105,11 @@ def next_plane(plane: Plane) -> Plane:
     pairs = list(combinations(range(len(plane.at)), 2))
     rows, cols = pairs[(pairs.index((plane.rows, plane.cols)) + 1) % len(pairs)]
     return replace(plane, rows=rows, cols=cols)
+
+
+def next_slice(plane: Plane, shape: Sequence[int], step: int) -> tuple[int, ...] | None:
+    """Return the cursor's place some slices further, the last dim that is not drawn fastest; None past the ends."""
+    place, left = list(plane.at), step
+    for dim in reversed([dim for dim in range(len(place)) if dim not in (plane.rows, plane.cols)]):
+        left, place[dim] = divmod(place[dim] + left, shape[dim])
+    return None if left else tuple(place)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 LEGEND = "Tensors of both: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
 
@@ -49,8 +50,8 @@ class CompareView(View):
         "compare", [("v", "next_side", "Claimed/held", "Claimed, held, or where they differ")], show=True
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._pairs: list[Pair] = []
         self._of: Difference | None = None
 
@@ -76,7 +77,7 @@ class CompareView(View):
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the pair of the chosen tensor."""
-        other, difference = self.app.other_document, self.app.difference
+        other, difference = self.state.other_document, self.state.difference
         if document is None or other is None or difference is None:
             return
         if self._of is not difference:
@@ -96,7 +97,7 @@ class CompareView(View):
         first = self._pairs[0] if self._pairs else None
         if first is None or first.here in (None, selection.entry) or first.relation != "different":
             return False
-        self.app.selection = of_entry(document, selection, first.here)
+        self.state.selection = of_entry(document, selection, first.here)
         return True
 
     def _cursor(self, selection: Selection) -> int:
@@ -129,11 +130,11 @@ class CompareView(View):
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
-        pair, document = self._pairs[message.index], self.app.document
+        pair, document = self._pairs[message.index], self.state.document
         if document is not None and pair.here is not None:
-            self.app.selection = of_entry(document, self.app.selection, pair.here)
+            self.state.selection = of_entry(document, self.state.selection, pair.here)
         else:
-            self.show(document, self.app.selection)
+            self.show(document, self.state.selection)
 
     @on(Zoomed)
     def _zoomed(self, message: Zoomed) -> None:

@@ -9,13 +9,14 @@ from textual import on
 
 from ..keys import keys
 from ..model.filters import Filters, after, axes_of, roles_of
-from ..model.messages import TensorChosen, TensorOpened
+from ..model.messages import ElementAsked, TensorChosen, TensorOpened
 from ..model.selection import of_entry
 from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
 from ..widgets.search import Search
 from ..widgets.tensor_tree import TensorTree
+from .goto import GotoScreen
 from .view import View
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class ExploreView(View):
@@ -55,8 +57,8 @@ class ExploreView(View):
         ),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._filters = Filters()
         self._listed: tuple[Document | None, Filters] | None = None
 
@@ -104,23 +106,27 @@ class ExploreView(View):
         elif hidden and not is_asked_for:
             below = f"r: {hidden:,} more, of the step"
         self.query_one("#tree-box", Box).entitle(title, below)
-        if shown and self.app.selection.entry not in shown and document is not None:
-            self.app.selection = of_entry(document, self.app.selection, shown[0])
+        if shown and self.state.selection.entry not in shown and document is not None:
+            self.state.selection = of_entry(document, self.state.selection, shown[0])
 
     def _filter(self, filters: Filters) -> None:
         self._filters = filters
-        self._list(self.app.document)
-        self.query_one(TensorTree).choose(self.app.selection.entry)
+        self._list(self.state.document)
+        self.query_one(TensorTree).choose(self.state.selection.entry)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
-        document, selection = self.app.document, self.app.selection
+        document, selection = self.state.document, self.state.selection
         if document is not None and message.entry != selection.entry:
-            self.app.selection = of_entry(document, selection, message.entry)
+            self.state.selection = of_entry(document, selection, message.entry)
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
         self.query_one(MapPanel).focus_map()
+
+    @on(ElementAsked)
+    def _element_asked(self, message: ElementAsked) -> None:
+        self.app.push_screen(GotoScreen(message.shape), self.query_one(MapPanel).go)
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
@@ -140,13 +146,13 @@ class ExploreView(View):
 
     def action_next_role(self) -> None:
         """List only the next role."""
-        if self.app.document is not None:
-            self._filter(replace(self._filters, role=after(roles_of(self.app.document), self._filters.role)))
+        if self.state.document is not None:
+            self._filter(replace(self._filters, role=after(roles_of(self.state.document), self._filters.role)))
 
     def action_next_axis(self) -> None:
         """List only what the next axis splits."""
-        if self.app.document is not None:
-            self._filter(replace(self._filters, axis=after(axes_of(self.app.document), self._filters.axis)))
+        if self.state.document is not None:
+            self._filter(replace(self._filters, axis=after(axes_of(self.state.document), self._filters.axis)))
 
     def action_to_tree(self) -> None:
         """Go back to the tensors; from there, to all of them."""

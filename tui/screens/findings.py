@@ -62,13 +62,13 @@ A line for each disagreement, errors first; findings that say the same of identi
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
-        self.app.selection = replace(self.app.selection, finding=message.index)
+        self.state.selection = replace(self.state.selection, finding=message.index)
 
     @on(Lines.Chosen)
     async def _chosen(self, message: Lines.Chosen) -> None:
-        if self.app.document is not None:
-            self.app.selection = of_finding(self.app.document, self.app.selection, message.index)
-            await self.app.action_show_view("explore")
+        if self.state.document is not None:
+            self.state.selection = of_finding(self.state.document, self.state.selection, message.index)
+            await self.state.action_show_view("explore")
 
 
 class FindingLines(Lines):

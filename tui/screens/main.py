@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.reactive import Reactive
 from textual.screen import Screen
 
-from ..views import VIEWS
 from ..widgets.box import Column, Row
 from ..widgets.key_bar import KeyBar
 from ..widgets.title import Title
 from ..widgets.view_tabs import ViewTabs
+from .views import KEYS, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ..model.document import Document
+    from ..model.state import State
     from .view import View
 
 PAUSE = 0.1
@@ -32,17 +33,19 @@ class MainScreen(Screen[None]):
     """All views on one screen, laid out once: the shown one in place, the others beside it.
 
     Args:
-        names: The views that there are, in order.
-        first: The one that is shown first, and made at once; the others are made soon after.
+        state: The state that the views share.
+        names: The views, in order.
+        first: The view that is shown first, and made at once; the others are made soon after.
     """
 
     BLANK: ClassVar[bool] = True
     focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual paints the whole screen again for it
 
-    def __init__(self, names: Sequence[str], first: str) -> None:
+    def __init__(self, state: State, names: Sequence[str], first: str) -> None:
         super().__init__()
+        self._state = state
         self._names = list(names)
-        self._views: dict[str, View] = {first: VIEWS[first]()}
+        self._views: dict[str, View] = {first: VIEWS[first](state)}
         self._making = asyncio.Lock()
         self.view_name = first
 
@@ -50,7 +53,8 @@ class MainScreen(Screen[None]):
         """Make the screen, with its first view."""
         with Row(id="top"):
             yield Title(id="title")
-            yield ViewTabs(self._names, self.view_name, id="tabs")
+            tabs = [(name, f"{KEYS[name]} {VIEWS[name].TITLE}", VIEWS[name].TOOLTIP) for name in self._names]
+            yield ViewTabs(tabs, self.view_name, id="tabs")
         with Column(id="views"):
             yield self._views[self.view_name]
         yield KeyBar(id="keys")
@@ -79,7 +83,7 @@ class MainScreen(Screen[None]):
         """Return a view, made beside the screen if it was not yet."""
         async with self._making:  # a key may ask for the view that is just being made ahead
             if name not in self._views:
-                view = VIEWS[name]()
+                view = VIEWS[name](self._state)
                 view.put(on_screen=False)
                 await self.query_one("#views").mount(view)
                 self._views[name] = view

@@ -11,6 +11,7 @@ from shardviz.errors import ShardvizError
 from ..keys import keys
 from ..model.lights import lights_of
 from ..model.names import shortened
+from ..model.selection import rank_of
 from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class MeshView(View):
@@ -42,8 +44,8 @@ class MeshView(View):
         show=True,
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._axis = -1
 
     def compose(self) -> ComposeResult:
@@ -63,7 +65,7 @@ class MeshView(View):
         if document is None:
             return
         mesh = document.dump.files.mesh
-        rank = document.rank_of(selection)
+        rank = rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
         below = f"underlined: the group along {axis}" if axis else ""
@@ -84,10 +86,10 @@ class MeshView(View):
 
     def action_next_axis(self) -> None:
         """Go through the axes, and none."""
-        if self.app.document is not None:
-            self._axis = (self._axis + 2) % (self.app.document.dump.files.mesh.ndim + 1) - 1
-            self.show(self.app.document, self.app.selection)
+        if self.state.document is not None:
+            self._axis = (self._axis + 2) % (self.state.document.dump.files.mesh.ndim + 1) - 1
+            self.show(self.state.document, self.state.selection)
 
     async def action_open_rank(self) -> None:
         """Show all that the rank holds."""
-        await self.app.action_show_view("rank")
+        await self.state.action_show_view("rank")

@@ -18,7 +18,7 @@ from ..colours import verdict_style
 from ..keys import keys
 from ..model.memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
 from ..model.names import shortened
-from ..model.selection import of_entry
+from ..model.selection import of_entry, rank_of
 from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..model.document import Document
     from ..model.memory import Memory
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class RankView(View):
@@ -52,8 +53,8 @@ class RankView(View):
         show=True,
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._values = False
 
     def compose(self) -> ComposeResult:
@@ -73,7 +74,7 @@ class RankView(View):
         """Show the chosen rank and tensor."""
         if document is None:
             return
-        rank = document.rank_of(selection)
+        rank = rank_of(document, selection)
         self.query_one(RankCard).show(document, rank)
         held = entries_of_rank(document, rank)
         cursor = held.index(selection.entry) if selection.entry in held else 0
@@ -91,27 +92,27 @@ class RankView(View):
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
-        document, selection = self.app.document, self.app.selection
+        document, selection = self.state.document, self.state.selection
         if document is not None:
-            held = entries_of_rank(document, document.rank_of(selection))
+            held = entries_of_rank(document, rank_of(document, selection))
             if message.index < len(held):
-                self.app.selection = of_entry(document, selection, held[message.index])
+                self.state.selection = of_entry(document, selection, held[message.index])
 
     @on(Lines.Chosen)
     async def _chosen(self) -> None:
-        await self.app.action_show_view("explore")
+        await self.state.action_show_view("explore")
 
     def action_step(self, step: int) -> None:
         """Go so many ranks on, in the mesh's order, and around."""
-        if self.app.document is not None:
-            ranks, rank = self.app.document.dump.files.mesh.ranks, self.app.document.rank_of(self.app.selection)
+        if self.state.document is not None:
+            ranks, rank = self.state.document.dump.files.mesh.ranks, rank_of(self.state.document, self.state.selection)
             at = ranks.index(rank) if rank in ranks else 0
-            self.app.selection = replace(self.app.selection, rank=ranks[(at + step) % len(ranks)])
+            self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
 
     def action_values(self) -> None:
         """Go from ids to values and back."""
         self._values = not self._values
-        self.show(self.app.document, self.app.selection)
+        self.show(self.state.document, self.state.selection)
 
 
 class HeldLines(Lines):

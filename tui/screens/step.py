@@ -14,6 +14,7 @@ from ..keys import keys
 from ..model.filters import after
 from ..model.lights import takes_part
 from ..model.messages import PassChosen
+from ..model.selection import rank_of
 from ..model.step import Collective, Moment, Step, axes_text, moments
 from ..model.step_text import (
     axes_width,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class StepView(View):
@@ -59,8 +61,8 @@ class StepView(View):
         show=True,
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._axes: tuple[str, ...] = ()
         self._by_bytes = False
         self._listed: list[Collective] = []
@@ -114,7 +116,7 @@ class StepView(View):
         if not self._listed:
             return
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
-        rank = document.rank_of(selection, chosen.ranks)
+        rank = rank_of(document, selection, chosen.ranks)
         self.query_one("#comm-box", Box).entitle(collective_title(chosen))
         self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
         self.query_one("#part-box", Box).entitle("● takes part", f"underlined: with rank {rank}")
@@ -139,31 +141,31 @@ class StepView(View):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Filter and sort where there is something to."""
-        document = self.app.document
+        document = self.state.document
         return action not in ("next_axis", "order") or bool(document and document.step.collectives)
 
     def _again(self) -> None:
-        if self.app.document is not None:
-            self.show(self.app.document, self.app.selection)
+        if self.state.document is not None:
+            self.show(self.state.document, self.state.selection)
 
     @on(Lines.Highlighted, "#collectives")
     def _collective_chosen(self) -> None:
-        if self.app.document is not None:
-            self._show_collective(self.app.document, self.app.selection)
+        if self.state.document is not None:
+            self._show_collective(self.state.document, self.state.selection)
 
     @on(Lines.Highlighted, "#moments")
     def _moment_chosen(self, message: Lines.Highlighted) -> None:
-        self.app.selection = replace(self.app.selection, rank=self._moments[message.index].rank)
+        self.state.selection = replace(self.state.selection, rank=self._moments[message.index].rank)
 
     @on(PassChosen)
     def _pass_chosen(self, message: PassChosen) -> None:
         self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
-        self.app.selection = replace(self.app.selection, rank=message.rank)
+        self.state.selection = replace(self.state.selection, rank=message.rank)
 
     def action_next_axis(self) -> None:
         """List only what ran along the next axis, or all again."""
-        if self.app.document is not None:
-            found = dict.fromkeys(one.record.axes for one in self.app.document.step.collectives)
+        if self.state.document is not None:
+            found = dict.fromkeys(one.record.axes for one in self.state.document.step.collectives)
             choices = [" ".join(axes) for axes in ((), *found)]
             chosen = after(choices, " ".join(self._axes))
             self._axes = tuple(chosen.split())

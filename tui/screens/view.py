@@ -1,4 +1,4 @@
-"""What all views share: the app's document and selection come down to them, and each keeps its own focus."""
+"""What all views do: they show the shared state, change it when something is chosen, and keep their own focus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from textual import on
 from textual.widget import Widget
 
 from ..model.filters import after
-from ..model.messages import PlaceChosen, RankChosen
+from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
+from ..model.selection import next_plane
 from ..widgets.box import Column, Entitled
 from ..widgets.side_bar import SIDES
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from textual.geometry import Region
     from typing_extensions import Self
 
-    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class View(Column):
@@ -28,14 +29,14 @@ class View(Column):
     `NAME` is its id, `TITLE` what it is called, `TOOLTIP` what it shows, `FOCUS` selects what has the focus at first.
     """
 
-    app: ShardvizApp
     NAME: ClassVar[str]
     TITLE: ClassVar[str]
     TOOLTIP: ClassVar[str]
     FOCUS: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__(id=self.NAME)
+        self.state = state
         self.styles.layer = self.NAME  # or they would share the height
         self._shown: tuple[Document | None, Selection] | None = None
         self._focused: Widget | None = None
@@ -63,7 +64,7 @@ class View(Column):
             self._catch_up()
 
     def _catch_up(self) -> None:
-        state = (self.app.document, self.app.selection)
+        state = (self.state.document, self.state.selection)
         if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
             self._shown = state
             self.show(*state)
@@ -75,7 +76,7 @@ class View(Column):
 
     def make_ready(self) -> bool:
         """Do ahead what the first time on screen would take, in two turns; return whether there was anything to do."""
-        document, shown = self.app.document, self._shown
+        document, shown = self.state.document, self._shown
         if self.is_current or self._ready_for is document:
             return False
         if shown is None or shown[0] is not document:
@@ -99,17 +100,27 @@ class View(Column):
 
     @on(PlaceChosen)
     def _place_chosen(self, message: PlaceChosen) -> None:
-        selection = self.app.selection
+        selection = self.state.selection
         if selection.plane is not None:
-            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
+            self.state.selection = replace(selection, plane=replace(selection.plane, at=message.place))
 
     @on(RankChosen)
     def _rank_chosen(self, message: RankChosen) -> None:
-        self.app.selection = replace(self.app.selection, rank=message.rank)
+        self.state.selection = replace(self.state.selection, rank=message.rank)
+
+    @on(SideChosen)
+    def _side_chosen(self, message: SideChosen) -> None:
+        self.state.selection = replace(self.state.selection, side=message.side)
+
+    @on(PlaneTurned)
+    def _plane_turned(self) -> None:
+        selection = self.state.selection
+        if selection.plane is not None:
+            self.state.selection = replace(selection, plane=next_plane(selection.plane))
 
     def action_next_side(self) -> None:
         """Go from claimed to held to difference; the views that show a side have a key for it."""
-        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
+        self.state.selection = replace(self.state.selection, side=after(SIDES, self.state.selection.side))
 
     def enter(self) -> None:
         """Come on screen: catch up with what changed meanwhile, and take the focus to where it was here."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Cell, Sides
 
-    from ..model.document import Document, Entry
+    from ..model.document import Document, TensorEntry
     from ..model.selection import Selection
 
 MOST_PATHS = 4
@@ -59,7 +59,7 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     return text
 
 
-def _in_its_place(entry: Entry, index: tuple[int, ...], cell: Cell) -> str:
+def _in_its_place(entry: TensorEntry, index: tuple[int, ...], cell: Cell) -> str:
     if not cell.different or not cell.claimed:
         return ""
     rank = ranks_of(cell.claimed)[0]

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from shardviz.check.verdicts import Verdict
 
-    from ..model.document import Entry
+    from ..model.document import TensorEntry
 
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 
 _PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
 MOST_NAME = 60
@@ -37,14 +37,14 @@ MOST_OPEN = 64
 
 
 @dataclass
-class Module:
+class Branch:
     """What is in a module, in model order: modules by name, and entries by their index, with nothing in them."""
 
-    parts: dict[str | int, Module] = field(default_factory=dict)
+    parts: dict[str | int, Branch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Row:
+class TreeLine:
     """One line of the tree.
 
     Attributes:
@@ -54,7 +54,7 @@ class Row:
         layout: What a tensor claims.
     """
 
-    path: Path
+    path: ModulePath
     verdict: Verdict
     entry: int | None = None
     layout: str = ""
@@ -84,13 +84,13 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._rows: list[Row] = []
-        self._visible: list[Row] = []
-        self._opened: dict[Path, bool] = {}
+        self._rows: list[TreeLine] = []
+        self._visible: list[TreeLine] = []
+        self._opened: dict[ModulePath, bool] = {}
         self._open_all = True
         self._is_nested = False
 
-    def fill(self, entries: Sequence[Entry], shown: Iterable[int]) -> None:
+    def fill(self, entries: Sequence[TensorEntry], shown: Iterable[int]) -> None:
         """List some of the entries, given by their indices; modules stay open or closed as they were."""
         indices = list(shown)
         self._open_all = len(indices) <= MOST_OPEN
@@ -106,10 +106,10 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
         self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
         self._list(row)
 
-    def _is_open(self, row: Row) -> bool:
+    def _is_open(self, row: TreeLine) -> bool:
         return self._opened.get(row.path, self._open_all or row.verdict == "error")
 
-    def _list(self, current: Row | None) -> None:
+    def _list(self, current: TreeLine | None) -> None:
         """List what is in open modules, with the cursor on a row, or on the module around it."""
         self._visible, closed = [], None
         for row in self._rows:
@@ -164,33 +164,33 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
             if row.entry is None:
                 self._open(row, on=not self._is_open(row))
 
-    def _open(self, row: Row, *, on: bool) -> None:
+    def _open(self, row: TreeLine, *, on: bool) -> None:
         self._opened[row.path] = on
         self._list(row)
 
 
-def _rows(entries: Sequence[Entry], indices: Iterable[int]) -> Iterator[Row]:
+def _rows(entries: Sequence[TensorEntry], indices: Iterable[int]) -> Iterator[TreeLine]:
     """Yield the lines of a tree, each module before what is in it."""
-    root = Module()
+    root = Branch()
     for index in indices:
         module = root
         parts: list[str | int] = [*_path(entries[index])[:-1], index]
         for part in parts:
-            module = module.parts.setdefault(part, Module())
+            module = module.parts.setdefault(part, Branch())
     yield from _within(root, (), entries)
 
 
-def _within(module: Module, path: Path, entries: Sequence[Entry]) -> Iterator[Row]:
+def _within(module: Branch, path: ModulePath, entries: Sequence[TensorEntry]) -> Iterator[TreeLine]:
     for key, part in module.parts.items():
         if isinstance(key, int):
-            yield Row((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].short_layout)
+            yield TreeLine((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].short_layout)
         else:
             inside = list(_within(part, (*path, key), entries))
-            yield Row((*path, key), worst([row.verdict for row in inside]))
+            yield TreeLine((*path, key), worst([row.verdict for row in inside]))
             yield from inside
 
 
-def _path(entry: Entry) -> Path:
+def _path(entry: TensorEntry) -> ModulePath:
     """Cut a title into modules at its dots; numbers and folds of numbers stay with the module before them.
 
     What an optimizer keeps of a parameter, `weight.exp_avg`, stands beside that parameter.

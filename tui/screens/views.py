@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .screens.compare import CompareView
-from .screens.explore import ExploreView
-from .screens.findings import FindingsView
-from .screens.mesh import MeshView
-from .screens.rank import RankView
-from .screens.step import StepView
+from .compare import CompareView
+from .explore import ExploreView
+from .findings import FindingsView
+from .mesh import MeshView
+from .rank import RankView
+from .step import StepView
 
 if TYPE_CHECKING:
-    from .screens.view import View
+    from .view import View
 
 VIEWS: dict[str, type[View]] = {
     kind.NAME: kind for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, CompareView)
