@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +22,7 @@ from .colours import THEMES
 from .keys import MOVES, keys
 from .loading import load, load_difference, written
 from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
-from .model.selection import Selection, carried_over, first_selection, of_finding
+from .model.selection import Selection, carried_over, first_selection, next_finding
 from .saving import save_screen
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
@@ -31,7 +30,7 @@ from .screens.views import KEYS, VIEWS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from textual.binding import ActiveBinding, BindingType
+    from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
     from shardviz.errors import ShardvizError
@@ -141,13 +140,10 @@ class ShardvizApp(App[None]):
         """Show what was read; who has not moved yet is taken to the first finding."""
         if not self.screen_stack:
             return  # who leaves while the dump is read leaves it unread
-        before, selection = self.document, self.selection
-        if before is None or selection == self._opened_on:
+        if self.document is None or self.selection == self._opened_on:
             selection = self._opened_on = first_selection(message.document)
-        elif message.document.dump is not before.dump:
-            selection = carried_over(before, message.document, selection)
-        if selection.finding >= len(message.document.findings):
-            selection = replace(selection, finding=0)
+        else:
+            selection = carried_over(self.document, message.document, self.selection)
         self.note = ""
         self.set_reactive(ShardvizApp.selection, selection)
         self.document = message.document
@@ -179,13 +175,9 @@ class ShardvizApp(App[None]):
         for active in screen.active_bindings.values():
             if active.enabled and active.tooltip and active.binding.action.partition("(")[0] not in MOVES:
                 key = self.get_key_display(active.binding)
-                yield SystemCommand(
-                    f"{active.tooltip} ({key})", active.binding.description, partial(self._run_binding, active)
-                )
+                run = partial(self.call_later, self.run_action, active.binding.action, active.node)
+                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
         yield SystemCommand("Change the theme", "Light and dark ones", self.action_change_theme)
-
-    def _run_binding(self, active: ActiveBinding) -> None:
-        self.call_later(self.run_action, active.binding.action, active.node)
 
     def _fatal_error(self) -> None:
         """Say where the viewer failed; Textual would write out every local, and here those are whole dumps."""
@@ -219,9 +211,9 @@ class ShardvizApp(App[None]):
         self._compare()
 
     def _compare(self) -> None:
-        """Compare both dumps away from the event loop, once both were checked."""
+        """Compare both dumps away from the event loop, once both are checked."""
         here, there = self.document, self.other_document
-        if here is not None and there is not None and here.report is not None and there.report is not None:
+        if here is not None and there is not None:
             comparing = partial(load_difference, here, there, self.post_message)
             self.run_worker(comparing, thread=True, exclusive=True, group="compare")
 
@@ -239,8 +231,7 @@ class ShardvizApp(App[None]):
     def action_next_finding(self, step: int) -> None:
         """Go to another finding and its place."""
         assert self.document is not None
-        count = len(self.document.findings)
-        self.selection = of_finding(self.document, self.selection, (self.selection.finding + step) % count)
+        self.selection = next_finding(self.document, self.selection, step)
 
 
 def view(path: Path, *, other: Path | None = None) -> None:

@@ -68,8 +68,19 @@ def of_finding(document: Document, selection: Selection, finding: int) -> Select
     return replace(selection, finding=finding, rank=rank, plane=plane)
 
 
+def next_finding(document: Document, selection: Selection, step: int) -> Selection:
+    """Return the selection with the finding that is some steps further, around and around."""
+    return of_finding(document, selection, (selection.finding + step) % len(document.findings))
+
+
 def carried_over(before: Document, after: Document, selection: Selection) -> Selection:
-    """Return the selection in a document that was read again: the same tensor, at the same place if it has that."""
+    """Return the selection in a document that was checked or read again, on the same tensor and place if it has them."""
+    if after.dump is not before.dump:
+        selection = _of_same_tensor(before, after, selection)
+    return selection if selection.finding < len(after.findings) else replace(selection, finding=0)
+
+
+def _of_same_tensor(before: Document, after: Document, selection: Selection) -> Selection:
     if not before.entries or not after.entries:
         return first_selection(after)
     old = before.entries[selection.entry].tensor
