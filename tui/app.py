@@ -1,4 +1,4 @@
-"""The app: which views there are, the document and the selection that they share, and the worker that reads."""
+"""The app: the state that the views share, the keys that work everywhere, and the workers that read dumps."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at a folder that may still be written."""
+"""Seconds between two checks whether a folder has new files."""
 
 
 class ShardvizApp(App[None]):
-    """A dump as a place to walk through.
+    """The viewer of a dump.
 
     Args:
         path: The dump's folder.
@@ -59,15 +59,7 @@ class ShardvizApp(App[None]):
         *keys(
             "app",
             [
-                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-                ("n", "next_finding(1)", "Next", "Go to the next finding's place"),
-            ],
-            show=True,
-        ),
-        *keys(
-            "app",
-            [
-                ("N", "next_finding(-1)", "Previous", "Go one finding back"),
+                ("N", "next_finding(-1)", "Previous", "Go to the previous finding"),
                 ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
                 ("S", "save('txt')", "Save text", "Save the screen as text"),
             ],
@@ -75,8 +67,10 @@ class ShardvizApp(App[None]):
         *keys(
             "app",
             [
-                ("f1,question_mark", "help", "Help", "Help for what is focused"),
-                ("q,ctrl+c", "quit", "Quit", "Leave; the terminal is as it was"),
+                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
+                ("n", "next_finding(1)", "Next", "Go to the next finding"),
+                ("f1,question_mark", "help", "Help", "Help for the focused part"),
+                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
             ],
             show=True,
         ),
@@ -102,15 +96,15 @@ class ShardvizApp(App[None]):
 
     @property
     def view_names(self) -> list[str]:
-        """The views that there are, in the order of their keys."""
+        """The names of the views, in the order of their keys."""
         return [name for name in VIEWS if name != "compare" or self.other is not None]
 
     def get_default_screen(self) -> MainScreen:
-        """Put the views on a screen of their own kind."""
+        """Return the screen that has the views."""
         return self._main
 
     def on_mount(self) -> None:
-        """Start reading, and look again and again whether more was written."""
+        """Start reading, and keep checking whether more was written."""
         self._read()
         if self.other is not None:
             reading = partial(load, self.other, self.post_message, OtherRead)
@@ -118,7 +112,7 @@ class ShardvizApp(App[None]):
         self.set_interval(LOOK_AGAIN, self._look_again)
 
     async def action_show_view(self, name: str) -> None:
-        """Show a view in place of the one before."""
+        """Show another view."""
         await self._main.show_view(name)
 
     def _read(self) -> None:
@@ -126,7 +120,7 @@ class ShardvizApp(App[None]):
         self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
 
     def _look_again(self) -> None:
-        """Read a folder again that a job is still writing."""
+        """Read the folder again if a job has written more."""
         idle = all(worker.is_finished for worker in self.workers if worker.group == "load")
         if idle and written(self.path) not in (self._written, (0, 0)):
             self._read()
@@ -137,9 +131,9 @@ class ShardvizApp(App[None]):
 
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
-        """Show what was read; who has not moved yet is taken to the first finding."""
+        """Show the document; a user who has not moved yet is taken to the first finding."""
         if not self.screen_stack:
-            return  # who leaves while the dump is read leaves it unread
+            return  # the app closed while the dump was being read
         if self.document is None or self.selection == self._opened_on:
             selection = self._opened_on = first_selection(message.document)
         else:
@@ -155,7 +149,7 @@ class ShardvizApp(App[None]):
 
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
-        """Leave where there is nothing to show; keep what is shown otherwise."""
+        """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
         if self.document is None:
             self.failure = message.why
             self.exit()
@@ -163,7 +157,7 @@ class ShardvizApp(App[None]):
             self.note = message.why.message
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only what works now."""
+        """Offer only the actions that work now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
@@ -171,49 +165,49 @@ class ShardvizApp(App[None]):
         return not (action in ("show_view", "help") and isinstance(self.screen, ModalScreen))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer in the palette what has a key and works now, and the themes."""
+        """Offer in the palette every action that has a key and works now, and the themes."""
         for active in screen.active_bindings.values():
             if active.enabled and active.tooltip and active.binding.action.partition("(")[0] not in MOVES:
                 key = self.get_key_display(active.binding)
                 run = partial(self.call_later, self.run_action, active.binding.action, active.node)
                 yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
-        yield SystemCommand("Change the theme", "Light and dark ones", self.action_change_theme)
+        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
 
     def _fatal_error(self) -> None:
-        """Say where the viewer failed; Textual would write out every local, and here those are whole dumps."""
+        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
         self.bell()
         shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
-        self.panic(Group(shown, Text("shardviz: error: the viewer failed, by a bug of its own")))
+        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
 
     def action_help(self) -> None:
-        """Show the help for what is focused."""
+        """Show the help for the focused widget."""
         from .screens.help import help_for
 
         self.push_screen(help_for(self.screen))
 
     def action_save(self, kind: str) -> None:
-        """Save what is on screen into a new file in the working folder."""
+        """Save the screen to a new file in the working folder."""
         path = save_screen(self, kind)
         self.notify(str(path), title="Saved", markup=False)
 
     def watch_document(self) -> None:
-        """Say what was read, and offer the keys that a report makes useful."""
+        """Show the title, and offer the keys that need a report."""
         self._main.entitle(self.document, self.note)
         self.refresh_bindings()
         self._compare()
 
     def watch_note(self) -> None:
-        """Say how far the reading is."""
+        """Show how far the dump has been read."""
         self._main.entitle(self.document, self.note)
 
     def watch_other_document(self) -> None:
-        """Compare, once both are there."""
+        """Compare the dumps, once both are read."""
         self._compare()
 
     def _compare(self) -> None:
-        """Compare both dumps away from the event loop, once both are checked."""
+        """Compare the dumps in a thread, once both are checked."""
         here, there = self.document, self.other_document
-        if here is not None and there is not None:
+        if here is not None and there is not None and here.report is not None and there.report is not None:
             comparing = partial(load_difference, here, there, self.post_message)
             self.run_worker(comparing, thread=True, exclusive=True, group="compare")
 
@@ -222,24 +216,24 @@ class ShardvizApp(App[None]):
         self.difference = message.difference
 
     def action_copy_fix(self) -> None:
-        """Copy the finding's fix."""
+        """Copy the fix of the chosen finding."""
         assert self.document is not None
         finding = self.document.findings[self.selection.finding]
         copy(self, finding.fix or finding.summary)
         self.notify(finding.fix or finding.summary, title="Copied the fix", markup=False)
 
     def action_next_finding(self, step: int) -> None:
-        """Go to another finding and its place."""
+        """Go to another finding and its place on the map."""
         assert self.document is not None
         self.selection = next_finding(self.document, self.selection, step)
 
 
 def view(path: Path, *, other: Path | None = None) -> None:
-    """Open the TUI on a dump, beside another one where that is given.
+    """Open the TUI on a dump, with a second one beside it if given.
 
     Raises:
-        ShardvizError: A folder is no dump, or cannot be read any more.
-        SystemExit: The viewer failed, and has said so.
+        ShardvizError: A folder is not a dump, or can no longer be read.
+        SystemExit: The viewer failed, and has printed why.
     """
     for folder in (path, other):
         if folder is not None:

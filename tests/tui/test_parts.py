@@ -233,5 +233,5 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     told = io.StringIO()
     Console(file=told, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in told.getvalue().splitlines()]
-    more = "; ".join([*(f"this fits as well: {text}" for text in also), "an example"])
+    more = "; ".join([*(f"also fits: {text}" for text in also), "an example"])
     assert (first, rows) == (sentence, ["fix   mend it", f"more  {more}"])

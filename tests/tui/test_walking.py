@@ -70,7 +70,7 @@ def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
     found = ("slash", *"down", "enter")
     walks = walk_on(healthy, {"kept": found, "all": ("escape",), "none": "f", "again": ("escape",)})
     assert "Tensors: 2 of 4" in walks["kept"].text
-    assert "esc: no filters (findings only)" in walks["none"].text
+    assert "esc: clear the filters (findings only)" in walks["none"].text
     for shown in ("all", "again"):
         assert "─ Tensors ─" in walks[shown].text
         assert "down" in walks[shown].text
@@ -79,7 +79,7 @@ def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
 
 def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", *"swap")})
-    assert "r: 2 more, of the step" in walks["own"].text
+    assert "r: 2 more from the step" in walks["own"].text
     assert "swap" not in walks["own"].text
     assert "role all" in walks["all"].text
     assert "swap (activation)" in walks["all"].text
@@ -98,7 +98,7 @@ def test_going_to_an_index_or_an_id_moves_the_cursor(healthy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids count from 1 to 288"), ("1", "write 2 numbers")],
+    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids go from 1 to 288"), ("1", "enter 2 numbers")],
 )
 def test_an_element_that_is_not_there_is_told_with_what_there_is(healthy: Path, text: str, said: str) -> None:
     assert said in walk(healthy, "enter", "g", *text, "enter").text
@@ -162,7 +162,7 @@ def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_
 
 
 def test_the_rank_without_a_file_says_so(damaged: Path) -> None:
-    assert "no readable file of this rank" in walk(damaged, "2", "right", "right", "right").text
+    assert "no readable file for this rank" in walk(damaged, "2", "right", "right", "right").text
 
 
 def test_help_is_about_what_is_focused(healthy: Path) -> None:

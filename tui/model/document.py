@@ -1,4 +1,4 @@
-"""What the screens show: a dump with its verdicts, as plain data that knows nothing of widgets."""
+"""The data that the views show: a dump with its verdicts, independent of widgets."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class TensorEntry:
 
     Attributes:
         tensor: The tensor, or identical layers of it.
-        dtype: The model's own element type: it may have been stamped in a wider one.
-        verdict: The worst that was found of it.
+        dtype: The model's own element type; it may have been stamped in a wider one.
+        verdict: The worst verdict on it.
         findings: Indices into the report's findings.
     """
 
@@ -43,13 +43,13 @@ class TensorEntry:
 
     @cached_property
     def title(self) -> str:
-        """Its name, safe to print, with its role where it is no parameter."""
+        """Its name, safe to print, with its role unless it is a parameter."""
         role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
         return printable(self.tensor.name) + role
 
     @cached_property
     def layout(self) -> str:
-        """What its placements claim, in the notation."""
+        """The layout that its placements claim, in the notation."""
         return layout_text(self.tensor, self.dtype)
 
     @cached_property
@@ -66,13 +66,13 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Document:
-    """A dump, read as far as it is there.
+    """A dump, as far as it could be read.
 
     Attributes:
         path: Its folder.
         dump: Its tensors.
-        report: What the check found; None while it is running.
-        failed: Why there is no report and will be none; empty where there is or will be one.
+        report: The result of the check; None while it runs.
+        failed: Why there will be no report; empty if there is or will be one.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Document:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, worst first; those that say the same of identical layers are one."""
+        """The findings, worst first; the same finding in identical layers is one."""
         return tuple(replace(finding, tensor=str(names)) for names, finding in self._folded)
 
     @cached_property
@@ -101,9 +101,9 @@ class Document:
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
-        """The tensors in model order: as they were stamped, and those that were captured at other stages only.
+        """The tensors in model order: as they were stamped, and those that were captured at other moments only.
 
-        The unsharded model's, which rank 0 writes down to compare with, are no part of the run.
+        The unsharded model's tensors, which rank 0 writes as the reference, are left out.
         """
         stamped = {(name, tensor.role) for tensor in self.dump.at("stamped") for name in tensor.names}
         shown = [
@@ -132,7 +132,7 @@ class Document:
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
-        """The entry that each finding is about; findings of the whole dump are left out."""
+        """The entry of each finding; findings about the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
 
     @cached_property
@@ -145,14 +145,14 @@ class Document:
         return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
 
     def bytes_of(self, entry: int, rank: int) -> int | None:
-        """Return what an entry takes on a rank, all its names together; None where none of them is counted."""
+        """Return the bytes of an entry on a rank, all its names together; None if none of them is counted."""
         if entry not in self._parts:
             self._parts[entry] = list(self._parts_of(self.entries[entry].tensor))
         parts = self._parts[entry]
         return sum(one.on(rank, name) for one, name in parts) if parts else None
 
     def _parts_of(self, tensor: Tensor) -> Iterator[tuple[Counted, str | None]]:
-        """Yield what a tensor's names are counted as: at once what is counted of just these names, or name by name."""
+        """Yield how a tensor's names are counted: all at once where they are counted together, or name by name."""
         known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
         found = [(one, name) for one, name in known if one is not None]
         if found and len(found) == len(found[0][0].widths) and all(one is found[0][0] for one, _ in found):
@@ -162,7 +162,7 @@ class Document:
 
     @cached_property
     def step(self) -> Step:
-        """What the dump says of a training step."""
+        """The training step that the dump records."""
         return step_of(self.dump)
 
     def sides(self, entry: int) -> Sides:

@@ -1,4 +1,4 @@
-"""Which ranks of the mesh are lit for what is chosen."""
+"""Which ranks of the mesh are marked for the selection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
-    """Light the holders of the element under the map's cursor, and the group of a rank along an axis."""
+    """Mark the holders of the element under the map's cursor, and the group of a rank along an axis."""
     files = document.dump.files
     group: frozenset[int] = frozenset()
     if axis and rank is not None and rank in files.mesh:
@@ -35,6 +35,6 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
-    """Light the ranks that take part in a collective, with the group of one of them."""
+    """Mark the ranks that take part in a collective, and the group of one of them."""
     files, mask = document.dump.files, mask_of(collective.ranks)
     return Lights(mask, mask, frozenset(files.missing_ranks), group_of(collective, files.mesh, rank))

@@ -1,4 +1,4 @@
-"""What widgets tell the screens: which tensor, place, rank or finding was chosen."""
+"""The messages of workers and widgets: what was read, and which tensor, place or rank the user chose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Progressed(Message):
     files: int
 
     def can_replace(self, message: Message) -> bool:
-        """Let a newer count stand for an older one."""
+        """Let a newer count replace an older one."""
         return isinstance(message, Progressed)
 
 
@@ -37,7 +37,7 @@ class DocumentRead(Message):
 
 @dataclass
 class OtherRead(Message):
-    """The dump to compare with was read, or checked."""
+    """The second dump was read, or checked."""
 
     document: Document
 
@@ -65,14 +65,14 @@ class TensorChosen(Message):
 
 @dataclass
 class TensorOpened(Message):
-    """A tensor's map was asked for."""
+    """The user asked for a tensor's map."""
 
     entry: int
 
 
 @dataclass
 class SideChosen(Message):
-    """Claimed, held or their difference was asked for."""
+    """A side was chosen: claimed, held or their difference."""
 
     side: Side
 
@@ -101,7 +101,7 @@ class ElementAsked(Message):
 
 @dataclass
 class PlaneTurned(Message):
-    """The next two dims of the tensor were asked for."""
+    """The user asked for the next two dims of the tensor."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class PassChosen(Message):
 
     Attributes:
         rank: The rank that ran it.
-        record: What ran.
+        record: The pass.
         begin: When it began, in forward passes of one stage.
     """
 

@@ -1,4 +1,4 @@
-"""What all views share. The app keeps it; views know this much of the app and no more."""
+"""The state that all views share. The app keeps it, and it is all that views know of the app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The findings: a line each, and the chosen one in full."""
+"""The findings: one line each, and the chosen one in full."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class FindingsView(View):
-    """Every finding in a line, with all that is known of the one under the cursor."""
+    """A list of all findings, with the one under the cursor in full."""
 
     NAME = "findings"
     TITLE = "Findings"
-    TOOLTIP = "Everything that is wrong"
+    TOOLTIP = "All findings"
     FOCUS = "#finding-lines"
 
     HELP = """\
 ## The findings
 
-A line for each disagreement, errors first; findings that say the same of identical layers are one line.
+One line per finding, errors first; the same finding in identical layers is one line.
 
-- **arrows** read one after the other, **enter** goes to the place on the map.
+- **arrows** go from finding to finding, **enter** goes to its place on the map.
 - **c** copies the fix.
 """
 

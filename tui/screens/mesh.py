@@ -1,4 +1,4 @@
-"""The mesh: all ranks at their places, what the chosen one is, and the part of the tensor that it holds."""
+"""The mesh: all ranks by their coordinates, the chosen one's card, and its part of the chosen tensor."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class MeshView(View):
-    """Every rank in a grid of axes; of the chosen one, its groups and its part of the chosen tensor."""
+    """Every rank in a grid of axes; the groups of the chosen one and its part of the chosen tensor."""
 
     NAME = "mesh"
     TITLE = "Mesh"
-    TOOLTIP = "All ranks at their places"
+    TOOLTIP = "All ranks by their coordinates"
     FOCUS = "#mesh-grid"
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "mesh",
         [
             ("a", "next_axis", "Groups", "Underline the group along the next axis"),
-            ("enter", "open_rank", "Open rank", "Everything that this rank holds"),
+            ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
         ],
         show=True,
     )
@@ -61,7 +61,7 @@ class MeshView(View):
                     yield TensorMap(id="mesh-map")
 
     def show(self, document: Document | None, selection: Selection) -> None:
-        """Show the chosen rank, and the holders of the place under the map's cursor."""
+        """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
         if document is None:
             return
         mesh = document.dump.files.mesh
@@ -81,15 +81,15 @@ class MeshView(View):
         except ShardvizError:
             sides = None
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
-        title = f"what rank {rank} holds of {shortened(document.entries[selection.entry].title)}"
+        title = f"rank {rank}'s part of {shortened(document.entries[selection.entry].title)}"
         self.query_one("#mesh-map-box", Box).entitle(title)
 
     def action_next_axis(self) -> None:
-        """Go through the axes, and none."""
+        """Underline the group along the next axis, or none."""
         if self.state.document is not None:
             self._axis = (self._axis + 2) % (self.state.document.dump.files.mesh.ndim + 1) - 1
             self.show(self.state.document, self.state.selection)
 
     async def action_open_rank(self) -> None:
-        """Show all that the rank holds."""
+        """Show the rank's own view."""
         await self.state.action_show_view("rank")

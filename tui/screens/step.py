@@ -1,4 +1,4 @@
-"""The step: its collectives by module and axis, the ranks that took part, before and after, a pipeline's schedule."""
+"""The step: its collectives by module and axis, the ranks that take part, before and after, a pipeline's schedule."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 
 class StepView(View):
-    """A list of collectives with what the chosen one does, and a pipeline's schedule where one ran."""
+    """A list of collectives, the chosen one in full, and a pipeline's schedule if one ran."""
 
     NAME = "step"
     TITLE = "Step"
-    TOOLTIP = "What the ranks sent each other in a training step"
+    TOOLTIP = "The collectives of a training step"
     FOCUS = "#collectives"
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "step",
         [
-            ("a", "next_axis", "Axis", "Only collectives along the next mesh axis, or all"),
-            ("o", "order", "Order", "In the order in which they began, or most bytes received first"),
+            ("a", "next_axis", "Axis", "Show only collectives along the next mesh axis, or all"),
+            ("o", "order", "Order", "Sort by start, or by bytes received"),
         ],
         show=True,
     )
@@ -85,7 +85,7 @@ class StepView(View):
         yield Static("", id="step-note", markup=False)
 
     def show(self, document: Document | None, selection: Selection) -> None:
-        """Show the step, and of the chosen collective what it does and who takes part."""
+        """Show the step, and the chosen collective with the ranks that take part."""
         if document is None:
             return
         step = document.step
@@ -100,7 +100,7 @@ class StepView(View):
         self._show_collective(document, selection)
 
     def _list(self, step: Step) -> None:
-        """List the collectives that pass the filter, in the order that was asked for."""
+        """List the collectives that pass the filter, in the chosen order."""
         self._listed = [one for one in step.collectives if not self._axes or one.record.axes == self._axes]
         if self._by_bytes:
             self._listed.sort(key=lambda one: -one.received)
@@ -119,7 +119,7 @@ class StepView(View):
         rank = rank_of(document, selection, chosen.ranks)
         self.query_one("#comm-box", Box).entitle(collective_title(chosen))
         self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
-        self.query_one("#part-box", Box).entitle("● takes part", f"underlined: with rank {rank}")
+        self.query_one("#part-box", Box).entitle("● takes part", f"underlined: rank {rank}'s group")
         self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
         self._moments = moments(document.dump, chosen)
         lines = self.query_one(MomentLines)
@@ -140,7 +140,7 @@ class StepView(View):
         self.query_one("#pass", Static).update(text)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Filter and sort where there is something to."""
+        """Filter and sort only if there are collectives."""
         document = self.state.document
         return action not in ("next_axis", "order") or bool(document and document.step.collectives)
 
@@ -163,7 +163,7 @@ class StepView(View):
         self.state.selection = replace(self.state.selection, rank=message.rank)
 
     def action_next_axis(self) -> None:
-        """List only what ran along the next axis, or all again."""
+        """List only collectives along the next axis, or all again."""
         if self.state.document is not None:
             found = dict.fromkeys(one.record.axes for one in self.state.document.step.collectives)
             choices = [" ".join(axes) for axes in ((), *found)]
@@ -172,7 +172,7 @@ class StepView(View):
             self._again()
 
     def action_order(self) -> None:
-        """List by time or by bytes."""
+        """Sort by start or by bytes received."""
         self._by_bytes = not self._by_bytes
         self._again()
 
@@ -183,24 +183,24 @@ class CollectiveLines(Lines):
     HELP = """\
 ## The step
 
-What the ranks sent each other in one training step, in the order in which it began. Identical layers are one line.
+The collectives of one training step, in the order in which they began. Identical layers are one line.
 
 - `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
-- *bytes* is the whole tensor that was gathered, reduced or sent; *received* is what a rank takes in of it, counted as
-  rings.
-- The mesh below lights the ranks that take part, `●`; the group of the chosen rank is underlined.
-- **a** keeps the collectives along one axis, **o** puts the most bytes first, **tab** goes on to the parts below.
+- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
+  receives, counted for a ring.
+- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
+- **a** shows the collectives along one axis, **o** puts the most bytes first, **tab** goes to the parts below.
 
 An axis along which a rank receives 0 B was never used: if gradients should be summed over it, they were not.
 """
 
 
 class MomentLines(Lines):
-    """The list of what ranks have before and after."""
+    """The list of the ranks' values before and after."""
 
     HELP = """\
 ## Before and after
 
-What every rank had when it called the collective, and what it had then; the ranks of a group stand together.
-**arrows** go from rank to rank, and light its group on the mesh.
+Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
+together. **arrows** go from rank to rank, and underline its group on the mesh.
 """

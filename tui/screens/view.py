@@ -1,4 +1,4 @@
-"""What all views do: they show the shared state, change it when something is chosen, and keep their own focus."""
+"""The base of all views: shows the shared state, changes it when something is chosen, and keeps its own focus."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class View(Column):
-    """A view of the dump. Subclasses compose it and give `show`.
+    """A view of the dump. Subclasses define `compose` and `show`.
 
-    `NAME` is its id, `TITLE` what it is called, `TOOLTIP` what it shows, `FOCUS` selects what has the focus at first.
+    `NAME` is its id, `TITLE` and `TOOLTIP` stand in the tabs, `FOCUS` selects the widget that is focused at first.
     """
 
     NAME: ClassVar[str]
@@ -45,21 +45,21 @@ class View(Column):
         self.is_current = False
 
     def show(self, document: Document | None, selection: Selection) -> None:
-        """Show a document and what is chosen in it."""
+        """Show a document and the selection in it."""
         raise NotImplementedError
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        """Lay out again, and paint nothing: what is in the view covers it."""
+        """Lay out again, but paint nothing: the parts of the view cover all of it."""
         return super().refresh(*regions, repaint=False, layout=layout, recompose=recompose)
 
     def on_mount(self) -> None:
-        """Follow the app, and show what it has already."""
+        """Follow the shared state, and show it as it is."""
         self.watch(self.app, "document", self.follow, init=False)
         self.watch(self.app, "selection", self.follow, init=False)
         self.follow()
 
     def follow(self) -> None:
-        """Show the app's state; a view that is not on screen waits until it is."""
+        """Show the shared state; a view that is not on screen waits until it is."""
         if self.is_current:
             self._catch_up()
 
@@ -70,12 +70,12 @@ class View(Column):
             self.show(*state)
 
     def put(self, *, on_screen: bool) -> None:
-        """Put the view on the screen, or beside it: there it keeps its size, and coming back lays nothing out."""
+        """Put the view on the screen, or beside it: there it keeps its size, so that coming back needs no layout."""
         self.is_current = self.can_focus_children = on_screen
         self.styles.offset = (0 if on_screen else "100vw", 0)
 
     def make_ready(self) -> bool:
-        """Do ahead what the first time on screen would take, in two turns; return whether there was anything to do."""
+        """Do the work for its first frame ahead, in two turns; return whether there was anything to do."""
         document, shown = self.state.document, self._shown
         if self.is_current or self._ready_for is document:
             return False
@@ -89,7 +89,7 @@ class View(Column):
         return True
 
     def light(self, focused: Widget | None) -> None:
-        """Light the box around what has the focus; it stays lit while another view is shown."""
+        """Light the box around the focused widget; it stays lit while another view is shown."""
         around = focused.ancestors_with_self if focused is not None else []
         box = next((node for node in around if isinstance(node, Entitled)), None)
         if box is not self._lit:
@@ -119,15 +119,15 @@ class View(Column):
             self.state.selection = replace(selection, plane=next_plane(selection.plane))
 
     def action_next_side(self) -> None:
-        """Go from claimed to held to difference; the views that show a side have a key for it."""
+        """Go from claimed to held to difference; the views that show a side bind a key to it."""
         self.state.selection = replace(self.state.selection, side=after(SIDES, self.state.selection.side))
 
     def enter(self) -> None:
-        """Come on screen: catch up with what changed meanwhile, and take the focus to where it was here."""
+        """Come on screen: show what changed meanwhile, and focus the widget that was focused here before."""
         self.follow()
         self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
 
     def leave(self) -> None:
-        """Go off screen."""
+        """Go off screen, and remember the focused widget."""
         focused = self.screen.focused
         self._focused = focused if focused is not None and self in focused.ancestors else None

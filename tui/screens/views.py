@@ -1,4 +1,4 @@
-"""The views, in the order of the keys 1, 2, ... that lead to them from anywhere."""
+"""The views, in the order of the keys 1, 2, ... that show them."""
 
 from __future__ import annotations
 

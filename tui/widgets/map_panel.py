@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class MapPanel(Box):
-    """A tensor's map under the choice of its sides, with a small mesh, and its element in words."""
+    """A tensor's map below the choice of its sides, with a small mesh, and the element under the cursor in words."""
 
     _document: Document | None = None
     _selection = Selection()
@@ -49,8 +49,8 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
-                ("left_square_bracket", "step(-1)", "Slice before", "The slice before, of the dims that are not drawn"),
-                ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims that are not drawn"),
+                ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
+                ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims not drawn"),
             ],
         ),
     ]
@@ -131,7 +131,7 @@ def _pending_text(entry: TensorEntry) -> str:
 
 
 def _sides(document: Document, entry: int) -> tuple[Sides | None, str]:
-    """Return what can be drawn of an entry, or why nothing can."""
+    """Return both sides of an entry, or why they cannot be drawn."""
     try:
         return document.sides(entry), ""
     except ShardvizError as error:

@@ -12,7 +12,7 @@ Tab = tuple[str, str, str]
 
 
 class ViewTabs(WordLine):
-    """A key and a title for each view, the shown one marked; a click goes there."""
+    """A key and a title for each view, the current one marked; a click shows a view."""
 
     def __init__(self, tabs: list[Tab], current: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -20,7 +20,7 @@ class ViewTabs(WordLine):
         self._current = current
 
     def show(self, current: str) -> None:
-        """Mark the view that is shown."""
+        """Mark the current view."""
         self._current = current
         self.refresh()
 
