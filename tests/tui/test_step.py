@@ -27,7 +27,7 @@ def test_identical_layers_are_one_line_in_the_order_in_which_they_began(stepped:
     ]
 
 
-def test_an_axis_that_nothing_ran_along_is_said_to_receive_nothing(stepped: Path) -> None:
+def test_an_axis_that_nothing_ran_along_receives_nothing(stepped: Path) -> None:
     step = step_of(dump_of(read_files(stepped)))
     assert dict(step.received) == {("hsdp",): 0, ("fsdp",): 5004992, ("tp",): 23040, ("fsdp", "tp"): 12}
     assert "hsdp 0 B · fsdp 4.77 MiB" in walk(stepped, "5").text
