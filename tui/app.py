@@ -1,8 +1,7 @@
-"""The app: which views there are, the document and the selection that they share, and the worker that reads."""
+"""The app: the state that the views share, the keys that work everywhere, and the workers that read dumps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -22,16 +21,16 @@ from .clipboard import copy
 from .colours import THEMES
 from .keys import MOVES, keys
 from .loading import load, load_difference, written
-from .model.messages import Compared, DocumentRead, OtherRead, Progressed, ReadFailed
-from .model.selection import Selection, carried_over, first_selection, of_finding
+from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
+from .model.selection import Selection, carried_over, first_selection, next_finding
 from .saving import save_screen
 from .screens.main import MainScreen
-from .views import KEYS, VIEWS
+from .screens.views import KEYS, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from textual.binding import ActiveBinding, BindingType
+    from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
     from shardviz.errors import ShardvizError
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at a folder that may still be written."""
+"""Seconds between two checks whether a folder has new files."""
 
 
 class ShardvizApp(App[None]):
-    """A dump as a place to walk through.
+    """The viewer of a dump.
 
     Args:
         path: The dump's folder.
@@ -60,15 +59,7 @@ class ShardvizApp(App[None]):
         *keys(
             "app",
             [
-                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
-                ("n", "next_finding(1)", "Next", "Go to the next finding's place"),
-            ],
-            show=True,
-        ),
-        *keys(
-            "app",
-            [
-                ("N", "next_finding(-1)", "Previous", "Go one finding back"),
+                ("N", "next_finding(-1)", "Previous", "Go to the previous finding"),
                 ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
                 ("S", "save('txt')", "Save text", "Save the screen as text"),
             ],
@@ -76,8 +67,10 @@ class ShardvizApp(App[None]):
         *keys(
             "app",
             [
-                ("f1,question_mark", "help", "Help", "Help for what is focused"),
-                ("q,ctrl+c", "quit", "Quit", "Leave; the terminal is as it was"),
+                ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
+                ("n", "next_finding(1)", "Next", "Go to the next finding"),
+                ("f1,question_mark", "help", "Help", "Help for the focused part"),
+                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
             ],
             show=True,
         ),
@@ -94,7 +87,7 @@ class ShardvizApp(App[None]):
         self.path = path
         self.other = other
         self.failure: ShardvizError | None = None
-        self._main = MainScreen(self.view_names, "explore" if other is None else "compare")
+        self._main = MainScreen(self, self.view_names, "explore" if other is None else "compare")
         self._opened_on = self.selection
         self._written = (0, 0)
         for theme in THEMES:
@@ -103,15 +96,15 @@ class ShardvizApp(App[None]):
 
     @property
     def view_names(self) -> list[str]:
-        """The views that there are, in the order of their keys."""
+        """The names of the views, in the order of their keys."""
         return [name for name in VIEWS if name != "compare" or self.other is not None]
 
     def get_default_screen(self) -> MainScreen:
-        """Put the views on a screen of their own kind."""
+        """Return the screen that has the views."""
         return self._main
 
     def on_mount(self) -> None:
-        """Start reading, and look again and again whether more was written."""
+        """Start reading, and keep checking whether more was written."""
         self._read()
         if self.other is not None:
             reading = partial(load, self.other, self.post_message, OtherRead)
@@ -119,7 +112,7 @@ class ShardvizApp(App[None]):
         self.set_interval(LOOK_AGAIN, self._look_again)
 
     async def action_show_view(self, name: str) -> None:
-        """Show a view in place of the one before."""
+        """Show another view."""
         await self._main.show_view(name)
 
     def _read(self) -> None:
@@ -127,7 +120,7 @@ class ShardvizApp(App[None]):
         self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
 
     def _look_again(self) -> None:
-        """Read a folder again that a job is still writing."""
+        """Read the folder again if a job has written more."""
         idle = all(worker.is_finished for worker in self.workers if worker.group == "load")
         if idle and written(self.path) not in (self._written, (0, 0)):
             self._read()
@@ -138,16 +131,13 @@ class ShardvizApp(App[None]):
 
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
-        """Show what was read; who has not moved yet is taken to the first finding."""
+        """Show the document; a user who has not moved yet is taken to the first finding."""
         if not self.screen_stack:
-            return  # who leaves while the dump is read leaves it unread
-        before, selection = self.document, self.selection
-        if before is None or selection == self._opened_on:
+            return  # the app closed while the dump was being read
+        if self.document is None or self.selection == self._opened_on:
             selection = self._opened_on = first_selection(message.document)
-        elif message.document.dump is not before.dump:
-            selection = carried_over(before, message.document, selection)
-        if selection.finding >= len(message.document.findings):
-            selection = replace(selection, finding=0)
+        else:
+            selection = carried_over(self.document, message.document, self.selection)
         self.note = ""
         self.set_reactive(ShardvizApp.selection, selection)
         self.document = message.document
@@ -159,7 +149,7 @@ class ShardvizApp(App[None]):
 
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
-        """Leave where there is nothing to show; keep what is shown otherwise."""
+        """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
         if self.document is None:
             self.failure = message.why
             self.exit()
@@ -167,7 +157,7 @@ class ShardvizApp(App[None]):
             self.note = message.why.message
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only what works now."""
+        """Offer only the actions that work now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
@@ -175,80 +165,75 @@ class ShardvizApp(App[None]):
         return not (action in ("show_view", "help") and isinstance(self.screen, ModalScreen))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer in the palette what has a key and works now, and the themes."""
+        """Offer in the palette every action that has a key and works now, and the themes."""
         for active in screen.active_bindings.values():
             if active.enabled and active.tooltip and active.binding.action.partition("(")[0] not in MOVES:
                 key = self.get_key_display(active.binding)
-                yield SystemCommand(
-                    f"{active.tooltip} ({key})", active.binding.description, partial(self._run_binding, active)
-                )
-        yield SystemCommand("Change the theme", "Light and dark ones", self.action_change_theme)
-
-    def _run_binding(self, active: ActiveBinding) -> None:
-        self.call_later(self.run_action, active.binding.action, active.node)
+                run = partial(self.call_later, self.run_action, active.binding.action, active.node)
+                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
+        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
 
     def _fatal_error(self) -> None:
-        """Say where the viewer failed; Textual would write out every local, and here those are whole dumps."""
+        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
         self.bell()
         shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
-        self.panic(Group(shown, Text("shardviz: error: the viewer failed, by a bug of its own")))
+        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
 
     def action_help(self) -> None:
-        """Show the help for what is focused."""
+        """Show the help for the focused widget."""
         from .screens.help import help_for
 
         self.push_screen(help_for(self.screen))
 
     def action_save(self, kind: str) -> None:
-        """Save what is on screen into a new file in the working folder."""
+        """Save the screen to a new file in the working folder."""
         path = save_screen(self, kind)
         self.notify(str(path), title="Saved", markup=False)
 
     def watch_document(self) -> None:
-        """Say what was read, and offer the keys that a report makes useful."""
+        """Show the title, and offer the keys that need a report."""
         self._main.entitle(self.document, self.note)
         self.refresh_bindings()
         self._compare()
 
     def watch_note(self) -> None:
-        """Say how far the reading is."""
+        """Show how far the dump has been read."""
         self._main.entitle(self.document, self.note)
 
     def watch_other_document(self) -> None:
-        """Compare, once both are there."""
+        """Compare the dumps, once both are read."""
         self._compare()
 
     def _compare(self) -> None:
-        """Compare both dumps away from the event loop, once both were checked."""
+        """Compare the dumps in a thread, once both are checked."""
         here, there = self.document, self.other_document
         if here is not None and there is not None and here.report is not None and there.report is not None:
             comparing = partial(load_difference, here, there, self.post_message)
             self.run_worker(comparing, thread=True, exclusive=True, group="compare")
 
-    @on(Compared)
-    def _compared(self, message: Compared) -> None:
+    @on(DumpsCompared)
+    def _compared(self, message: DumpsCompared) -> None:
         self.difference = message.difference
 
     def action_copy_fix(self) -> None:
-        """Copy the finding's fix."""
+        """Copy the fix of the chosen finding."""
         assert self.document is not None
         finding = self.document.findings[self.selection.finding]
         copy(self, finding.fix or finding.summary)
         self.notify(finding.fix or finding.summary, title="Copied the fix", markup=False)
 
     def action_next_finding(self, step: int) -> None:
-        """Go to another finding and its place."""
+        """Go to another finding and its place on the map."""
         assert self.document is not None
-        count = len(self.document.findings)
-        self.selection = of_finding(self.document, self.selection, (self.selection.finding + step) % count)
+        self.selection = next_finding(self.document, self.selection, step)
 
 
 def view(path: Path, *, other: Path | None = None) -> None:
-    """Open the TUI on a dump, beside another one where that is given.
+    """Open the TUI on a dump, with a second one beside it if given.
 
     Raises:
-        ShardvizError: A folder is no dump, or cannot be read any more.
-        SystemExit: The viewer failed, and has said so.
+        ShardvizError: A folder is not a dump, or can no longer be read.
+        SystemExit: The viewer failed, and has printed why.
     """
     for folder in (path, other):
         if folder is not None:

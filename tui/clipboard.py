@@ -1,4 +1,4 @@
-"""Copying: by the terminal itself, and by what stands between where that keeps programs from it."""
+"""Copying text: through the terminal, and through a command of tmux or macOS where that is not enough."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from textual.app import App
 
 PATIENCE = 2.0
-"""Seconds that a command for copying may take."""
+"""Seconds after which a copy command is given up."""
 
 
 def copy(app: App[None], text: str) -> None:
     """Copy a text.
 
-    A terminal is asked by OSC 52, which goes through ssh. tmux swallows that unless it is told otherwise, and macOS's
-    own terminal does not know it: there a command is asked too. Where none of this works, nothing can be done.
+    The terminal is asked with OSC 52, which also works through ssh. tmux drops it by default, and the terminal of macOS
+    does not know it: there a copy command runs too. If none of these works, the text is not copied.
     """
     app.copy_to_clipboard(text)
     for command in _commands():

@@ -1,4 +1,4 @@
-"""The colours of ranks and of verdicts, toned to the theme; no colour is the only sign."""
+"""The colours of ranks and of verdicts, blended into the theme; colour is never the only sign."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def block_style(look: Look, background: str) -> Style:
 
 @lru_cache(maxsize=1024)
 def rank_style(colour: int, background: str, share: float = 0.45) -> Style:
-    """Return the style of a rank's place on a background, with a share of its own colour in the palette of ranks."""
+    """Return the style of a rank on a background, with a share of its colour in the palette of ranks."""
     return _filled(RANK_COLOURS[colour], background, share)
 
 
@@ -51,7 +51,7 @@ def _filled(colour: str, background: str, share: float) -> Style:
 
 
 def ink(colour: str, *, bold: bool = False) -> Style:
-    """Return the style of text in a colour; under NO_COLOR in none, not in a grey of its brightness."""
+    """Return the style of text in a colour; under NO_COLOR without colour, not in a grey of its brightness."""
     return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
 
 
@@ -61,7 +61,7 @@ def verdict_style(verdict: Verdict) -> Style:
 
 
 def _theme(name: str, accent: str, foreground: str, behind: tuple[str, str, str], *, dark: bool) -> Theme:
-    """Make a theme; `behind` are the colours of the background, of what lies on it, and of bars."""
+    """Make a theme; `behind` are the colours of the background, the surface and the panels."""
     background, surface, panel = behind
     return Theme(
         name,
@@ -82,4 +82,4 @@ THEMES = (
     _theme("shardviz-dark", SKY, "#d8dee6", ("#11151a", "#171c23", "#1f262f"), dark=True),
     _theme("shardviz-light", BLUE, "#1d2430", ("#fbfbf9", "#f3f3f0", "#e6e7e4"), dark=False),
 )
-"""shardviz's own themes, the one it starts in first."""
+"""shardviz's own themes; the viewer starts in the first."""

@@ -1,4 +1,4 @@
-"""Keys from short tables, so that every one has a name, an id that stays, and a tooltip."""
+"""Key bindings from short tables, so that each has a name, a stable id and a tooltip."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from textual.binding import Binding, BindingType
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Row = tuple[str, str, str, str]
-"""The key, or several with commas between; the action; its name; what it does, as a tooltip."""
+KeySpec = tuple[str, str, str, str]
+"""The key, or several separated by commas; the action; its name; its tooltip."""
 
 DISPLAYS = {
     "left_square_bracket": "[",
@@ -21,11 +21,11 @@ DISPLAYS = {
     "q": "q",
     "f1": "F1",
 }
-"""How keys are shown, where Textual's own way is longer."""
+"""How keys are shown, where Textual would write something longer."""
 
 
-def keys(place: str, rows: Iterable[Row], *, show: bool = False) -> list[BindingType]:
-    """Return bindings whose ids are `place.name`; `show` is whether the bar below has them."""
+def keys(place: str, rows: Iterable[KeySpec], *, show: bool = False) -> list[BindingType]:
+    """Return bindings whose ids are `place.name`; `show` is whether the key bar shows them."""
     return [
         Binding(
             key,
@@ -41,13 +41,13 @@ def keys(place: str, rows: Iterable[Row], *, show: bool = False) -> list[Binding
 
 
 MOVES = frozenset({"move", "jump", "page", "end"})
-"""Actions that move a cursor: they have keys and the mouse, and are no commands to look for."""
+"""Actions that move a cursor: they have keys and the mouse, and are left out of the palette."""
 
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
 def arrows(place: str, action: str, tooltip: str, modifier: str = "") -> list[BindingType]:
-    """Return the four arrows for an action that takes steps down and to the right; `{}` in the tooltip is the way."""
+    """Return four arrow keys for an action that takes steps down and right; `{}` in the tooltip is the direction."""
     rows = [
         (f"{modifier}{way}", f"{action}({down}, {right})", f"{action} {way}".capitalize(), tooltip.format(way))
         for way, (down, right) in ARROWS.items()

@@ -1,4 +1,4 @@
-"""Reading and checking a dump away from the event loop: what runs in a thread, and what it posts."""
+"""Reading, checking and comparing dumps: functions that run in a thread, and post messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
 from .model.document import Document
-from .model.messages import Compared, DocumentRead, Progressed, ReadFailed
+from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 MOST_WARM = 32
-"""Tensors, identical layers counting as one, whose holders are worked out before they are looked at."""
+"""How many tensors (identical layers are one) have their holders worked out before they are looked at."""
 
 
 def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
-    """Read a dump, damaged files and all, then check it; post what there is after each, as `read`."""
+    """Read a dump, even with damaged files, then check it; post the document after each, as a `read` message."""
 
     def progressed(count: int, files: int) -> None:
         post(Progressed(count, files))
@@ -49,7 +49,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 
 def warm(document: Document) -> None:
-    """Work out here, away from the event loop, what the first keys ask for: the step, who holds the first tensors."""
+    """Work out what the first keys will need: the step, the bytes, and the holders of the first tensors."""
     _ = document.step, document.counted
     for entry in range(min(MOST_WARM, len(document.entries))):
         with suppress(ShardvizError):
@@ -57,17 +57,17 @@ def warm(document: Document) -> None:
 
 
 def load_difference(here: Document, there: Document, post: Callable[[Message], object]) -> None:
-    """Compare two dumps that were checked, and post what is different."""
+    """Compare two dumps that are checked, and post the difference."""
     from shardviz.check.diff import compare
 
     if here.report is not None and there.report is not None:
-        post(Compared(compare(here.dump, there.dump, (here.report, there.report))))
+        post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report))))
 
 
 def written(path: Path) -> tuple[int, int]:
-    """Return what tells that a folder changed: when its run was written, and how many rank files it has.
+    """Return two numbers that change when a folder does: when its run was written, and how many rank files it has.
 
-    A folder that cannot be looked at now is as if it were empty.
+    A folder that cannot be read now counts as empty.
     """
     try:
         names = [entry.name for entry in os.scandir(path) if entry.name.startswith("rank_")]

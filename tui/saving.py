@@ -1,4 +1,4 @@
-"""What is on screen, as a picture or as text, in a file of its own."""
+"""Saving the screen to a file, as a picture or as text."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _ID = re.compile(r"terminal-\d+")
 
 
 def screen_text(app: App[None]) -> str:
-    """Return the characters on screen, without the spaces at the ends of lines."""
+    """Return the characters on screen, without spaces at the ends of lines."""
     _, height = app.size
     lines = app.screen._compositor.render_strips()
     return "".join("".join(segment.text for segment in line).rstrip() + "\n" for line in lines[:height])
 
 
 def screen_svg(app: App[None]) -> str:
-    """Return the screen as SVG: the same bytes for the same screen, and no fonts fetched from a network."""
+    """Return the screen as SVG: the same bytes for the same screen, and no fonts from a network."""
     return _ID.sub("shardviz", _FONTS.sub("", app.export_screenshot(title="shardviz")))
 
 
 def save_screen(app: App[None], kind: str, folder: Path | None = None) -> Path:
-    """Write the screen to `shardviz-1.svg`, or the next number that is free."""
+    """Write the screen to `shardviz-1.svg`, or to the next number that is free."""
     content = screen_svg(app) if kind == "svg" else screen_text(app)
     for number in count(1):
         path = (folder or Path.cwd()) / f"shardviz-{number}.{kind}"

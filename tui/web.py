@@ -1,4 +1,4 @@
-"""The TUI in a browser, through textual-serve where that is installed; it listens to this machine only, unless told."""
+"""The TUI in a browser, through textual-serve if it is installed; by default it listens on this machine only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def serve(path: Path, other: Path | None = None, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve the TUI of a dump until it is interrupted; every visitor has one of their own.
+    """Serve the TUI of a dump until interrupted; every visitor gets their own.
 
     Raises:
-        DumpError: A folder is no dump.
-        ShardvizError: textual-serve is not installed, or nothing can listen there.
+        DumpError: A folder is not a dump.
+        ShardvizError: textual-serve is not installed, or the port cannot be used.
     """
     folders = [folder.resolve() for folder in (path, other) if folder is not None]
     for folder in folders:
@@ -31,11 +31,11 @@ def serve(path: Path, other: Path | None = None, *, host: str = "127.0.0.1", por
             "view --web needs textual-serve, which is not installed", "pip install 'shardviz[web]'"
         ) from None
     if not 1 <= port <= 65535:
-        raise ShardvizError(f"port {port} is not from 1 to 65,535")
+        raise ShardvizError(f"port {port} is not between 1 and 65,535")
     command = shlex.join([sys.executable, "-m", "shardviz", "view", *map(str, folders)])
     try:
         server.Server(command, host=host, port=port, title="shardviz").serve()
     except OSError as error:
         raise ShardvizError(
-            f"cannot listen on {host}:{port}: {error.strerror}", "--port chooses another one"
+            f"cannot listen on {host}:{port}: {error.strerror}", "choose another port with --port"
         ) from error

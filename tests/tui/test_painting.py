@@ -1,4 +1,4 @@
-"""Only what changed is painted: after every key an emulated terminal shows what painting everything anew would."""
+"""Only what changed is painted: after every key an emulated terminal shows what a full repaint would."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Emulated(ShardvizApp):
         if isinstance(renderable, CompositorUpdate) and not self._batch_count and screen is self.screen:
             self._stream.feed(renderable.render_segments(self.console))
 
-    def painted_anew(self) -> pyte.Screen:
+    def repainted(self) -> pyte.Screen:
         """Return a terminal on which all of the screen was painted, with nothing kept from before."""
         for widget in self.screen.walk_children(with_self=True):
             widget._styles_cache.clear()
@@ -62,7 +62,7 @@ def differences(one: pyte.Screen, other: pyte.Screen) -> list[tuple[int, int, st
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("files", ["bug", "shapes", "stepped"])
-def test_the_terminal_shows_what_painting_all_anew_would(files: str, seed: int, request: pytest.FixtureRequest) -> None:
+def test_the_terminal_shows_what_a_full_repaint_shows(files: str, seed: int, request: pytest.FixtureRequest) -> None:
     keys = random.Random(seed).choices(KEYS, k=PRESSED)
 
     async def run() -> None:
@@ -72,7 +72,7 @@ def test_the_terminal_shows_what_painting_all_anew_would(files: str, seed: int, 
             for pressed, key in enumerate(keys, start=1):
                 await pilot.press(key)
                 await pilot.pause(0.05)
-                found = differences(app.terminal, app.painted_anew())
+                found = differences(app.terminal, app.repainted())
                 assert not found, (keys[:pressed], found[:3])
 
     asyncio.run(run())
@@ -87,6 +87,6 @@ def test_an_emulated_terminal_sees_what_was_not_painted(bug: Path) -> None:
             app._display = lambda *_: None  # type: ignore[method-assign]
             await pilot.press("v")
             await pilot.pause(0.05)
-            return len(differences(app.terminal, app.painted_anew()))
+            return len(differences(app.terminal, app.repainted()))
 
     assert asyncio.run(run()) > 0

@@ -79,7 +79,7 @@ def test_two_dumps_are_paired_by_name_with_what_differs(tmp_path: Path) -> None:
     ]
 
 
-def test_a_layer_that_differs_in_one_of_two_dumps_is_told_apart_from_its_like(tmp_path: Path) -> None:
+def test_a_layer_that_differs_in_one_of_two_dumps_stands_apart_from_the_others(tmp_path: Path) -> None:
     names = [f"layers.{layer}.weight" for layer in range(4)]
     here = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
     changed = {**dict.fromkeys(names, "[4/tp]"), names[1]: Made("[4/tp]", "[4]")}
@@ -97,12 +97,12 @@ def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> 
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
     alike = [Finding("misordered", "error", name, (0,), f"of {name} one row is elsewhere") for name in names]
     other = Finding("misordered", "error", names[7], (0,), f"of {names[7]} two rows are elsewhere")
-    told = replace(doc, report=replace(doc.report, findings=(*alike, other)))
-    assert [(finding.tensor, finding.summary) for finding in told.findings] == [
+    changed = replace(doc, report=replace(doc.report, findings=(*alike, other)))
+    assert [(finding.tensor, finding.summary) for finding in changed.findings] == [
         ("layers.[0-31].weight", "of layers.[0-31].weight one row is elsewhere"),
         ("layers.7.weight", "of layers.7.weight two rows are elsewhere"),
     ]
-    assert told.by_finding == {0: 0, 1: 0}
+    assert changed.by_finding == {0: 0, 1: 0}
 
 
 def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path
     report = replace(
         doc.report, findings=(*doc.report.findings, warning), not_checked=(NotChecked("unseen", "no", "order"),)
     )
-    told = replace(doc, report=report)
-    verdicts = {entry.title: entry.verdict for entry in told.entries}
+    changed = replace(doc, report=report)
+    verdicts = {entry.title: entry.verdict for entry in changed.entries}
     assert verdicts == {"good": "good", "wrong": "error", "warned": "warning", "unseen": "unknown"}
     assert verdicts == {name: row.verdict for name, row in listed_rows(doc.dump, report)}
 
@@ -131,13 +131,13 @@ def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tm
     assert (len(tied.entries), tied.bytes_of(0, 1), sum(memory_table(tied.dump).by_rank[1])) == (1, 8, 8)
 
 
-def test_what_was_not_checked_is_told_once_for_identical_layers_and_without_a_name_where_it_has_none(
+def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_without_a_name_if_it_has_none(
     tmp_path: Path,
 ) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
     skipped = [NotChecked(name, "no values", "values") for name in ("", "layers.0.w", "layers.1.w")]
-    told = replace(doc, report=replace(doc.report, not_checked=tuple(skipped)))
-    lines = verdict_text(told).plain.splitlines()[1:]
+    changed = replace(doc, report=replace(doc.report, not_checked=tuple(skipped)))
+    lines = verdict_text(changed).plain.splitlines()[1:]
     assert lines == ["? not checked: no values", "? not checked: layers.[0-1].w: no values"]
 
 
@@ -187,7 +187,7 @@ def test_an_element_is_asked_for_by_index_or_id(text: str, place: tuple[int, ...
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 2 3", "4 0", "a 1", "#21", "1.5 2"])
-def test_what_is_no_element_is_answered_in_words(text: str) -> None:
+def test_a_text_that_is_not_an_element_is_answered_in_words(text: str) -> None:
     assert isinstance(parse_place(text, (4, 5)), str)
 
 
@@ -230,7 +230,7 @@ def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path)
 def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(also: tuple[str, ...]) -> None:
     sentence = "the name is odd; this fits as well: no, it does not"
     found = Finding("misordered", "error", "w", (0,), sentence, details=("an example",), fix="mend it", also=also)
-    told = io.StringIO()
-    Console(file=told, width=100).print(finding_body(found))
-    first, *rows = [row.rstrip() for row in told.getvalue().splitlines()]
+    printed = io.StringIO()
+    Console(file=printed, width=100).print(finding_body(found))
+    first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
     assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])

@@ -27,7 +27,7 @@ def test_identical_layers_are_one_line_in_the_order_in_which_they_began(stepped:
     ]
 
 
-def test_an_axis_that_nothing_ran_along_is_said_to_receive_nothing(stepped: Path) -> None:
+def test_an_axis_that_nothing_ran_along_receives_nothing(stepped: Path) -> None:
     step = step_of(dump_of(read_files(stepped)))
     assert dict(step.received) == {("hsdp",): 0, ("fsdp",): 5004992, ("tp",): 23040, ("fsdp", "tp"): 12}
     assert "hsdp 0 B · fsdp 4.77 MiB" in walk(stepped, "5").text
@@ -85,8 +85,8 @@ def test_a_dump_without_a_step_says_what_to_do(bug: Path) -> None:
 
 
 def test_help_and_the_palette_know_the_step(stepped: Path) -> None:
-    assert "What the ranks sent each other in one training step" in walk(stepped, "5", "f1").text
-    assert "Only collectives along the next mesh axis" in walk(stepped, "5", "ctrl+p", *"only coll").text
+    assert "The collectives of one training step" in walk(stepped, "5", "f1").text
+    assert "Show only collectives along the next mesh axis" in walk(stepped, "5", "ctrl+p", *"only coll").text
 
 
 def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepped: Path) -> None:

@@ -70,7 +70,7 @@ def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
     found = ("slash", *"down", "enter")
     walks = walk_on(healthy, {"kept": found, "all": ("escape",), "none": "f", "again": ("escape",)})
     assert "Tensors: 2 of 4" in walks["kept"].text
-    assert "esc: no filters (findings only)" in walks["none"].text
+    assert "esc: clear the filters (findings only)" in walks["none"].text
     for shown in ("all", "again"):
         assert "─ Tensors ─" in walks[shown].text
         assert "down" in walks[shown].text
@@ -79,7 +79,7 @@ def test_escape_in_the_tree_takes_every_filter_away(healthy: Path) -> None:
 
 def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     walks = walk_on(stepped, {"own": "1", "all": "r", "searched": ("r", "r", "r", "slash", *"swap")})
-    assert "r: 2 more, of the step" in walks["own"].text
+    assert "r: 2 more from the step" in walks["own"].text
     assert "swap" not in walks["own"].text
     assert "role all" in walks["all"].text
     assert "swap (activation)" in walks["all"].text
@@ -97,11 +97,11 @@ def test_going_to_an_index_or_an_id_moves_the_cursor(healthy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids count from 1 to 288"), ("1", "write 2 numbers")],
+    ("text", "answer"),
+    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids go from 1 to 288"), ("1", "enter 2 numbers")],
 )
-def test_an_element_that_is_not_there_is_told_with_what_there_is(healthy: Path, text: str, said: str) -> None:
-    assert said in walk(healthy, "enter", "g", *text, "enter").text
+def test_an_element_that_does_not_exist_is_answered_with_the_valid_range(healthy: Path, text: str, answer: str) -> None:
+    assert answer in walk(healthy, "enter", "g", *text, "enter").text
 
 
 def test_the_block_under_the_cursor_is_copied_as_a_slice(healthy: Path) -> None:
@@ -162,7 +162,7 @@ def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_
 
 
 def test_the_rank_without_a_file_says_so(damaged: Path) -> None:
-    assert "no readable file of this rank" in walk(damaged, "2", "right", "right", "right").text
+    assert "no readable file for this rank" in walk(damaged, "2", "right", "right", "right").text
 
 
 def test_help_is_about_what_is_focused(healthy: Path) -> None:
@@ -188,7 +188,7 @@ def test_the_screen_is_saved_beside_what_was_saved_before(
     assert saved.startswith("<svg")
     assert "@font-face" not in saved
     assert "misordered weight" in (tmp_path / "shardviz-1.txt").read_text()
-    assert [Path(said).name for said in shown.result] == ["shardviz-2.svg", "shardviz-1.txt"]
+    assert [Path(saved_as).name for saved_as in shown.result] == ["shardviz-2.svg", "shardviz-1.txt"]
 
 
 def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
@@ -204,8 +204,8 @@ def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
     good = make_dump(tmp_path / "good", parse_mesh("tp=2"), {"first": "[4/tp]", "second": "[4/tp]"})
     other = make_dump(tmp_path / "other", parse_mesh("tp=2"), {"first": scattered, "second": "[4/tp]"})
     walks = walk_on(good, {"scattered": ("6", "home"), "whole": ("down",)}, other=other)
-    said = {name: re.findall(r"float32\[4/tp\]|\? not drawn: [^│]*ids", shown.text) for name, shown in walks.items()}
-    assert said == {
+    layouts = {name: re.findall(r"float32\[4/tp\]|\? not drawn: [^│]*ids", shown.text) for name, shown in walks.items()}
+    assert layouts == {
         "scattered": ["float32[4/tp]", "? not drawn: first: rank 0 holds 2 scattered ids"],
         "whole": ["float32[4/tp]", "float32[4/tp]"],
     }
@@ -270,7 +270,7 @@ def test_q_leaves_without_an_error(healthy: Path) -> None:
     assert walk(healthy, "q").exited == 0
 
 
-def test_what_is_no_dump_is_told_before_anything_opens(folder: Path) -> None:
+def test_a_folder_that_is_not_a_dump_is_refused_before_anything_opens(folder: Path) -> None:
     with pytest.raises(DumpError, match=r"nowhere does not exist"):
         view(Path("nowhere"))
 
@@ -319,7 +319,7 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])
-def test_leaving_while_views_are_made_is_no_failure(
+def test_leaving_while_views_are_made_is_not_a_failure(
     healthy: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr(main, "PAUSE", 0.001)

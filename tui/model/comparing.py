@@ -1,4 +1,4 @@
-"""Two dumps laid beside each other: which tensors both have, and what `shardviz diff` says of each."""
+"""Two dumps side by side: the tensors of both, and how `shardviz diff` compares them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from .document import Document
 
 How = tuple[tuple[str, str, str], ...]
-"""What differs between two tensors of one name: the aspect, before, after."""
+"""The differences between two tensors of one name: the aspect, before, after."""
 
 Relation = Literal["different", "only here", "only there", "same", "not compared"]
 
 SIGNS: dict[Relation, str] = {"different": "≠", "only here": "<", "only there": ">", "same": "=", "not compared": "?"}
-"""One sign a relation, in the order in which they are listed."""
+"""One sign per relation, in the order in which they are listed."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Pair:
 
     Attributes:
         title: Its name.
-        here: Its entry in the first dump, if it is there.
-        there: Its entry in the second, if it is there.
+        here: Its entry in the first dump; None if it has none.
+        there: Its entry in the second dump; None if it has none.
         relation: How they compare.
-        what: What differs, in words; empty where nothing does.
+        what: The difference in words; empty where there is none.
     """
 
     title: str
@@ -41,9 +41,9 @@ class Pair:
 
 
 def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]:
-    """Pair the tensors of two dumps by name and role, in the first one's order; those that differ come first.
+    """Pair the tensors of two dumps by name and role, in the first one's order, different ones first.
 
-    Layers that one dump has in one entry may be in several of the other: names stand together where both agree on it.
+    Layers that are one entry in one dump may be several in the other: they are one pair where both dumps agree.
     """
     from shardviz.check.diff import KEPT
 
@@ -63,7 +63,7 @@ def pairs(here: Document, there: Document, difference: Difference) -> list[Pair]
 
 
 def _entries(document: Document) -> dict[tuple[str, str], int]:
-    """Return where each tensor is, by its name and role."""
+    """Return the index of each tensor's entry, by its name and role."""
     return {(name, entry.tensor.role): at for at, entry in enumerate(document.entries) for name in entry.tensor.names}
 
 
@@ -76,7 +76,7 @@ def _pair(title: str, here: int | None, there: int | None, is_compared: bool, ho
 
 
 def _words(how: How) -> str:
-    """Say the first thing that changed, and what others did."""
+    """Write the first aspect that changed, and the names of the others."""
     if not how:
         return ""
     (aspect, before, after), *others = how

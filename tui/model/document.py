@@ -1,4 +1,4 @@
-"""What the screens show: a dump with its verdicts, as plain data that knows nothing of widgets."""
+"""The data that the views show: a dump with its verdicts, independent of widgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardviz.text import printable
 from .step import Step, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Sides
     from shardviz.text import Fold
 
-    from .selection import Selection
-
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One line of the tensor list.
 
     Attributes:
@@ -46,13 +44,13 @@ class Entry:
 
     @cached_property
     def title(self) -> str:
-        """Its name, safe to print, with its role where it is no parameter."""
+        """Its name, safe to print, with its role unless it is a parameter."""
         role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
         return printable(self.tensor.name) + role
 
     @cached_property
     def layout(self) -> str:
-        """What its placements claim, in the notation."""
+        """The layout that its placements claim, in the notation."""
         return layout_text(self.tensor, self.dtype)
 
     @cached_property
@@ -69,13 +67,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Document:
-    """A dump, read as far as it is there.
+    """A dump, as far as it could be read.
 
     Attributes:
         path: Its folder.
         dump: Its tensors.
-        report: What the check found; None while it is running.
-        failed: Why there is no report and will be none; empty where there is or will be one.
+        report: The result of the check; None while it runs.
+        failed: Why there will be no report; empty if there is or will be one.
     """
 
     path: Path
@@ -87,7 +85,7 @@ class Document:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, worst first; those that say the same of identical layers are one."""
+        """The findings, worst first; the same finding in identical layers is one."""
         return tuple(replace(finding, tensor=str(names)) for names, finding in self._folded)
 
     @cached_property
@@ -103,28 +101,22 @@ class Document:
         return found
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TensorEntry, ...]:
         """The tensors in model order, each once."""
         return tuple(map(self._entry, captured(self.dump)))
 
-    def _entry(self, tensor: Tensor) -> Entry:
+    def _entry(self, tensor: Tensor) -> TensorEntry:
         dtype = own_dtype(self.dump, tensor, tensor.names[0])
         listed = is_listed(self.dump, tensor, tensor.names, self.report)
         if self.report is None:
-            return Entry(tensor, dtype, "unknown" if self.failed else "pending", listed)
+            return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
         found = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
-        return Entry(tensor, dtype, verdict_on(self.dump, tensor, tensor.names, self.report), listed, found)
+        return TensorEntry(tensor, dtype, verdict_on(self.dump, tensor, tensor.names, self.report), listed, found)
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
-        """The entry that each finding is about; findings of the whole dump are left out."""
+        """The entry of each finding; findings about the whole dump are left out."""
         return {finding: index for index, entry in reversed([*enumerate(self.entries)]) for finding in entry.findings}
-
-    def rank_of(self, selection: Selection, among: Sequence[int] = ()) -> int:
-        """Return the rank that is looked at: the chosen one; until one was, the first of some ranks, or of the mesh."""
-        if selection.rank is not None:
-            return selection.rank
-        return among[0] if among else self.dump.files.mesh.ranks[0]
 
     @cached_property
     def counted(self) -> list[Counted]:
@@ -136,14 +128,14 @@ class Document:
         return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
 
     def bytes_of(self, entry: int, rank: int) -> int | None:
-        """Return what an entry takes on a rank, all its names together; None where none of them is counted."""
+        """Return the bytes of an entry on a rank, all its names together; None if none of them is counted."""
         if entry not in self._parts:
             self._parts[entry] = list(self._parts_of(self.entries[entry].tensor))
         parts = self._parts[entry]
         return sum(one.on(rank, name) for one, name in parts) if parts else None
 
     def _parts_of(self, tensor: Tensor) -> Iterator[tuple[Counted, str | None]]:
-        """Yield what a tensor's names are counted as: at once what is counted of just these names, or name by name."""
+        """Yield how a tensor's names are counted: all at once where they are counted together, or name by name."""
         known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
         found = [(one, name) for one, name in known if one is not None]
         if found and len(found) == len(found[0][0].widths) and all(one is found[0][0] for one, _ in found):
@@ -153,7 +145,7 @@ class Document:
 
     @cached_property
     def step(self) -> Step:
-        """What the dump says of a training step."""
+        """The training step that the dump records."""
         return step_of(self.dump)
 
     def sides(self, entry: int) -> Sides:

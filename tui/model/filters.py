@@ -10,20 +10,21 @@ from shardviz.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .document import Document, Entry
+    from .document import Document, TensorEntry
 
 Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What a tensor must be to be listed; empty ones ask for nothing.
+    """The conditions under which a tensor is listed; an empty one is always met.
 
     Attributes:
-        text: A part of its name or of its layout, in any case.
-        findings: Whether only those are listed that have findings.
-        role: The role it must have; `all` for any. By default what the model is made of, and of a step's results what
-            has findings: a gradient, a state and an output for every layer would bury the rest. A text looks for all.
+        text: A part of its name or of its layout; upper and lower case are the same.
+        findings: Whether only tensors with findings are listed.
+        role: The role it must have; `all` for any. Empty for the model's own tensors, and for those of the step's
+            results that have findings: a gradient, a state and an output for every layer would bury the rest. With a
+            text all roles are searched.
         axis: The mesh axis that must split it, or over which a sum must be pending.
     """
 
@@ -32,7 +33,7 @@ class Filters:
     role: str = ""
     axis: str = ""
 
-    def passes(self, entry: Entry) -> bool:
+    def passes(self, entry: TensorEntry) -> bool:
         """Whether an entry is listed."""
         return (
             (not self.findings or bool(entry.findings))
@@ -41,10 +42,10 @@ class Filters:
             and (not self.text or self._matches(entry))
         )
 
-    def _is_of_model(self, entry: Entry) -> bool:
+    def _is_of_model(self, entry: TensorEntry) -> bool:
         return entry.listed or bool(self.text)
 
-    def _matches(self, entry: Entry) -> bool:
+    def _matches(self, entry: TensorEntry) -> bool:
         text = self.text.lower()
         if text in entry.title.lower() or text in entry.layout.lower():
             return True
@@ -56,15 +57,15 @@ class Filters:
 
 
 def roles_of(document: Document) -> list[str]:
-    """Return the roles that tensors of a document have; first what the model is made of, then all, then each alone."""
+    """Return the choices of a role: the model's own tensors, all, then each role of the document alone."""
     return ["", "all", *sorted({entry.tensor.role for entry in document.entries})]
 
 
 def axes_of(document: Document) -> list[str]:
-    """Return the axes that matter to tensors of a document, with no axis first."""
+    """Return the choices of an axis: none, then each axis that splits a tensor of the document."""
     return ["", *sorted({axis for entry in document.entries for axis in entry.axes})]
 
 
 def after(choices: Sequence[Choice], current: Choice) -> Choice:
-    """Return the choice behind the current one, around and around."""
+    """Return the choice after the current one; after the last comes the first."""
     return choices[(choices.index(current) + 1) % len(choices)] if current in choices else choices[0]

@@ -1,13 +1,13 @@
-"""Which ranks of the mesh are lit for what is chosen."""
+"""Which ranks of the mesh are marked for the selection."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of
 
-from ..widgets.mesh_grid import Lights
 from .step_text import group_of
 
 if TYPE_CHECKING:
@@ -16,8 +16,32 @@ if TYPE_CHECKING:
     from .step import Collective
 
 
+@dataclass(frozen=True)
+class Lights:
+    """The marks of ranks on the mesh.
+
+    Attributes:
+        claimed: The ranks that hold the element by the placements, as a mask.
+        held: The ranks that hold it by the ids, as a mask; the same as `claimed` if there are no ids.
+        missing: Ranks whose files are missing or damaged.
+        group: Ranks that are underlined, as one group along an axis.
+    """
+
+    claimed: int = 0
+    held: int = 0
+    missing: frozenset[int] = frozenset()
+    group: frozenset[int] = frozenset()
+
+    def sign(self, rank: int) -> str:
+        """Return the sign of a rank."""
+        if rank in self.missing:
+            return "?"
+        claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
+        return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
+
+
 def lights_of(document: Document, selection: Selection, rank: int | None = None, axis: str = "") -> Lights:
-    """Light the holders of the element under the map's cursor, and the group of a rank along an axis."""
+    """Mark the holders of the element under the map's cursor, and the group of a rank along an axis."""
     files = document.dump.files
     group: frozenset[int] = frozenset()
     if axis and rank is not None and rank in files.mesh:
@@ -35,6 +59,6 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
-    """Light the ranks that take part in a collective, with the group of one of them."""
+    """Mark the ranks that take part in a collective, and the group of one of them."""
     files, mask = document.dump.files, mask_of(collective.ranks)
     return Lights(mask, mask, frozenset(files.missing_ranks), group_of(collective, files.mesh, rank))

@@ -1,4 +1,4 @@
-"""What widgets tell the screens: which tensor, place, rank or finding was chosen."""
+"""The messages of workers and widgets: what was read, and which tensor, place or rank the user chose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Progressed(Message):
     files: int
 
     def can_replace(self, message: Message) -> bool:
-        """Let a newer count stand for an older one."""
+        """Let a newer count replace an older one."""
         return isinstance(message, Progressed)
 
 
@@ -37,13 +37,13 @@ class DocumentRead(Message):
 
 @dataclass
 class OtherRead(Message):
-    """The dump to compare with was read, or checked."""
+    """The second dump was read, or checked."""
 
     document: Document
 
 
 @dataclass
-class Compared(Message):
+class DumpsCompared(Message):
     """Both dumps were compared."""
 
     difference: Difference
@@ -65,14 +65,14 @@ class TensorChosen(Message):
 
 @dataclass
 class TensorOpened(Message):
-    """A tensor's map was asked for."""
+    """The user asked for a tensor's map."""
 
     entry: int
 
 
 @dataclass
 class SideChosen(Message):
-    """Claimed, held or their difference was asked for."""
+    """A side was chosen: claimed, held or their difference."""
 
     side: Side
 
@@ -86,6 +86,22 @@ class PlaceChosen(Message):
     """
 
     place: tuple[int, ...]
+
+
+@dataclass
+class ElementAsked(Message):
+    """The user wants to enter an element to go to.
+
+    Attributes:
+        shape: The tensor's shape.
+    """
+
+    shape: tuple[int, ...]
+
+
+@dataclass
+class PlaneTurned(Message):
+    """The user asked for the next two dims of the tensor."""
 
 
 @dataclass
@@ -108,7 +124,7 @@ class PassChosen(Message):
 
     Attributes:
         rank: The rank that ran it.
-        record: What ran.
+        record: The pass.
         begin: When it began, in forward passes of one stage.
     """
 

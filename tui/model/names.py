@@ -1,11 +1,11 @@
-"""Names of tensors in the room that a line has for them."""
+"""Names of tensors, cut to the room that a line has for them."""
 
 from __future__ import annotations
 
 MOST_NAME = 48
-"""Characters of a name that stands in a line with other things."""
+"""The most characters of a name in a line with other texts."""
 
 
 def shortened(name: str, most: int = MOST_NAME) -> str:
-    """Return the name in so many characters at most; what is left out is an ellipsis."""
+    """Return the name in at most so many characters; a name that is cut ends in an ellipsis."""
     return name if len(name) <= most else f"{name[: most - 1]}…"

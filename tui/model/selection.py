@@ -1,4 +1,4 @@
-"""What is chosen on all screens alike: a tensor, a side, a place in it, a rank, a finding."""
+"""The selection that all views share: a tensor, a side, a place in the tensor, a rank, a finding."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.picture.text.paint import Side
 
     from .document import Document
@@ -24,8 +26,8 @@ class Selection:
         entry: Index of the tensor among the document's entries.
         side: Which description of it is drawn.
         plane: The dims drawn, and the place of the cursor; None for a tensor without elements.
-        rank: The rank that is looked at; None until one was chosen.
-        finding: Index of the finding that is looked at.
+        rank: The chosen rank; None until one is chosen.
+        finding: Index of the chosen finding.
     """
 
     entry: int = 0
@@ -36,14 +38,14 @@ class Selection:
 
 
 def first_selection(document: Document) -> Selection:
-    """Return what a document opens on: its first finding, or its first tensor."""
+    """Return the selection that a document opens with: its first finding, or its first tensor."""
     if document.by_finding:
         return of_finding(document, Selection(), min(document.by_finding))
     return of_entry(document, Selection(), 0) if document.entries else Selection()
 
 
 def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
-    """Return the selection with another tensor: its first finding, the side that tells most, its first element."""
+    """Return the selection with another tensor: its first finding, the most useful side, its first element."""
     found = document.entries[entry]
     shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
     plane = Plane(len(shape) - 2, len(shape) - 1, (0,) * len(shape)) if all(shape) else None
@@ -55,7 +57,7 @@ def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
 
 
 def of_finding(document: Document, selection: Selection, finding: int) -> Selection:
-    """Return the selection with a finding, its tensor, and the first place where that is wrong."""
+    """Return the selection with a finding, its tensor, and the first element of it that is misplaced."""
     if finding not in document.by_finding:
         return replace(selection, finding=finding)
     selection = of_entry(document, selection, document.by_finding[finding])
@@ -66,8 +68,19 @@ def of_finding(document: Document, selection: Selection, finding: int) -> Select
     return replace(selection, finding=finding, rank=rank, plane=plane)
 
 
+def next_finding(document: Document, selection: Selection, step: int) -> Selection:
+    """Return the selection with the finding `step` further on; after the last comes the first."""
+    return of_finding(document, selection, (selection.finding + step) % len(document.findings))
+
+
 def carried_over(before: Document, after: Document, selection: Selection) -> Selection:
-    """Return the selection in a document that was read again: the same tensor, at the same place if it has that."""
+    """Return the selection after a document was checked or read again: the same tensor and place if it has them."""
+    if after.dump is not before.dump:
+        selection = _of_same_tensor(before, after, selection)
+    return selection if selection.finding < len(after.findings) else replace(selection, finding=0)
+
+
+def _of_same_tensor(before: Document, after: Document, selection: Selection) -> Selection:
     if not before.entries or not after.entries:
         return first_selection(after)
     old = before.entries[selection.entry].tensor
@@ -84,6 +97,13 @@ def carried_over(before: Document, after: Document, selection: Selection) -> Sel
     return first_selection(after)
 
 
+def rank_of(document: Document, selection: Selection, among: Sequence[int] = ()) -> int:
+    """Return the chosen rank; until one is chosen, the first of `among`, or of the mesh."""
+    if selection.rank is not None:
+        return selection.rank
+    return among[0] if among else document.dump.files.mesh.ranks[0]
+
+
 def _first_difference(document: Document, entry: int, plane: Plane) -> tuple[int, ...] | None:
     try:
         return first_difference(document.sides(entry), plane)
@@ -92,7 +112,15 @@ def _first_difference(document: Document, entry: int, plane: Plane) -> tuple[int
 
 
 def next_plane(plane: Plane) -> Plane:
-    """Return the plane of the next two dims, all pairs after each other."""
+    """Return the plane of the next pair of dims; after the last pair comes the first."""
     pairs = list(combinations(range(len(plane.at)), 2))
     rows, cols = pairs[(pairs.index((plane.rows, plane.cols)) + 1) % len(pairs)]
     return replace(plane, rows=rows, cols=cols)
+
+
+def next_slice(plane: Plane, shape: Sequence[int], step: int) -> tuple[int, ...] | None:
+    """Return the cursor's place `step` slices on, the last of the dims not drawn fastest; None past the ends."""
+    place, left = list(plane.at), step
+    for dim in reversed([dim for dim in range(len(place)) if dim not in (plane.rows, plane.cols)]):
+        left, place[dim] = divmod(place[dim] + left, shape[dim])
+    return None if left else tuple(place)

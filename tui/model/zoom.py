@@ -1,4 +1,4 @@
-"""The scales at which a tensor is drawn, from all of it to single ids, and the steps of a cursor on them."""
+"""The scales at which a tensor is drawn, from the whole to single ids, and the steps of a cursor on each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 2
 MOST_COLS = 4
-"""Cells an index at most, where the whole tensor is smaller than its room."""
+"""At most so many cells per index, where the whole tensor is smaller than its room."""
 
 
 @dataclass(frozen=True, eq=False)
 class Zoom:
-    """The scales of one tensor on one plane. Level 0 is all of it; each level halves the indices a cell.
+    """The scales of one tensor on one plane. Level 0 is the whole tensor; each level halves the indices per cell.
 
     Attributes:
         holders: Who holds the tensor.
@@ -36,16 +36,16 @@ class Zoom:
 
     @property
     def height(self) -> int:
-        """Indices downwards."""
+        """How many indices run downwards."""
         return self.holders.shape[self.plane.rows]
 
     @property
     def width(self) -> int:
-        """Indices to the right."""
+        """How many indices run to the right."""
         return self.holders.shape[self.plane.cols]
 
     def rulers(self, level: int, height: int, width: int) -> tuple[Ruler, Ruler, bool]:
-        """Return the rulers downwards and to the right for a room, and whether ids are written."""
+        """Return the rulers downwards and to the right for a room of cells, and whether ids are written."""
         return _rulers(self.holders, self.plane.rows, self.plane.cols, level, height, width)
 
     def deepest(self, height: int, width: int) -> int:
@@ -53,20 +53,20 @@ class Zoom:
         return _deepest(self.holders, self.plane.rows, self.plane.cols, height, width)
 
     def moved(self, frame: Frame, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
-        """Return the place some cells further; at the border it stays."""
+        """Return the place some cells further on; at the edge it stays."""
         found = list(place)
         for dim, ruler, step in ((self.plane.rows, frame.rows, down), (self.plane.cols, frame.cols, right)):
             found[dim] = _stepped(ruler, place[dim], step) if step else place[dim]
         return tuple(found)
 
     def paged(self, frame: Frame, place: tuple[int, ...], cells: int) -> int:
-        """Return the row that stands some cells of the screen further down."""
+        """Return the row that is some cells of the screen further down."""
         ruler = frame.rows
         cell = min(max(ruler.cell_of(place[self.plane.rows]) + cells, 0), ruler.extent - 1)
         return min(int(ruler.spans(cell, 1)[0, 0]), self.height - 1)
 
     def jumped(self, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
-        """Return the first element of the next or last block."""
+        """Return the first element of the next or the previous block."""
         found = list(place)
         for dim, step in ((self.plane.rows, down), (self.plane.cols, right)):
             if step:
@@ -76,7 +76,7 @@ class Zoom:
         return tuple(found)
 
     def block(self, place: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return the index ranges of the block that an element is in, a range a dim; one index of dims not drawn."""
+        """Return the index ranges of the block that has an element, one per dim; of a dim not drawn, one index."""
         found = [(at, at + 1) for at in place]
         for dim in (self.plane.rows, self.plane.cols):
             found[dim] = Ruler(_edges(self.holders, dim)).block_of(place[dim])

@@ -10,7 +10,7 @@ from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.palette import GREY, VERMILLION
-from shardviz.text import printable
+from shardviz.text import counted, printable
 
 from ..colours import ink
 from ..keys import keys
@@ -33,24 +33,25 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
-LEGEND = "Tensors of both: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
+LEGEND = "Tensors: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
 
 
 class CompareView(View):
-    """The pairs of tensors that two dumps have, and the maps of the chosen pair beside each other."""
+    """The pairs of tensors in two dumps, and the maps of the chosen pair side by side."""
 
     NAME = "compare"
     TITLE = "Compare"
-    TOOLTIP = "The other dump beside this one"
+    TOOLTIP = "Both dumps side by side"
     FOCUS = "#pairs"
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
-        "compare", [("v", "next_side", "Claimed/held", "Claimed, held, or where they differ")], show=True
+        "compare", [("v", "next_side", "Claimed/held", "Show claimed, held, or their difference")], show=True
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._pairs: list[Pair] = []
         self._of: Difference | None = None
 
@@ -66,7 +67,7 @@ class CompareView(View):
                     yield TensorMap(id=name)
 
     def on_mount(self) -> None:
-        """Follow the second dump and the comparison too."""
+        """Follow the comparison too."""
         super().on_mount()
         self.watch(self.app, "difference", self._compared, init=False)
 
@@ -76,7 +77,7 @@ class CompareView(View):
 
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the pair of the chosen tensor."""
-        other, difference = self.app.other_document, self.app.difference
+        other, difference = self.state.other_document, self.state.difference
         if document is None or other is None or difference is None:
             return
         if self._of is not difference:
@@ -92,15 +93,15 @@ class CompareView(View):
             self._show_map("there", other, pair.there, selection)
 
     def _leads_to_first(self, document: Document, selection: Selection) -> bool:
-        """Go to the first tensor that differs; return whether that is another than the chosen one."""
+        """Go to the first tensor that differs; return whether it was not the chosen one yet."""
         first = self._pairs[0] if self._pairs else None
         if first is None or first.here in (None, selection.entry) or first.relation != "different":
             return False
-        self.app.selection = of_entry(document, selection, first.here)
+        self.state.selection = of_entry(document, selection, first.here)
         return True
 
     def _cursor(self, selection: Selection) -> int:
-        """Return the line of the chosen tensor; a tensor that is only there is no selection, and the line stays."""
+        """Return the line of the chosen tensor; on a tensor that only the second dump has, the cursor stays."""
         at = self.query_one(Lines).cursor
         if at < len(self._pairs) and self._pairs[at].here in (None, selection.entry):
             return at
@@ -109,13 +110,13 @@ class CompareView(View):
     def _show_map(self, name: str, document: Document, entry: int | None, selection: Selection) -> None:
         box, layout = self.query_one(f"#{name}-box", Box), self.query_one(f"#{name}-layout", Static)
         box.entitle(printable(document.path.name), selection.side)
-        sides, said = None, "this dump does not have it"
+        sides, text = None, "not in this dump"
         if entry is not None:
             try:
-                sides, said = document.sides(entry), document.entries[entry].layout
+                sides, text = document.sides(entry), document.entries[entry].layout
             except ShardvizError as error:
-                said = f"? not drawn: {printable(error.message)}"
-        layout.update(said)
+                text = f"? not drawn: {printable(error.message)}"
+        layout.update(text)
         plane = selection.plane
         if sides is None or plane is None or not _is_inside(plane, sides):
             sides = None
@@ -129,11 +130,11 @@ class CompareView(View):
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
-        pair, document = self._pairs[message.index], self.app.document
+        pair, document = self._pairs[message.index], self.state.document
         if document is not None and pair.here is not None:
-            self.app.selection = of_entry(document, self.app.selection, pair.here)
+            self.state.selection = of_entry(document, self.state.selection, pair.here)
         else:
-            self.show(document, self.app.selection)
+            self.show(document, self.state.selection)
 
     @on(Zoomed)
     def _zoomed(self, message: Zoomed) -> None:
@@ -142,24 +143,26 @@ class CompareView(View):
 
 
 def _findings_text(difference: Difference) -> str:
-    """Say how the findings differ."""
+    """Write how the findings differ."""
     counts = [(len(difference.lost), "only in the first"), (len(difference.gained), "only in the second")]
-    said = [f"{count:,} finding{'' if count == 1 else 's'} {where}" for count, where in counts if count]
-    return " · ".join(said) or "the findings are the same"
+    return (
+        " · ".join(f"{counted(count, 'finding')} {where}" for count, where in counts if count)
+        or "the findings are the same"
+    )
 
 
 def _is_inside(plane: Plane, sides: Sides) -> bool:
-    """Whether the cursor is on an element of this tensor too."""
+    """Whether the cursor's place is an element of this tensor too."""
     shape = sides.holders.shape
     return len(shape) == len(plane.at) and all(at < size for at, size in zip(plane.at, shape, strict=True))
 
 
 class PairLines(Lines):
-    """The list of the tensors of both."""
+    """The list of the tensors of both dumps."""
 
     HELP = """\
 ## Two dumps side by side
 
-The tensors of both, those that differ first. The maps below have one cursor and one zoom: what is done on one happens
+The tensors of both dumps, different ones first. The maps below share one cursor and one zoom: to move on one is to move
 on the other. **v** goes from claimed to held to difference in both, **tab** goes to the maps.
 """

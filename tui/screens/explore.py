@@ -1,4 +1,4 @@
-"""The first view: the tensors, the map of the chosen one, and what was found."""
+"""The first view: the tensors, the map of the chosen one, and its finding."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from textual import on
 
 from ..keys import keys
 from ..model.filters import Filters, after, axes_of, roles_of
-from ..model.messages import TensorChosen, TensorOpened
+from ..model.messages import ElementAsked, TensorChosen, TensorOpened
 from ..model.selection import of_entry
 from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.map_panel import MapPanel
 from ..widgets.search import Search
 from ..widgets.tensor_tree import TensorTree
+from .goto import GotoScreen
 from .view import View
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class ExploreView(View):
-    """A tree of tensors, the map of the chosen one, and its finding: where every walk begins."""
+    """A tree of tensors, the map of the chosen one, and its finding."""
 
     NAME = "explore"
     TITLE = "Tensors"
@@ -39,24 +41,24 @@ class ExploreView(View):
         *keys(
             "explore",
             [
-                ("v", "next_side", "Claimed/held", "Claimed, held, or where they differ"),
+                ("v", "next_side", "Claimed/held", "Show claimed, held, or their difference"),
                 ("slash", "search", "Search", "Find tensors by name"),
-                ("f", "only_findings", "Wrong only", "Only tensors with findings, or all"),
+                ("f", "only_findings", "Wrong only", "Show only tensors with findings, or all"),
             ],
             show=True,
         ),
         *keys(
             "explore",
             [
-                ("r", "next_role", "Role", "All tensors, of the step too, or those of one role"),
-                ("a", "next_axis", "Axis", "Only tensors over the next mesh axis"),
-                ("escape", "to_tree", "To the tensors", "Back to the tensors; there, no filters"),
+                ("r", "next_role", "Role", "Show all tensors, also the step's, or those of one role"),
+                ("a", "next_axis", "Axis", "Show only tensors split over the next mesh axis"),
+                ("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters"),
             ],
         ),
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._filters = Filters()
         self._listed: tuple[Document | None, Filters] | None = None
 
@@ -82,7 +84,7 @@ class ExploreView(View):
             self.query_one(MapPanel).show(document, selection)
 
     def _lists(self, document: Document, selection: Selection) -> bool:
-        """Whether the chosen tensor is listed, or some other filter than the role's leaves it out."""
+        """Whether the chosen tensor is listed, or left out by another filter than the role."""
         entry = document.entries[selection.entry]
         return self._filters.passes(entry) or not replace(self._filters, role="all").passes(entry)
 
@@ -100,27 +102,31 @@ class ExploreView(View):
         title = f"Tensors: {len(shown)} of {len(entries)}" if hidden and is_asked_for else "Tensors"
         below = str(self._filters)
         if is_asked_for and not shown:
-            below = f"esc: no filters ({below or 'by name'})"
+            below = f"esc: clear the filters ({below or 'by name'})"
         elif hidden and not is_asked_for:
-            below = f"r: {hidden:,} more, of the step"
+            below = f"r: {hidden:,} more from the step"
         self.query_one("#tree-box", Box).entitle(title, below)
-        if shown and self.app.selection.entry not in shown and document is not None:
-            self.app.selection = of_entry(document, self.app.selection, shown[0])
+        if shown and self.state.selection.entry not in shown and document is not None:
+            self.state.selection = of_entry(document, self.state.selection, shown[0])
 
     def _filter(self, filters: Filters) -> None:
         self._filters = filters
-        self._list(self.app.document)
-        self.query_one(TensorTree).choose(self.app.selection.entry)
+        self._list(self.state.document)
+        self.query_one(TensorTree).choose(self.state.selection.entry)
 
     @on(TensorChosen)
     def _tensor_chosen(self, message: TensorChosen) -> None:
-        document, selection = self.app.document, self.app.selection
+        document, selection = self.state.document, self.state.selection
         if document is not None and message.entry != selection.entry:
-            self.app.selection = of_entry(document, selection, message.entry)
+            self.state.selection = of_entry(document, selection, message.entry)
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
         self.query_one(MapPanel).focus_map()
+
+    @on(ElementAsked)
+    def _element_asked(self, message: ElementAsked) -> None:
+        self.app.push_screen(GotoScreen(message.shape), self.query_one(MapPanel).go)
 
     @on(Search.Changed)
     def _searched(self, message: Input.Changed) -> None:
@@ -131,25 +137,25 @@ class ExploreView(View):
         self.query_one(TensorTree).focus()
 
     def action_search(self) -> None:
-        """Type a part of a name."""
+        """Open the search line."""
         self.query_one(Search).open()
 
     def action_only_findings(self) -> None:
-        """List only what has findings, or all again."""
+        """List only tensors with findings, or all again."""
         self._filter(replace(self._filters, findings=not self._filters.findings))
 
     def action_next_role(self) -> None:
-        """List only the next role."""
-        if self.app.document is not None:
-            self._filter(replace(self._filters, role=after(roles_of(self.app.document), self._filters.role)))
+        """List only tensors of the next role."""
+        if self.state.document is not None:
+            self._filter(replace(self._filters, role=after(roles_of(self.state.document), self._filters.role)))
 
     def action_next_axis(self) -> None:
-        """List only what the next axis splits."""
-        if self.app.document is not None:
-            self._filter(replace(self._filters, axis=after(axes_of(self.app.document), self._filters.axis)))
+        """List only tensors over the next axis."""
+        if self.state.document is not None:
+            self._filter(replace(self._filters, axis=after(axes_of(self.state.document), self._filters.axis)))
 
     def action_to_tree(self) -> None:
-        """Go back to the tensors; from there, to all of them."""
+        """Go back to the tensors; if they have the focus, clear the filters."""
         tree = self.query_one(TensorTree)
         if tree.has_focus and self._filters != Filters():
             self.query_one(Search).action_clear_and_close()

@@ -1,4 +1,4 @@
-"""The findings: a line each, and the chosen one in full."""
+"""The findings: one line each, and the chosen one in full."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class FindingsView(View):
-    """Every finding in a line, with all that is known of the one under the cursor."""
+    """A list of all findings, with the one under the cursor in full."""
 
     NAME = "findings"
     TITLE = "Findings"
-    TOOLTIP = "Everything that is wrong"
+    TOOLTIP = "All findings"
     FOCUS = "#finding-lines"
 
     HELP = """\
 ## The findings
 
-A line for each disagreement, errors first; findings that say the same of identical layers are one line.
+One line per finding, errors first; the same finding in identical layers is one line.
 
-- **arrows** read one after the other, **enter** goes to the place on the map.
+- **arrows** go from finding to finding, **enter** goes to its place on the map.
 - **c** copies the fix.
 """
 
@@ -62,13 +62,13 @@ A line for each disagreement, errors first; findings that say the same of identi
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
-        self.app.selection = replace(self.app.selection, finding=message.index)
+        self.state.selection = replace(self.state.selection, finding=message.index)
 
     @on(Lines.Chosen)
     async def _chosen(self, message: Lines.Chosen) -> None:
-        if self.app.document is not None:
-            self.app.selection = of_finding(self.app.document, self.app.selection, message.index)
-            await self.app.action_show_view("explore")
+        if self.state.document is not None:
+            self.state.selection = of_finding(self.state.document, self.state.selection, message.index)
+            await self.state.action_show_view("explore")
 
 
 class FindingLines(Lines):

@@ -1,4 +1,4 @@
-"""Help for what is focused: what it is, and the keys that work there now."""
+"""Help for the focused widget: a description, and the keys that work there now."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 GENERAL = """\
 ## shardviz
 
-A dump says of every tensor what its placements *claim*, and what each rank really *holds*.
-The first view shows the tensors, the map of the chosen one, and below them what is wrong and how to mend it.
+A dump records, for every tensor, what its placements *claim* and what each rank really *holds*.
+The first view shows the tensors, the map of the chosen one, and below them its finding and how to fix it.
 """
 
 
 class HelpScreen(ModalScreen[None]):
-    """A dialog with what is said of one widget, and a table of the keys that work in it.
+    """A dialog with the help of one widget, and a table of the keys that work in it.
 
     Args:
-        text: What is said of the focused widget, in Markdown.
+        text: The help of the focused widget, in Markdown.
         keys: Keys with what they do.
     """
 
@@ -54,7 +54,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 def help_for(screen: Screen[object]) -> HelpScreen:
-    """Make the help for what a screen has in focus."""
+    """Make the help for the focused widget of a screen."""
     focused = screen.focused
     places = focused.ancestors_with_self if focused is not None else [screen]
     text = next((found for place in places if (found := getattr(place, "HELP", None))), GENERAL)

@@ -1,4 +1,4 @@
-"""The screen that the views are on: the title above them, the keys below, one of them at a time between."""
+"""The screen that has the views: the title above them, the keys below, one view at a time between."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.reactive import Reactive
 from textual.screen import Screen
 
-from ..views import VIEWS
 from ..widgets.box import Column, Row
 from ..widgets.key_bar import KeyBar
 from ..widgets.title import Title
 from ..widgets.view_tabs import ViewTabs
+from .views import KEYS, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,48 +22,52 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from ..model.document import Document
+    from ..model.state import State
     from .view import View
 
 PAUSE = 0.1
-"""Seconds between two parts of the work that is done ahead, so that a key finds its view ready."""
+"""Seconds between two parts of the work that is done ahead, so that a view is ready when its key is pressed."""
 
 
 class MainScreen(Screen[None]):
-    """All views on one screen, laid out once: the shown one in place, the others beside it.
+    """All views on one screen, laid out once: the current one in place, the others beside it.
 
     Args:
-        names: The views that there are, in order.
-        first: The one that is shown first, and made at once; the others are made soon after.
+        state: The state that the views share.
+        names: The views, in order.
+        first: The view that is shown first, and made at once; the others are made soon after.
     """
 
     BLANK: ClassVar[bool] = True
-    focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual paints the whole screen again for it
+    focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual would repaint the whole screen
 
-    def __init__(self, names: Sequence[str], first: str) -> None:
+    def __init__(self, state: State, names: Sequence[str], first: str) -> None:
         super().__init__()
+        self._state = state
         self._names = list(names)
-        self._views: dict[str, View] = {first: VIEWS[first]()}
+        self._views: dict[str, View] = {first: VIEWS[first](state)}
         self._making = asyncio.Lock()
         self.view_name = first
 
     def compose(self) -> ComposeResult:
-        """Make the screen, with its first view."""
+        """Put the title and the tabs above the first view, the keys below."""
         with Row(id="top"):
             yield Title(id="title")
-            yield ViewTabs(self._names, self.view_name, id="tabs")
+            tabs = [(name, f"{KEYS[name]} {VIEWS[name].TITLE}", VIEWS[name].TOOLTIP) for name in self._names]
+            yield ViewTabs(tabs, self.view_name, id="tabs")
         with Column(id="views"):
             yield self._views[self.view_name]
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        """Go to the first view, and make the others."""
+        """Show the first view, and start to make the others."""
         self._views[self.view_name].put(on_screen=True)
         self._views[self.view_name].enter()
         self._working = self.set_interval(PAUSE, self._work_ahead)
         self.watch(self.app, "document", self._working.resume, init=False)
 
     async def _work_ahead(self) -> None:
-        """Make a view that nobody has asked for yet, or bring one up to what was read: a part of the work at a time."""
+        """Make a view before it is asked for, or prepare it for a new document: one part of the work at a time."""
         if not any(views.is_attached for views in self.query("#views")):
             return  # the app is just opening or closing
         for name in self._names:
@@ -76,17 +80,17 @@ class MainScreen(Screen[None]):
         gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms
 
     async def _view(self, name: str) -> View:
-        """Return a view, made beside the screen if it was not yet."""
-        async with self._making:  # a key may ask for the view that is just being made ahead
+        """Return a view; if it does not exist yet, make it beside the screen."""
+        async with self._making:  # a key may ask for the view that is being made
             if name not in self._views:
-                view = VIEWS[name]()
+                view = VIEWS[name](self._state)
                 view.put(on_screen=False)
                 await self.query_one("#views").mount(view)
                 self._views[name] = view
         return self._views[name]
 
     async def show_view(self, name: str) -> None:
-        """Show a view in place of the one before."""
+        """Show a view instead of the current one."""
         before, view = self._views[self.view_name], await self._view(name)
         self.view_name = name
         with self.app.batch_update():
@@ -97,11 +101,11 @@ class MainScreen(Screen[None]):
         self.query_one(ViewTabs).show(name)
 
     def entitle(self, document: Document | None, note: str) -> None:
-        """Say what is shown, and how far it is read."""
+        """Show the dump's title, and how far it has been read."""
         for title in self.query(Title):
             title.show(document, note)
 
     def set_focus(self, widget: Widget | None, scroll_visible: bool = True, from_app_focus: bool = False) -> None:
-        """Move the focus, and the light of the box around it, so that one frame has both."""
+        """Move the focus, and light the box around it in the same frame."""
         super().set_focus(widget, scroll_visible, from_app_focus)
         self._views[self.view_name].light(self.focused)

@@ -1,4 +1,4 @@
-"""The mesh: all ranks at their places, what the chosen one is, and the part of the tensor that it holds."""
+"""The mesh: all ranks by their coordinates, the chosen one's card, and its part of the chosen tensor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardviz.errors import ShardvizError
 from ..keys import keys
 from ..model.lights import lights_of
 from ..model.names import shortened
+from ..model.selection import rank_of
 from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
@@ -23,27 +24,28 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class MeshView(View):
-    """Every rank in a grid of axes; of the chosen one, its groups and its part of the chosen tensor."""
+    """Every rank in a grid of axes; the groups of the chosen one and its part of the chosen tensor."""
 
     NAME = "mesh"
     TITLE = "Mesh"
-    TOOLTIP = "All ranks at their places"
+    TOOLTIP = "All ranks by their coordinates"
     FOCUS = "#mesh-grid"
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "mesh",
         [
             ("a", "next_axis", "Groups", "Underline the group along the next axis"),
-            ("enter", "open_rank", "Open rank", "Everything that this rank holds"),
+            ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
         ],
         show=True,
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._axis = -1
 
     def compose(self) -> ComposeResult:
@@ -59,11 +61,11 @@ class MeshView(View):
                     yield TensorMap(id="mesh-map")
 
     def show(self, document: Document | None, selection: Selection) -> None:
-        """Show the chosen rank, and the holders of the place under the map's cursor."""
+        """Show the chosen rank, and the ranks that hold the element under the map's cursor."""
         if document is None:
             return
         mesh = document.dump.files.mesh
-        rank = document.rank_of(selection)
+        rank = rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
         self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
         below = f"underlined: the group along {axis}" if axis else ""
@@ -79,15 +81,15 @@ class MeshView(View):
         except ShardvizError:
             sides = None
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)
-        title = f"what rank {rank} holds of {shortened(document.entries[selection.entry].title)}"
+        title = f"rank {rank}'s part of {shortened(document.entries[selection.entry].title)}"
         self.query_one("#mesh-map-box", Box).entitle(title)
 
     def action_next_axis(self) -> None:
-        """Go through the axes, and none."""
-        if self.app.document is not None:
-            self._axis = (self._axis + 2) % (self.app.document.dump.files.mesh.ndim + 1) - 1
-            self.show(self.app.document, self.app.selection)
+        """Underline the group along the next axis, or none."""
+        if self.state.document is not None:
+            self._axis = (self._axis + 2) % (self.state.document.dump.files.mesh.ndim + 1) - 1
+            self.show(self.state.document, self.state.selection)
 
     async def action_open_rank(self) -> None:
-        """Show all that the rank holds."""
-        await self.app.action_show_view("rank")
+        """Show the rank's own view."""
+        await self.state.action_show_view("rank")

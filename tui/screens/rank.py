@@ -1,4 +1,4 @@
-"""One rank: everything that it holds, with its bytes, and the numbers of the chosen tensor as they are in memory."""
+"""One rank: everything that it holds, in bytes, and the numbers of the chosen tensor as they lie in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..colours import verdict_style
 from ..keys import keys
 from ..model.memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
 from ..model.names import shortened
-from ..model.selection import of_entry
+from ..model.selection import of_entry, rank_of
 from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from ..model.document import Document
     from ..model.memory import Memory
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class RankView(View):
-    """A rank's card, a line for everything that it holds, and the numbers of one of them."""
+    """A rank's card, a line for every tensor that it holds, and the numbers of one of them."""
 
     NAME = "rank"
     TITLE = "Rank"
@@ -44,15 +45,15 @@ class RankView(View):
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "rank",
         [
-            ("left_square_bracket,less_than_sign", "step(-1)", "Rank before", "The rank before this one"),
-            ("right_square_bracket", "step(1)", "Next rank", "The rank after this one"),
-            ("v", "values", "Ids/values", "The ids, or the model's own values"),
+            ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
+            ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
+            ("v", "values", "Ids/values", "Show the ids, or the model's own values"),
         ],
         show=True,
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._values = False
 
     def compose(self) -> ComposeResult:
@@ -62,7 +63,7 @@ class RankView(View):
                 with Box(classes="boxed short"):
                     yield RankCard(id="rank-of")
                 with Box(id="held-box") as box:
-                    box.entitle("It holds")
+                    box.entitle("Tensors on this rank")
                     yield HeldLines(id="held")
             with Box(id="memory-box"):
                 yield ValuesGrid(id="memory")
@@ -72,7 +73,7 @@ class RankView(View):
         """Show the chosen rank and tensor."""
         if document is None:
             return
-        rank = document.rank_of(selection)
+        rank = rank_of(document, selection)
         self.query_one(RankCard).show(document, rank)
         held = entries_of_rank(document, rank)
         cursor = held.index(selection.entry) if selection.entry in held else 0
@@ -90,38 +91,38 @@ class RankView(View):
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
-        document, selection = self.app.document, self.app.selection
+        document, selection = self.state.document, self.state.selection
         if document is not None:
-            held = entries_of_rank(document, document.rank_of(selection))
+            held = entries_of_rank(document, rank_of(document, selection))
             if message.index < len(held):
-                self.app.selection = of_entry(document, selection, held[message.index])
+                self.state.selection = of_entry(document, selection, held[message.index])
 
     @on(Lines.Chosen)
     async def _chosen(self) -> None:
-        await self.app.action_show_view("explore")
+        await self.state.action_show_view("explore")
 
     def action_step(self, step: int) -> None:
-        """Go so many ranks on, in the mesh's order, and around."""
-        if self.app.document is not None:
-            ranks, rank = self.app.document.dump.files.mesh.ranks, self.app.document.rank_of(self.app.selection)
+        """Go to another rank, in the mesh's order; after the last comes the first."""
+        if self.state.document is not None:
+            ranks, rank = self.state.document.dump.files.mesh.ranks, rank_of(self.state.document, self.state.selection)
             at = ranks.index(rank) if rank in ranks else 0
-            self.app.selection = replace(self.app.selection, rank=ranks[(at + step) % len(ranks)])
+            self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
 
     def action_values(self) -> None:
-        """Go from ids to values and back."""
+        """Switch between ids and values."""
         self._values = not self._values
-        self.show(self.app.document, self.app.selection)
+        self.show(self.state.document, self.state.selection)
 
 
 class HeldLines(Lines):
-    """The list of what a rank holds."""
+    """The list of the tensors on a rank."""
 
     HELP = """\
 ## One rank
 
-Everything that it holds: its bytes, the tensor, which part of it in global indices. `-` takes no memory of its own:
-it is a result of the step, or is counted where it is shared.
-**[** and **]** go to the ranks before and after, **enter** to the tensor's map.
+Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. `-` means that it
+takes no memory of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
+**[** and **]** go to the previous and the next rank, **enter** goes to the tensor's map.
 """
 
 
@@ -142,12 +143,12 @@ def _line(document: Document, entry: int, rank: int) -> Text:
 def _memory(document: Document, entry: int, rank: int, *, values: bool) -> tuple[Memory | None, str]:
     """Return the numbers, or why there are none."""
     if not document.entries or rank not in document.entries[entry].tensor.shards:
-        return None, f"rank {rank} has nothing of this tensor"
+        return None, f"rank {rank} holds no part of this tensor"
     tensor = document.entries[entry].tensor
     try:
         own = values_in_memory(document.dump, tensor, rank)
         if values or tensor.moment != "stamped":
-            return own, "" if own else "the dump has no values of this tensor"
+            return own, "" if own else "the dump has no values for this tensor"
         return ids_in_memory(document.dump, tensor, rank), ""
     except ShardvizError as error:
         return None, printable(error.message)

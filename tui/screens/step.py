@@ -1,4 +1,4 @@
-"""The step: its collectives by module and axis, the ranks that took part, before and after, a pipeline's schedule."""
+"""The step: its collectives by module and axis, the ranks that take part, before and after, a pipeline's schedule."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..keys import keys
 from ..model.filters import after
 from ..model.lights import takes_part
 from ..model.messages import PassChosen
+from ..model.selection import rank_of
 from ..model.step import Collective, Moment, Step, axes_text, moments
 from ..model.step_text import (
     axes_width,
@@ -41,26 +42,27 @@ if TYPE_CHECKING:
 
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class StepView(View):
-    """A list of collectives with what the chosen one does, and a pipeline's schedule where one ran."""
+    """A list of collectives, the chosen one in full, and a pipeline's schedule if one ran."""
 
     NAME = "step"
     TITLE = "Step"
-    TOOLTIP = "What the ranks sent each other in a training step"
+    TOOLTIP = "The collectives of a training step"
     FOCUS = "#collectives"
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "step",
         [
-            ("a", "next_axis", "Axis", "Only collectives along the next mesh axis, or all"),
-            ("o", "order", "Order", "In the order in which they began, or most bytes received first"),
+            ("a", "next_axis", "Axis", "Show only collectives along the next mesh axis, or all"),
+            ("o", "order", "Order", "Sort by start, or by bytes received"),
         ],
         show=True,
     )
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
         self._axes: tuple[str, ...] = ()
         self._by_bytes = False
         self._listed: list[Collective] = []
@@ -83,7 +85,7 @@ class StepView(View):
         yield Static("", id="step-note", markup=False)
 
     def show(self, document: Document | None, selection: Selection) -> None:
-        """Show the step, and of the chosen collective what it does and who takes part."""
+        """Show the step, and the chosen collective with the ranks that take part."""
         if document is None:
             return
         step = document.step
@@ -98,7 +100,7 @@ class StepView(View):
         self._show_collective(document, selection)
 
     def _list(self, step: Step) -> None:
-        """List the collectives that pass the filter, in the order that was asked for."""
+        """List the collectives that pass the filter, in the chosen order."""
         self._listed = [one for one in step.collectives if not self._axes or one.record.axes == self._axes]
         if self._by_bytes:
             self._listed.sort(key=lambda one: -one.received)
@@ -114,10 +116,10 @@ class StepView(View):
         if not self._listed:
             return
         chosen = self._listed[self.query_one(CollectiveLines).cursor]
-        rank = document.rank_of(selection, chosen.ranks)
+        rank = rank_of(document, selection, chosen.ranks)
         self.query_one("#comm-box", Box).entitle(collective_title(chosen))
         self.query_one("#comm-card", Static).update(collective_text(chosen, document.dump.files.mesh, rank))
-        self.query_one("#part-box", Box).entitle("● takes part", f"underlined: with rank {rank}")
+        self.query_one("#part-box", Box).entitle("● takes part", f"underlined: rank {rank}'s group")
         self.query_one(MeshGrid).show(document.dump.files.mesh, rank, takes_part(document, chosen, rank))
         self._moments = moments(document.dump, chosen)
         lines = self.query_one(MomentLines)
@@ -138,39 +140,39 @@ class StepView(View):
         self.query_one("#pass", Static).update(text)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Filter and sort where there is something to."""
-        document = self.app.document
+        """Filter and sort only if there are collectives."""
+        document = self.state.document
         return action not in ("next_axis", "order") or bool(document and document.step.collectives)
 
     def _again(self) -> None:
-        if self.app.document is not None:
-            self.show(self.app.document, self.app.selection)
+        if self.state.document is not None:
+            self.show(self.state.document, self.state.selection)
 
     @on(Lines.Highlighted, "#collectives")
     def _collective_chosen(self) -> None:
-        if self.app.document is not None:
-            self._show_collective(self.app.document, self.app.selection)
+        if self.state.document is not None:
+            self._show_collective(self.state.document, self.state.selection)
 
     @on(Lines.Highlighted, "#moments")
     def _moment_chosen(self, message: Lines.Highlighted) -> None:
-        self.app.selection = replace(self.app.selection, rank=self._moments[message.index].rank)
+        self.state.selection = replace(self.state.selection, rank=self._moments[message.index].rank)
 
     @on(PassChosen)
     def _pass_chosen(self, message: PassChosen) -> None:
         self.query_one("#pass", Static).update(pass_text(message.rank, message.record, message.begin))
-        self.app.selection = replace(self.app.selection, rank=message.rank)
+        self.state.selection = replace(self.state.selection, rank=message.rank)
 
     def action_next_axis(self) -> None:
-        """List only what ran along the next axis, or all again."""
-        if self.app.document is not None:
-            found = dict.fromkeys(one.record.axes for one in self.app.document.step.collectives)
+        """List only collectives along the next axis, or all again."""
+        if self.state.document is not None:
+            found = dict.fromkeys(one.record.axes for one in self.state.document.step.collectives)
             choices = [" ".join(axes) for axes in ((), *found)]
             chosen = after(choices, " ".join(self._axes))
             self._axes = tuple(chosen.split())
             self._again()
 
     def action_order(self) -> None:
-        """List by time or by bytes."""
+        """Sort by start or by bytes received."""
         self._by_bytes = not self._by_bytes
         self._again()
 
@@ -181,24 +183,24 @@ class CollectiveLines(Lines):
     HELP = """\
 ## The step
 
-What the ranks sent each other in one training step, in the order in which it began. Identical layers are one line.
+The collectives of one training step, in the order in which they began. Identical layers are one line.
 
 - `→` ran in the forward pass, `←` in the backward pass, `·` outside of all modules: the loop itself called it.
-- *bytes* is the whole tensor that was gathered, reduced or sent; *received* is what a rank takes in of it, counted as
-  rings.
-- The mesh below lights the ranks that take part, `●`; the group of the chosen rank is underlined.
-- **a** keeps the collectives along one axis, **o** puts the most bytes first, **tab** goes on to the parts below.
+- *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
+  receives, counted for a ring.
+- The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
+- **a** shows the collectives along one axis, **o** puts the most bytes first, **tab** goes to the parts below.
 
 An axis along which a rank receives 0 B was never used: if gradients should be summed over it, they were not.
 """
 
 
 class MomentLines(Lines):
-    """The list of what ranks have before and after."""
+    """The list of the ranks' values before and after."""
 
     HELP = """\
 ## Before and after
 
-What every rank had when it called the collective, and what it had then; the ranks of a group stand together.
-**arrows** go from rank to rank, and light its group on the mesh.
+Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
+together. **arrows** go from rank to rank, and underline its group on the mesh.
 """

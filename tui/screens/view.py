@@ -1,4 +1,4 @@
-"""What all views share: the app's document and selection come down to them, and each keeps its own focus."""
+"""The base of all views: shows the shared state, changes it when something is chosen, and keeps its own focus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from textual import on
 from textual.widget import Widget
 
 from ..model.filters import after
-from ..model.messages import PlaceChosen, RankChosen
+from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
+from ..model.selection import next_plane
 from ..widgets.box import Column, Entitled
 from ..widgets.side_bar import SIDES
 
@@ -17,25 +18,25 @@ if TYPE_CHECKING:
     from textual.geometry import Region
     from typing_extensions import Self
 
-    from ..app import ShardvizApp
     from ..model.document import Document
     from ..model.selection import Selection
+    from ..model.state import State
 
 
 class View(Column):
-    """A view of the dump. Subclasses compose it and give `show`.
+    """A view of the dump. Subclasses define `compose` and `show`.
 
-    `NAME` is its id, `TITLE` what it is called, `TOOLTIP` what it shows, `FOCUS` selects what has the focus at first.
+    `NAME` is its id, `TITLE` and `TOOLTIP` stand in the tabs, `FOCUS` selects the widget that is focused at first.
     """
 
-    app: ShardvizApp
     NAME: ClassVar[str]
     TITLE: ClassVar[str]
     TOOLTIP: ClassVar[str]
     FOCUS: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__(id=self.NAME)
+        self.state = state
         self.styles.layer = self.NAME  # or they would share the height
         self._shown: tuple[Document | None, Selection] | None = None
         self._focused: Widget | None = None
@@ -44,38 +45,38 @@ class View(Column):
         self.is_current = False
 
     def show(self, document: Document | None, selection: Selection) -> None:
-        """Show a document and what is chosen in it."""
+        """Show a document and the selection in it."""
         raise NotImplementedError
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        """Lay out again, and paint nothing: what is in the view covers it."""
+        """Lay out again, but paint nothing: the parts of the view cover all of it."""
         return super().refresh(*regions, repaint=False, layout=layout, recompose=recompose)
 
     def on_mount(self) -> None:
-        """Follow the app, and show what it has already."""
+        """Follow the shared state, and show it as it is."""
         self.watch(self.app, "document", self.follow, init=False)
         self.watch(self.app, "selection", self.follow, init=False)
         self.follow()
 
     def follow(self) -> None:
-        """Show the app's state; a view that is not on screen waits until it is."""
+        """Show the shared state; a view that is not on screen waits until it is."""
         if self.is_current:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        state = (self.app.document, self.app.selection)
+        state = (self.state.document, self.state.selection)
         if self._shown is None or state[0] is not self._shown[0] or state[1] != self._shown[1]:
             self._shown = state
             self.show(*state)
 
     def put(self, *, on_screen: bool) -> None:
-        """Put the view on the screen, or beside it: there it keeps its size, and coming back lays nothing out."""
+        """Put the view on the screen, or beside it: there it keeps its size, so that coming back needs no layout."""
         self.is_current = self.can_focus_children = on_screen
         self.styles.offset = (0 if on_screen else "100vw", 0)
 
     def make_ready(self) -> bool:
-        """Do ahead what the first time on screen would take, in two turns; return whether there was anything to do."""
-        document, shown = self.app.document, self._shown
+        """Do the work for its first frame ahead, in two turns; return whether there was anything to do."""
+        document, shown = self.state.document, self._shown
         if self.is_current or self._ready_for is document:
             return False
         if shown is None or shown[0] is not document:
@@ -88,7 +89,7 @@ class View(Column):
         return True
 
     def light(self, focused: Widget | None) -> None:
-        """Light the box around what has the focus; it stays lit while another view is shown."""
+        """Light the box around the focused widget; it stays lit while another view is shown."""
         around = focused.ancestors_with_self if focused is not None else []
         box = next((node for node in around if isinstance(node, Entitled)), None)
         if box is not self._lit:
@@ -99,24 +100,34 @@ class View(Column):
 
     @on(PlaceChosen)
     def _place_chosen(self, message: PlaceChosen) -> None:
-        selection = self.app.selection
+        selection = self.state.selection
         if selection.plane is not None:
-            self.app.selection = replace(selection, plane=replace(selection.plane, at=message.place))
+            self.state.selection = replace(selection, plane=replace(selection.plane, at=message.place))
 
     @on(RankChosen)
     def _rank_chosen(self, message: RankChosen) -> None:
-        self.app.selection = replace(self.app.selection, rank=message.rank)
+        self.state.selection = replace(self.state.selection, rank=message.rank)
+
+    @on(SideChosen)
+    def _side_chosen(self, message: SideChosen) -> None:
+        self.state.selection = replace(self.state.selection, side=message.side)
+
+    @on(PlaneTurned)
+    def _plane_turned(self) -> None:
+        selection = self.state.selection
+        if selection.plane is not None:
+            self.state.selection = replace(selection, plane=next_plane(selection.plane))
 
     def action_next_side(self) -> None:
-        """Go from claimed to held to difference; the views that show a side have a key for it."""
-        self.app.selection = replace(self.app.selection, side=after(SIDES, self.app.selection.side))
+        """Go from claimed to held to difference; the views that show a side bind a key to it."""
+        self.state.selection = replace(self.state.selection, side=after(SIDES, self.state.selection.side))
 
     def enter(self) -> None:
-        """Come on screen: catch up with what changed meanwhile, and take the focus to where it was here."""
+        """Come on screen: show what changed meanwhile, and focus the widget that was focused here before."""
         self.follow()
         self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
 
     def leave(self) -> None:
-        """Go off screen."""
+        """Go off screen, and remember the focused widget."""
         focused = self.screen.focused
         self._focused = focused if focused is not None and self in focused.ancestors else None

@@ -25,7 +25,7 @@ MOST_NAME = 40
 
 
 class FindingCard(Static):
-    """A finding's sentence, layouts, fix and cause; without findings it says how the check ended."""
+    """A finding's sentence, layouts, fix and cause; without findings, the result of the check."""
 
     _shown: tuple[Document | None, int] | None = None
 
@@ -41,7 +41,7 @@ class FindingCard(Static):
 
 
 def finding_head(document: Document | None, index: int) -> Text:
-    """Write what kind of finding it is, of which tensor, and how many there are."""
+    """Write the kind of a finding, its tensor, and how many findings there are."""
     if document is None or not document.findings:
         return Text()
     finding = document.findings[index]
@@ -65,7 +65,7 @@ def finding_body(finding: Finding) -> Group:
 
 
 def verdict_text(document: Document) -> Text:
-    """Write how a check without findings ended, and what it did not look at: identical layers once."""
+    """Write the result of a check without findings, and what was not checked: identical layers once."""
     if document.failed:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
@@ -73,7 +73,7 @@ def verdict_text(document: Document) -> Text:
     count = document.report.num_tensors
     text = Text.assemble(
         ("✓ no findings", verdict_style("good")),
-        f": all {count} tensors are where their placements say" if count > 1 else ": the tensor is where it should be",
+        f": all {count} tensors match their placements" if count > 1 else ": the tensor matches its placements",
     )
     for names, why in document.report.folded_not_checked:
         name = f"{printable(str(names))}: " if str(names) else ""

@@ -1,4 +1,4 @@
-"""The lines below the map: which element the cursor is on, who holds it, and where whole blocks went."""
+"""The lines below the map: the element under the cursor, the ranks that hold it, and where blocks moved to."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Cell, Sides
 
-    from ..model.document import Document, Entry
+    from ..model.document import Document, TensorEntry
     from ..model.selection import Selection
 
 MOST_PATHS = 4
 
 
 class Inspector(Static):
-    """Claimed and held ranks of the element under the cursor; in a difference, where blocks moved to."""
+    """The ranks that should hold and do hold the element under the cursor; in a difference, where blocks moved to."""
 
     _shown: Text | None = None
 
@@ -37,11 +37,11 @@ class Inspector(Static):
 
 
 def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:
-    """Write who claims and who holds the element under the cursor, or why nothing is drawn."""
+    """Write which ranks should hold and do hold the element under the cursor, or why nothing is drawn."""
     if sides is None:
         return Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
     if selection.plane is None:
-        return Text("a tensor without elements: there is nothing to draw", "dim")
+        return Text("nothing to draw: the tensor has no elements", "dim")
     entry = document.entries[selection.entry]
     at = selection.plane.at
     cell = sides.at(at)
@@ -59,12 +59,12 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     return text
 
 
-def _in_its_place(entry: Entry, index: tuple[int, ...], cell: Cell) -> str:
+def _in_its_place(entry: TensorEntry, index: tuple[int, ...], cell: Cell) -> str:
     if not cell.different or not cell.claimed:
         return ""
     rank = ranks_of(cell.claimed)[0]
     found = found_in_place_of(entry.tensor, index, rank)
-    return f"in its place rank {rank} has [{', '.join(map(str, found))}]" if found else ""
+    return f"rank {rank} holds [{', '.join(map(str, found))}] instead" if found else ""
 
 
 def _paths(sides: Sides) -> str:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
 ALWAYS = 2
-"""So many of the last keys stay where there is no room for all: help, and the way out."""
+"""How many of the last keys stay if there is not room for all: help and quit."""
 
 
 class KeyBar(WordLine):
-    """As many of the keys that work now as fit in a line, each with what it does; a click presses it."""
+    """As many of the keys that work now as fit in a line, each with its name; a click presses a key."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"key-bar--key"}
 
@@ -40,7 +40,7 @@ class KeyBar(WordLine):
             self.refresh()
 
     def words(self) -> list[Word]:
-        """Return the keys that there is room for."""
+        """Return the keys that fit in the line."""
         plain, bold = self.rich_style, self.get_component_rich_style("key-bar--key")
         words = [
             Word(
@@ -58,6 +58,6 @@ class KeyBar(WordLine):
         return words
 
     async def action_press(self, number: int) -> None:
-        """Do what a key does, where it is bound."""
+        """Run the action of a key on the widget that binds it."""
         active = self._keys[number]
         await self.app.run_action(active.binding.action, active.node)

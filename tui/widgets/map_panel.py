@@ -1,11 +1,8 @@
-"""The map with all that belongs to it: the sides above, the mesh beside it where there is room, the element below."""
+"""The map with what belongs to it: the sides above, the mesh beside it where there is room, the element below."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
-
-from textual import on
 
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
@@ -13,10 +10,9 @@ from shardviz.text import printable
 from ..clipboard import copy
 from ..keys import keys
 from ..model.lights import lights_of
-from ..model.messages import SideChosen
+from ..model.messages import ElementAsked, PlaneTurned
 from ..model.names import shortened
-from ..model.selection import next_plane
-from ..screens.goto import GotoScreen
+from ..model.selection import Selection, next_slice
 from .box import Box, Column, Row
 from .inspector import Inspector
 from .mesh_grid import LEGEND, MeshGrid
@@ -24,20 +20,22 @@ from .side_bar import SideBar
 from .tensor_map import TensorMap
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from shardviz.picture.model.sides import Sides
 
-    from ..app import ShardvizApp
-    from ..model.document import Document, Entry
-    from ..model.selection import Selection
+    from ..model.document import Document, TensorEntry
 
 
 class MapPanel(Box):
-    """A tensor's map under the choice of its sides, with a small mesh, and its element in words."""
+    """A tensor's map below the choice of its sides, with a small mesh, and the element under the cursor in words."""
 
-    app: ShardvizApp
+    _document: Document | None = None
+    _selection = Selection()
+
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys(
             "panel",
@@ -51,8 +49,8 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
-                ("left_square_bracket", "step(-1)", "Slice before", "The slice before, of the dims that are not drawn"),
-                ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims that are not drawn"),
+                ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
+                ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims not drawn"),
             ],
         ),
     ]
@@ -68,11 +66,12 @@ class MapPanel(Box):
 
     def show(self, document: Document, selection: Selection) -> None:
         """Show the chosen tensor."""
+        self._document, self._selection = document, selection
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection.entry)
         self.entitle(_title(entry, selection))
         self.query_one(SideBar).show(selection.side)
-        self.query_one(TensorMap).show(sides, selection.side, selection.plane, pending_text(entry))
+        self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
         self.query_one(Inspector).show(document, selection, sides, why)
         mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
         grid = self.query_one("#small-mesh", MeshGrid)
@@ -80,42 +79,34 @@ class MapPanel(Box):
         grid.tooltip = LEGEND
 
     def focus_map(self) -> None:
-        """Walk on the map."""
+        """Let the keys move the map's cursor."""
         self.query_one(TensorMap).focus()
+
+    def go(self, place: Sequence[int] | None) -> None:
+        """Go to the map and to an element, given by its index; None stays here."""
+        if place is not None and self._selection.plane is not None:
+            self.focus_map()
+            missing = len(self._selection.plane.at) - len(place)
+            self.query_one(TensorMap).go((*(0,) * missing, *place))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dims are chosen where there are more than two."""
-        plane = self.app.selection.plane
+        plane = self._selection.plane
         if action in ("next_dims", "step"):
             return plane is not None and len(plane.at) > 2
         return plane is not None or action not in ("goto", "copy_block")
 
-    @on(SideChosen)
-    def _side_chosen(self, message: SideChosen) -> None:
-        self.app.selection = replace(self.app.selection, side=message.side)
-
     def action_goto(self) -> None:
         """Ask for an element and go there."""
-        document, selection = self.app.document, self.app.selection
-        if document is None or selection.plane is None:
-            return
-        shape = document.entries[selection.entry].tensor.shape
-        before = (0,) * (len(selection.plane.at) - len(shape))
-
-        def go(place: tuple[int, ...] | None) -> None:
-            if place is not None:
-                self.focus_map()
-                self.query_one(TensorMap).go((*before, *place))
-
-        self.app.push_screen(GotoScreen(shape), go)
+        if self._document is not None and self._selection.plane is not None:
+            self.post_message(ElementAsked(self._document.entries[self._selection.entry].tensor.shape))
 
     def action_copy_block(self) -> None:
         """Copy the block under the cursor, as Python would slice it."""
-        document, selection = self.app.document, self.app.selection
         block = self.query_one(TensorMap).block()
-        if document is None or block is None:
+        if self._document is None or block is None:
             return
-        tensor = document.entries[selection.entry].tensor
+        tensor = self._document.entries[self._selection.entry].tensor
         inside = block[len(block) - len(tensor.shape) :]
         text = f"{tensor.names[0]}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
         copy(self.app, text)
@@ -123,38 +114,31 @@ class MapPanel(Box):
 
     def action_next_dims(self) -> None:
         """Draw the next two dims."""
-        selection = self.app.selection
-        if selection.plane is not None:
-            self.app.selection = replace(selection, plane=next_plane(selection.plane))
+        self.post_message(PlaneTurned())
 
     def action_step(self, step: int) -> None:
-        """Step through the slices of the dims that are not drawn, the last dim fastest."""
-        sides, _ = _sides(self.app.document, self.app.selection.entry) if self.app.document else (None, "")
-        plane = self.app.selection.plane
-        if sides is None or plane is None:
-            return
-        place, left = list(plane.at), step
-        for dim in reversed([dim for dim in range(len(place)) if dim not in (plane.rows, plane.cols)]):
-            left, place[dim] = divmod(place[dim] + left, sides.holders.shape[dim])
-        if not left:
-            self.query_one(TensorMap).go(tuple(place))
+        """Go to the next or the previous slice."""
+        plane = self._selection.plane
+        sides, _ = _sides(self._document, self._selection.entry) if self._document else (None, "")
+        if sides is not None and plane is not None and (place := next_slice(plane, sides.holders.shape, step)):
+            self.query_one(TensorMap).go(place)
 
 
-def pending_text(entry: Entry) -> str:
-    """Return what a label says of pending sums."""
+def _pending_text(entry: TensorEntry) -> str:
+    """Return the axes over which a tensor's placements claim a pending sum."""
     claimed = entry.tensor.claimed
     return " ".join(f"+{axis}" for axis, _ in claimed.partial) if claimed else ""
 
 
 def _sides(document: Document, entry: int) -> tuple[Sides | None, str]:
-    """Return what can be drawn of an entry, or why nothing can."""
+    """Return both sides of an entry, or why they cannot be drawn."""
     try:
         return document.sides(entry), ""
     except ShardvizError as error:
         return None, error.message
 
 
-def _title(entry: Entry, selection: Selection) -> str:
+def _title(entry: TensorEntry, selection: Selection) -> str:
     title = f"{shortened(entry.title)}  {entry.layout}"
     plane = selection.plane
     if plane is not None and len(plane.at) > 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +13,7 @@ from shardviz.picture.model.palette import VERMILLION, rank_colour
 
 from ..colours import ink, rank_style
 from ..keys import arrows
+from ..model.lights import Lights
 from ..model.mesh_plan import MeshPlan
 from ..model.messages import RankChosen
 from .grid import DIM, Grid
@@ -26,30 +26,6 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 LEGEND = "● holds it    ○ should, does not\n✗ should not  ? no file"
-
-
-@dataclass(frozen=True)
-class Lights:
-    """What the cells show.
-
-    Attributes:
-        claimed: The ranks that hold the element by the placements.
-        held: The ranks that hold it by the ids; the same as `claimed` where there are none.
-        missing: Ranks whose files are missing or damaged.
-        group: Ranks that are underlined, as one group along an axis.
-    """
-
-    claimed: int = 0
-    held: int = 0
-    missing: frozenset[int] = frozenset()
-    group: frozenset[int] = frozenset()
-
-    def sign(self, rank: int) -> str:
-        """Return the sign of a rank."""
-        if rank in self.missing:
-            return "?"
-        claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
-        return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
 
 
 class MeshGrid(Grid):

@@ -1,4 +1,4 @@
-"""What one rank is: its host, how much it holds, its coordinate and its group along every axis."""
+"""One rank in a few lines: its host, how much it holds, its coordinate and its group along every axis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.widgets import Static
 
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.text import bytes_text, printable
+from shardviz.text import bytes_text, counted, printable
 
 from ..colours import verdict_style
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RankCard(Static):
-    """A few lines: the host, the bytes held, and for each axis the position and the group."""
+    """A rank's host, the bytes that it holds, and for each axis its position and its group."""
 
     _lines = -1
 
@@ -30,7 +30,7 @@ class RankCard(Static):
 
 
 def rank_text(document: Document, rank: int) -> Text:
-    """Write what a rank is."""
+    """Write the lines of a rank."""
     files = document.dump.files
     mesh = files.mesh
     text = Text.assemble((f"rank {rank}", "bold"), f" of {files.run.num_ranks:,}")
@@ -38,9 +38,9 @@ def rank_text(document: Document, rank: int) -> Text:
         found = [one for one in document.counted if rank in one.tensor.shards]
         count, taken = sum(len(one.widths) for one in found), sum(one.on(rank) for one in found)
         text.append(f" on {printable(files.ranks[rank].hostname)}")
-        text.append(f"\nholds {bytes_text(taken)} in {count:,} tensor{'' if count == 1 else 's'}")
+        text.append(f"\nholds {bytes_text(taken)} in {counted(count, 'tensor')}")
     else:
-        text.append("\n? no readable file of this rank in the dump", verdict_style("warning"))
+        text.append("\n? the dump has no readable file for this rank", verdict_style("warning"))
     if rank in mesh:
         width = max(map(len, mesh.axes))
         for axis, position in zip(mesh.axes, mesh.coord_of(rank), strict=True):

@@ -1,4 +1,4 @@
-"""The line above the tensors that finds them by name; it is there only while it is used."""
+"""The search line above the tensors; it is shown only while it is used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from textual.widgets import Input
 
 
 class Search(Input):
-    """An input for part of a name; enter keeps what it found, escape shows all again."""
+    """An input for part of a name; enter keeps the tensors found, escape shows all again."""
 
     class Closed(Message):
-        """The search is over; what it found stays."""
+        """The search is over."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "clear_and_close", "All tensors", id="search.close", tooltip="Show all tensors again"),
-        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep what was found"),
+        Binding("enter,down", "close", "To the tensors", id="search.done", tooltip="Keep the tensors found"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -30,7 +30,7 @@ class Search(Input):
         self.focus()
 
     def action_close(self) -> None:
-        """Keep what was found; without text there is nothing to keep."""
+        """Keep the tensors found; without a text, hide the line."""
         self.display = bool(self.value)
         self.post_message(self.Closed())
 

@@ -14,34 +14,34 @@ from .word_line import CHOSEN, Word, WordLine
 
 SIDES: tuple[Side, ...] = get_args(Side)
 TOOLTIPS: dict[Side, str] = {
-    "claimed": "Where the placements say that each element is",
-    "held": "Where each element really is, by its id",
+    "claimed": "Where the placements claim each element is",
+    "held": "Where each element really is, found by its id",
     "difference": "Where the two disagree",
 }
 LEGENDS: dict[Side, str] = {
     "claimed": "ranks, by the placements",
     "held": "ranks, by the ids found",
-    "difference": "1→4: claimed, held",
+    "difference": "1→4: on 4, not on 1",
 }
 
 
 class SideBar(WordLine):
-    """The names of the sides with the drawn one marked, and how to read that one's labels."""
+    """The names of the sides, the drawn one marked, and how to read its labels."""
 
     _side: Side = "claimed"
 
     def show(self, side: Side) -> None:
-        """Mark the side that is drawn, and say how to read it."""
+        """Mark the side that is drawn, and show its legend."""
         if side != self._side:
             self._side = side
             self.refresh()
 
     def action_show_side(self, side: Side) -> None:
-        """Post that another side is wanted, after a click."""
+        """Ask for another side, after a click."""
         self.post_message(SideChosen(side))
 
     def words(self) -> list[Word]:
-        """Return a word a side, and the legend."""
+        """Return one word per side, and the legend."""
         sides = [
             Word(
                 (Segment(f"[{side}]", CHOSEN) if side == self._side else Segment(f" {side} ", DIM),),

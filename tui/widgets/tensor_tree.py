@@ -26,71 +26,71 @@ if TYPE_CHECKING:
 
     from shardviz.check.verdicts import Verdict
 
-    from ..model.document import Entry
+    from ..model.document import TensorEntry
 
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 
 _PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
 MOST_NAME = 60
 MOST_OPEN = 64
-"""With more tensors than this only modules with errors are open at first."""
+"""With more tensors than this, only modules with errors are open at first."""
 
 
 @dataclass
-class Module:
-    """What is in a module, in model order: modules by name, and entries by their index, with nothing in them."""
+class Branch:
+    """The parts of a module, in model order: modules by their name, entries by their index (these have no parts)."""
 
-    parts: dict[str | int, Module] = field(default_factory=dict)
+    parts: dict[str | int, Branch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Row:
+class TreeLine:
     """One line of the tree.
 
     Attributes:
         path: The names from the root down.
-        verdict: The worst of what is in it.
+        verdict: The worst verdict in it.
         entry: The tensor's entry; None for a module.
-        layout: What a tensor claims.
+        layout: The layout that a tensor claims; empty for a module.
     """
 
-    path: Path
+    path: ModulePath
     verdict: Verdict
     entry: int | None = None
     layout: str = ""
 
 
 class TensorTree(Lines):
-    """Modules that open and close, with the tensors in them; it remembers which were open."""
+    """Modules that open and close, with the tensors in them; the tree remembers which are open."""
 
     HELP = """\
 ## The tensors
 
 Every tensor of the model under its module, with the layout that its placements claim: `12/tp/fsdp` is a dim of 12,
-split over the mesh axis tp and each part again over fsdp. Identical layers stand together: `layers.[0-31]`.
+split over the mesh axis tp and each part again over fsdp. Identical layers are one line: `layers.[0-31]`.
 
-- `✗` wrong numbers, `!` a warning, `?` not checked, `✓` in order; a module shows the worst of what is in it.
+- `✗` wrong numbers, `!` a warning, `?` not checked, `✓` in order; a module shows the worst in it.
 - **enter** goes to the map of a tensor, and opens or closes a module, as **right** and **left** do.
-- **/** searches, **f** shows only those with findings.
+- **/** searches, **f** shows only tensors with findings.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "tree",
         [
-            ("right", "open(True)", "Open module", "Show what is in the module"),
-            ("left", "open(False)", "Close module", "Show the module alone, or go to the one around it"),
+            ("right", "open(True)", "Open module", "Open this module"),
+            ("left", "open(False)", "Close module", "Close this module, or go to the one around it"),
         ],
     )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._rows: list[Row] = []
-        self._visible: list[Row] = []
-        self._opened: dict[Path, bool] = {}
+        self._rows: list[TreeLine] = []
+        self._visible: list[TreeLine] = []
+        self._opened: dict[ModulePath, bool] = {}
         self._open_all = True
         self._is_nested = False
 
-    def fill(self, entries: Sequence[Entry], shown: Iterable[int]) -> None:
+    def fill(self, entries: Sequence[TensorEntry], shown: Iterable[int]) -> None:
         """List some of the entries, given by their indices; modules stay open or closed as they were."""
         indices = list(shown)
         self._open_all = len(indices) <= MOST_OPEN
@@ -99,18 +99,18 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
         self._list(self._visible[self.cursor] if self.cursor < len(self._visible) else None)
 
     def choose(self, entry: int) -> None:
-        """Put the cursor on an entry, if it is listed, and open what it is in."""
+        """Put the cursor on an entry, if it is listed, and open the modules around it."""
         row = next((row for row in self._rows if row.entry == entry), None)
         if row is None or (self.cursor < len(self._visible) and self._visible[self.cursor] is row):
             return
         self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
         self._list(row)
 
-    def _is_open(self, row: Row) -> bool:
+    def _is_open(self, row: TreeLine) -> bool:
         return self._opened.get(row.path, self._open_all or row.verdict == "error")
 
-    def _list(self, current: Row | None) -> None:
-        """List what is in open modules, with the cursor on a row, or on the module around it."""
+    def _list(self, current: TreeLine | None) -> None:
+        """List the lines in open modules, with the cursor on one of them, or on the closed module around it."""
         self._visible, closed = [], None
         for row in self._rows:
             if closed is None or row.path[: len(closed)] != closed:
@@ -157,43 +157,43 @@ split over the mesh axis tp and each part again over fsdp. Identical layers stan
             self.action_move((around or [self.cursor])[0] - self.cursor)
 
     def on_click(self, event: events.Click) -> None:
-        """Put the cursor under the mouse; open or close a module, and a tensor's map with a second click."""
+        """Put the cursor under the mouse; open or close a module; a second click goes to a tensor's map."""
         super().on_click(event)
         if event.chain == 1 and event.y + self.scroll_offset.y < self.count:
             row = self._visible[self.cursor]
             if row.entry is None:
                 self._open(row, on=not self._is_open(row))
 
-    def _open(self, row: Row, *, on: bool) -> None:
+    def _open(self, row: TreeLine, *, on: bool) -> None:
         self._opened[row.path] = on
         self._list(row)
 
 
-def _rows(entries: Sequence[Entry], indices: Iterable[int]) -> Iterator[Row]:
-    """Yield the lines of a tree, each module before what is in it."""
-    root = Module()
+def _rows(entries: Sequence[TensorEntry], indices: Iterable[int]) -> Iterator[TreeLine]:
+    """Yield the lines of a tree, each module before its parts."""
+    root = Branch()
     for index in indices:
         module = root
         parts: list[str | int] = [*_path(entries[index])[:-1], index]
         for part in parts:
-            module = module.parts.setdefault(part, Module())
+            module = module.parts.setdefault(part, Branch())
     yield from _within(root, (), entries)
 
 
-def _within(module: Module, path: Path, entries: Sequence[Entry]) -> Iterator[Row]:
+def _within(module: Branch, path: ModulePath, entries: Sequence[TensorEntry]) -> Iterator[TreeLine]:
     for key, part in module.parts.items():
         if isinstance(key, int):
-            yield Row((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].short_layout)
+            yield TreeLine((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].short_layout)
         else:
             inside = list(_within(part, (*path, key), entries))
-            yield Row((*path, key), worst([row.verdict for row in inside]))
+            yield TreeLine((*path, key), worst([row.verdict for row in inside]))
             yield from inside
 
 
-def _path(entry: Entry) -> Path:
-    """Cut a title into modules at its dots; numbers and folds of numbers stay with the module before them.
+def _path(entry: TensorEntry) -> ModulePath:
+    """Split a title into modules at its dots; numbers and folds of numbers stay with the module before them.
 
-    What an optimizer keeps of a parameter, `weight.exp_avg`, stands beside that parameter.
+    An optimizer's state of a parameter, `weight.exp_avg`, stands beside that parameter.
     """
     parts: list[str] = []
     for part in _PARTS.findall(entry.title):

@@ -1,4 +1,4 @@
-"""The line at the top: which dump, how many ranks on which mesh, how many findings, and how far it is read."""
+"""The line at the top: the dump, its findings, its ranks and mesh, and how far it has been read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Title(Static):
-    """The dump's name, its verdict, and counts of ranks and tensors; a note says how far it is read."""
+    """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
 
     _shown: Text | None = None
 
     def show(self, document: Document | None, note: str = "") -> None:
-        """Show what is known of the dump, with a note on its right."""
+        """Show what is known of the dump, with a note."""
         text = title_text(document, note)
         if text != self._shown:
             self._shown = text

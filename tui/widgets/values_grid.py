@@ -1,4 +1,4 @@
-"""The numbers of one local tensor as they lie in memory; only what is on screen is written out."""
+"""The numbers of one local tensor as they lie in memory; only those on screen are formatted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ..model.memory import Memory
 
 SAMPLE = 64
-"""Rows and columns whose numbers' widths are looked at."""
+"""How many rows and columns decide the width of a column."""
 
 
 class ValuesGrid(Grid):
     """A local tensor's ids or values in columns of one width, under its local indices."""
 
     HELP = """\
-## What the rank has in memory
+## The rank's memory
 
-The local tensor, row by row; the last dim to the right. The numbers on the left and above are local indices.
-**v** goes from ids (which say where each element came from) to the model's own values, where the dump has them.
+The local tensor, row by row; the last dim runs to the right. The numbers on the left and above are local indices.
+**v** switches between ids (which say where each element came from) and the model's own values, if the dump has them.
 """
 
     def __init__(self, *, id: str | None = None) -> None:

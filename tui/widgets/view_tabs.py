@@ -1,34 +1,32 @@
-"""The views by name, on the right of the title: where you are, and the key that goes elsewhere."""
+"""The views by name, to the right of the title: where you are, and which key leads elsewhere."""
 
 from __future__ import annotations
 
 from rich.segment import Segment
 
-from ..views import KEYS, VIEWS
 from .grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 
+Tab = tuple[str, str, str]
+"""A view's name, the key and the title that stand in the line, and the tooltip."""
+
 
 class ViewTabs(WordLine):
-    """A key and a title for each view, the shown one marked; a click goes there."""
+    """A key and a title for each view, the current one marked; a click shows a view."""
 
-    def __init__(self, names: list[str], current: str, *, id: str | None = None) -> None:
+    def __init__(self, tabs: list[Tab], current: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._names = names
+        self._tabs = tabs
         self._current = current
 
     def show(self, current: str) -> None:
-        """Mark the view that is shown."""
+        """Mark the current view."""
         self._current = current
         self.refresh()
 
     def words(self) -> list[Word]:
-        """Return a word a view."""
+        """Return one word per view."""
         return [
-            Word(
-                (Segment(f" {KEYS[name]} {VIEWS[name].TITLE} ", CHOSEN if name == self._current else DIM),),
-                f"app.show_view('{name}')",
-                VIEWS[name].TOOLTIP,
-            )
-            for name in self._names
+            Word((Segment(f" {text} ", CHOSEN if name == self._current else DIM),), f"app.show_view('{name}')", tooltip)
+            for name, text, tooltip in self._tabs
         ]

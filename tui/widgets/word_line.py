@@ -1,4 +1,4 @@
-"""A line of words that can be clicked. It paints itself: a widget a word is styled and laid out a millisecond each."""
+"""A line of words that can be clicked. It paints itself: one widget per word would cost a millisecond each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from textual.geometry import Size
 
 CHOSEN = Style(bold=True, reverse=True)
-"""How the one of several words looks that is chosen."""
+"""The style of the word that is chosen among several."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """What stands in the line.
+    """One word of the line.
 
     Attributes:
         segments: The characters with their styles.
-        action: What a click does, as in a binding; empty for text that does nothing.
-        tooltip: What is said under the mouse.
+        action: The action that a click runs, as in a binding; empty for none.
+        tooltip: The tooltip under the mouse.
     """
 
     segments: tuple[Segment, ...]
@@ -42,10 +42,10 @@ class Word:
 
 
 class WordLine(Widget):
-    """Words beside each other, each with a click and a tooltip. Subclasses give `words`, and refresh on a change."""
+    """Words in a line, each with an action and a tooltip. Subclasses define `words`, and refresh on a change."""
 
     def words(self) -> Sequence[Word]:
-        """Return what stands in the line now."""
+        """Return the words of the line as they are now."""
         raise NotImplementedError
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
@@ -63,12 +63,12 @@ class WordLine(Widget):
         return next((word for word, end in zip(words, ends, strict=True) if x < end), None)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Say what the word under the mouse does."""
+        """Show the tooltip of the word under the mouse."""
         word = self._at(event.x)
         self.tooltip = (word and word.tooltip) or None
 
     async def on_click(self, event: events.Click) -> None:
-        """Do what the word under the mouse does."""
+        """Run the action of the word under the mouse."""
         event.stop()
         if (word := self._at(event.x)) and word.action:
             await self.run_action(word.action)
