@@ -44,8 +44,8 @@ def cases(number: int) -> settings:
 
 
 def at_night(values: Iterable[Any]) -> list[Any]:
-    """Return values for `parametrize` that only the nightly lane tries."""
-    return [pytest.param(value, marks=nightly) for value in values]
+    """Return values for `parametrize` that only the nightly lane tries; a tuple is one for each of its names."""
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=nightly) for value in values]
 
 
 def is_read(path: Path, tests: Path, lane: str) -> bool:
