@@ -1,7 +1,7 @@
 # What CI runs, by name. PYTHON is the interpreter of an environment with `pip install -e ".[dev]"`.
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
-.PHONY: check format lint types test wheel bench
+.PHONY: check format lint types test test-fast test-nightly wheel bench
 
 check: lint types test
 
@@ -18,6 +18,12 @@ types:
 
 test:
 	$(PYTHON) -m pytest -n 2
+
+test-fast:
+	$(PYTHON) -m pytest -n 2 --lane fast
+
+test-nightly:
+	$(PYTHON) -m pytest -n 2 --lane nightly
 
 wheel:
 	$(PYTHON) tests/packaging/wheel.py

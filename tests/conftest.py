@@ -1,12 +1,49 @@
-"""Hypothesis draws new examples in every run, and a slow machine is no failure."""
+"""The lanes of the suite: `--lane`. What is in which, `tests/lanes.py` says."""
 
+from __future__ import annotations
+
+import os
 from importlib.metadata import version
+from pathlib import Path
 
-from hypothesis import settings
+import pytest
+
+from tests import lanes
+
+TESTS = Path(__file__).parent
+NO_SKIPS = "SHARDVIZ_NO_SKIPS"
+"""Set by CI, which installs what its tests need: there a test that is skipped fails the run."""
 
 # torch 2.4 has no _StridedShard: there is nothing to compare with.
 if version("torch").startswith("2.4."):
-    collect_ignore = ["test_layout_against_torch.py", "test_layout_on_ranks.py"]
+    collect_ignore = ["layout/test_layout_against_torch.py", "layout/test_layout_on_ranks.py"]
 
-settings.register_profile("shardviz", deadline=None, print_blob=True)
-settings.load_profile("shardviz")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=lanes.LANES, default="default", help="which of shardviz's own tests to run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: runs in the nightly lane only (--lane nightly)")
+    lanes.load_profile(config.getoption("lane"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave unread what a lane does not run; None lets pytest decide."""
+    return None if lanes.is_read(collection_path, TESTS, config.getoption("lane")) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lane = config.getoption("lane")
+    others = [item for item in items if not lanes.is_of(item, lane)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if lanes.is_of(item, lane)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    if skipped and os.environ.get(NO_SKIPS) and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(skipped)} skipped, which {NO_SKIPS} forbids", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.check.order.infer.layout import holds, infer_layout
@@ -16,7 +16,8 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import write
 from tests.dumps import Made, make_dump
-from tests.layout.layouts import layouts, placed
+from tests.lanes import cases
+from tests.layout.layouts import layouts, placed, placed_whole
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Report
@@ -31,22 +32,20 @@ def checked(mesh: Mesh, **tensors: Made | str) -> Report:
         return check_dump(make_dump(Path(folder) / "a.shardviz", mesh, tensors))
 
 
-@settings(max_examples=40, deadline=None)
+@cases(40)
 @given(placed())
 def test_what_holds_what_it_claims_is_quiet(made: Placed) -> None:
     mesh, shape, placements = made
     layout = Layout.from_placements(mesh, shape, placements)
-    assume(layout.placements() is not None)
     report = checked(mesh, w=write(layout), v="[3]")
     assert (report.findings, report.not_checked) == ((), ())
 
 
-@settings(max_examples=60, deadline=None)
-@given(placed(), st.data())
+@cases(60)
+@given(placed_whole(), st.data())
 def test_what_holds_another_layout_than_it_claims_is_found(made: Placed, data: st.DataObject) -> None:
     mesh, shape, placements = made
     claimed = Layout.from_placements(mesh, shape, placements)
-    assume(claimed.placements() is not None and not claimed.partial)
     held = Layout.from_placements(mesh, shape, data.draw(st.permutations(placements)))
     wrong = not holds(claimed, {coord: held.region(coord) for coord in mesh.coords()})
     report = checked(mesh, w=Made(write(claimed), held=write(held)))
@@ -54,13 +53,12 @@ def test_what_holds_another_layout_than_it_claims_is_found(made: Placed, data: s
     assert not report.not_checked
 
 
-@settings(max_examples=40, deadline=None)
-@given(placed(), st.integers(0, 1 << 32))
+@cases(40)
+@given(placed_whole(), st.integers(0, 1 << 32))
 def test_elements_exchanged_between_any_two_places_are_found(made: Placed, seed: int) -> None:
     mesh, shape, placements = made
     layout = Layout.from_placements(mesh, shape, placements)
     size = int(np.prod(shape))
-    assume(layout.placements() is not None and not layout.partial and size > 1)
     content = np.arange(1, size + 1)
     one, other = np.random.default_rng(seed).choice(size, 2, replace=False)
     content[[one, other]] = content[[other, one]]
@@ -69,7 +67,7 @@ def test_elements_exchanged_between_any_two_places_are_found(made: Placed, seed:
     assert [finding.kind for finding in report.findings] in (["misordered"], ["misordered-within-shard"])
 
 
-@settings(max_examples=150, deadline=None)
+@cases(150)
 @given(layouts())
 def test_any_layout_of_the_notation_is_inferred_from_what_ranks_hold(layout: Layout) -> None:
     held = {coord: layout.region(coord) for coord in layout.mesh.coords()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.cli import main
+from tests.testing import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,8 +43,10 @@ def _file(path: Path, text: str) -> str:
 
 
 def _run(command: str) -> str:
-    """Run a line; shardviz's own commands in this process, whose fork server has imported torch once for all."""
+    """Run a line; shardviz's and pytest's own in this process, whose fork server has imported torch once for all."""
     words = shlex.split(command)
+    if words[0] == "pytest" and not NEEDS_A_SHELL.search(command):
+        return _tidy(sessions.main(Path.cwd(), ["-p", "no:cacheprovider", *words[1:]])[1])
     if words[0] == "shardviz" and not NEEDS_A_SHELL.search(command):
         return _tidy(_run_here(words[1:]))
     scripts = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"

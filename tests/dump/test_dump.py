@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from shardviz.dump.dump import ID_NONE, MAX_ELEMENTS, Dump, dump_of, expand_runs
 from shardviz.dump.read import read_files
@@ -19,6 +19,7 @@ from shardviz.layout.notation import write
 from shardviz.text import fold
 from tests.dump.samples import write_sample
 from tests.dumps import Made, make_dump
+from tests.lanes import cases
 from tests.layout.layouts import layouts
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def test_ids_of_a_plain_tensor_that_was_cut_by_hand_count_in_the_stamped_shape(t
     assert [ids_of(dump, rank, "w") for rank in range(2)] == [[[1, 2, 3], [7, 8, 9]], [[4, 5, 6], [10, 11, 12]]]
 
 
-@settings(max_examples=60)
+@cases(60)
 @given(layouts())
 def test_any_layout_written_to_a_dump_gives_back_its_own_ids(tmp_path_factory: pytest.TempPathFactory, layout: Layout):
     assume(layout.placements() is not None)

@@ -10,13 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import DumpError
 from tests.dump.samples import Change, both, put, refusal, spoil
+from tests.lanes import cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ def test_no_field_may_be_left_out_that_has_no_default(restored: Path):
             (restored / name).write_bytes(content)
 
 
-@settings(max_examples=300)
+@cases(300)
 @given(st.data())
 def test_any_damage_to_the_bytes_is_an_error_of_shardviz_or_a_dump_that_can_be_used(
     one_rank: Path, data: st.DataObject
@@ -131,7 +132,7 @@ def test_any_damage_to_the_bytes_is_an_error_of_shardviz_or_a_dump_that_can_be_u
         path.write_bytes(content)
 
 
-@settings(max_examples=200)
+@cases(200)
 @given(st.binary(max_size=64))
 def test_any_bytes_are_an_error_of_shardviz(one_rank: Path, content: bytes):
     path = one_rank / "rank_00001.json"

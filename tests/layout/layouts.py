@@ -52,6 +52,15 @@ def placed(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], tuple[Placement, ...
 
 
 @st.composite
+def placed_whole(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], tuple[Placement, ...]]:
+    """The same with more than one element, and no axis that awaits a reduction."""
+    mesh, shape, placements = draw(placed())
+    shape = tuple(size or 1 for size in shape)
+    shape = shape if math.prod(shape) > 1 else (2, *shape[1:])
+    return mesh, shape, tuple(Replicate() if isinstance(one, Partial) else one for one in placements)
+
+
+@st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     """A layout with any chains that the notation can say: axes in any order, numbers, joins; now and then flat."""
     mesh = draw(meshes(4))

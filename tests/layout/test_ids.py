@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.ids import BLOCK, region_of
 from shardviz.layout.region import Region, merged
+from tests.lanes import cases
 
 
 @st.composite
@@ -21,7 +22,7 @@ def regions(draw: st.DrawFn) -> tuple[tuple[int, ...], Region]:
     return shape, Region(tuple(dims))
 
 
-@settings(max_examples=200, deadline=None)
+@cases(200)
 @given(regions(), st.sampled_from([np.int64, np.float64, np.float32]), st.integers(1, 1000))
 def test_a_product_of_ranges_is_read_back(made: tuple[tuple[int, ...], Region], dtype: type, first: int) -> None:
     shape, region = made

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.errors import LayoutError, MeshError
@@ -17,12 +17,13 @@ from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard, parse_placement, spell
 from shardviz.layout.region import Region
+from tests.lanes import cases
 from tests.layout.layouts import layouts, placed
 
 MESH = parse_mesh("fsdp=2,tp=4")
 
 
-@settings(max_examples=600)
+@cases(600)
 @given(placed())
 def test_what_torch_can_say_comes_back_from_the_layout_in_words_that_mean_the_same(
     case: tuple[Mesh, tuple[int, ...], tuple[Placement, ...]],
@@ -35,7 +36,7 @@ def test_what_torch_can_say_comes_back_from_the_layout_in_words_that_mean_the_sa
     assert [p for p in spelled if isinstance(p, Partial)] == [p for p in placements if isinstance(p, Partial)]
 
 
-@settings(max_examples=300)
+@cases(300)
 @given(layouts())
 def test_a_layout_that_torch_spells_means_what_torch_reads(layout: Layout):
     spelled = layout.placements()

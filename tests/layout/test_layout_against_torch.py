@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from torch.distributed.tensor import placement_types
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
@@ -20,6 +20,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
+from tests.lanes import cases
 from tests.layout.layouts import placed
 from tests.layout.spelling import in_torch
 
@@ -47,7 +48,7 @@ def torch_shards(
     return shards
 
 
-@settings(max_examples=1500)
+@cases(1500)
 @given(placed())
 @example((parse_mesh("fsdp=2,tp=4"), (12, 12), (StridedShard(0, 4), Shard(0))))
 @example((parse_mesh("fsdp=2,tp=2"), (6,), (StridedShard(0, 2), Shard(0))))  # pytorch PR 150490
@@ -59,7 +60,7 @@ def test_every_coordinate_holds_the_elements_that_torch_gives_it(case: Placed):
         assert np.array_equal(layout.region(coord).flat_ids(shape), shard.numpy()), (str(layout), coord)
 
 
-@settings(max_examples=500)
+@cases(500)
 @given(placed())
 def test_local_shapes_and_offsets_are_those_that_torch_saves_checkpoints_by(case: Placed):
     mesh, shape, placements = case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardviz.errors import NotationError, ShardvizError
@@ -13,13 +13,14 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse, write
 from shardviz.layout.placements import Partial, Shard, StridedShard
+from tests.lanes import cases
 from tests.layout.layouts import layouts
 
 MESH = parse_mesh("fsdp=2,tp=4")
 HINT = "write it as [12/tp/fsdp, 12]: each dim's size, then the axes that split it, outermost first"
 
 
-@settings(max_examples=600)
+@cases(600)
 @given(layouts(), st.sampled_from(["", "float32", "bfloat16"]), st.booleans())
 def test_what_is_written_reads_back_as_the_same_layout(layout: Layout, dtype: str, equal: bool):
     text = write(layout, dtype, equal=equal)
@@ -196,7 +197,7 @@ def test_layouts_beyond_all_measure_are_told_shortly(text: str, message: str):
     assert caught.value.message == message
 
 
-@settings(max_examples=1000)
+@cases(1000)
 @given(
     st.text(st.sampled_from("[]()/,*=+:. 0123tpfsdpflatatof\n²٣"), max_size=40)
     | st.lists(

@@ -1,4 +1,7 @@
-"""Every healthy probe on real gloo ranks, at its own mesh and at two others: nothing found, everything looked at."""
+"""Every healthy probe on real gloo ranks, at its own mesh and at two others: nothing found, everything looked at.
+
+The third mesh is the nightly lane's.
+"""
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from shardviz.cli import main
 from shardviz.errors import EXIT_USAGE, ProbeError
 from shardviz.layout.notation import write
 from shardviz.picture.text.report import listed_rows
+from tests.lanes import at_night
 from tests.live.probing import run_probe
 
 OTHERS = {
@@ -69,9 +73,10 @@ def test_every_healthy_probe_has_two_meshes_to_be_tried_on_beside_its_own():
     assert {probe.name for probe in _healthy()} == set(OTHERS)
 
 
+@pytest.mark.parametrize("part", [slice(2), *at_night([slice(2, None)])], ids=["two", "third"])
 @pytest.mark.parametrize("probe", _healthy(), ids=lambda probe: probe.name)
-def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(probe, tmp_path):
-    for number, mesh in enumerate((",".join(map(str, probe.mesh)), *OTHERS[probe.name])):
+def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(probe, part, tmp_path):
+    for number, mesh in enumerate((",".join(map(str, probe.mesh)), *OTHERS[probe.name])[part]):
         model = run_probe(probe.name, mesh, tmp_path / str(number))
         report = report_on(model)
         assert not report.findings, (mesh, report.findings)

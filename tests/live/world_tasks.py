@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import runpy
 import subprocess
 import sys
 import time
@@ -153,6 +154,11 @@ def fail_beside_a_sleeper(world: World) -> None:
 
 def return_a_lambda(world: World) -> Any:
     return lambda: None
+
+
+def run_main(world: World, file: str) -> None:
+    """Run a script's `main` as `torch.multiprocessing.spawn` does."""
+    runpy.run_path(file)["main"](world.rank)
 
 
 def shout(world: World) -> None:

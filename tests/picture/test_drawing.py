@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.mesh import parse_mesh
@@ -15,6 +15,7 @@ from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.labels import ranks_label, shared_coords
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subject import of_layout
+from tests.lanes import cases
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
@@ -50,7 +51,7 @@ def by_element(layout: Layout) -> np.ndarray:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@cases(150)
 def test_every_block_says_who_holds_its_elements_and_whether_that_is_as_claimed(data: st.DataObject) -> None:
     claimed = data.draw(layouts())
     chain = data.draw(st.sampled_from(CHAINS))
@@ -77,7 +78,7 @@ def test_every_block_says_who_holds_its_elements_and_whether_that_is_as_claimed(
 
 
 @given(layouts(), st.sampled_from(BUDGETS))
-@settings(max_examples=100, deadline=None)
+@cases(100)
 def test_spans_cover_each_drawn_dim_once_and_count_the_parts_that_are_not_shown(layout: Layout, budget: Budget) -> None:
     sides = of_layout(layout).sides
     whole = draw(sides, layout.shape, Budget(1000, 1000))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.dump.dump import dump_of
@@ -12,6 +12,7 @@ from shardviz.layout.notation import parse
 from shardviz.picture.model.holders import Holders, Plane, mask_of, ranks_in_words, ranks_of, ranks_text
 from shardviz.picture.model.sides import sides_of
 from tests.dumps import Made, make_dump
+from tests.lanes import cases
 
 MESH = parse_mesh("fsdp=2,tp=3")
 LAYOUTS = [
@@ -51,7 +52,7 @@ def test_every_element_has_the_ranks_that_the_layout_gives_it(
 
 @pytest.mark.parametrize("text", [text for text in LAYOUTS if "flat" not in text])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@cases(20)
 def test_a_cell_of_many_elements_knows_all_the_holders_that_its_elements_have(
     text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

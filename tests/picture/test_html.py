@@ -16,6 +16,7 @@ from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRec
 from shardviz.dump.write import write_rank
 from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
+from tests.lanes import nightly
 from tests.picture.browser import asked, dom, picture, run
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def test_a_clean_run_says_so(tmp_path: Path) -> None:
     assert "<p>None.</p>" in text
 
 
+@nightly
 def test_723_tensors_on_1024_ranks_stay_under_5_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     from bench_check import make

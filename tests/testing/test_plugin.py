@@ -1,4 +1,4 @@
-"""The plugin as its users have it: pytest in a process of its own, on a file of tests."""
+"""The plugin as its users have it: pytest on a file of tests; under xdist, torchrun and pdb by its own command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.sessions import HEAD, ROOT, Run, execute, run
+from tests.testing.sessions import HEAD, ROOT, Run, execute, run, run_alone
 
 FAILING = """
 @spmd(mesh={"fsdp": 2, "tp": 2})
@@ -29,9 +29,10 @@ def test_all_fail_alike(mesh):
 
 @spmd(mesh={"x": 3})
 def test_two_ranks_fail_each_in_its_own_way(mesh):
+    distributed.barrier()
     if distributed.get_rank() == 1:
         raise KeyError("weight")
-    time.sleep(0.1)
+    time.sleep(0.3)
     raise ValueError(f"of {distributed.get_rank()}")
 
 
@@ -305,7 +306,7 @@ def test_the_line_of_a_failed_assertion_begins_with_the_rank_and_what_it_found(t
 
 def test_worlds_of_xdists_workers_do_not_collide(tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    seen = run(tmp_path, SMALL, "-n2")
+    seen = run_alone(tmp_path, SMALL, "-n2")
     assert len(re.findall(r"PASSED.*test_sum", seen.text)) == 3, seen.text
     assert re.search(r"-- rank 0 \(tp=0\) --+\nrank 1: the same\n", seen.text), seen.text
 

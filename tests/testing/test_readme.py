@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.testing.sessions import ROOT, run
+from tests.lanes import nightly
+from tests.testing.sessions import ROOT, run, run_alone
 
 (SHOWN,) = re.findall(r"```python test_mine.py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 TEST = "test_weights_are_split_over_fsdp"
@@ -12,12 +13,13 @@ TEST = "test_weights_are_split_over_fsdp"
 
 def test_the_readmes_test_passes_and_is_short(tmp_path):
     assert len([line for line in SHOWN.splitlines() if line]) <= 12
-    assert run(tmp_path, SHOWN).ends == {TEST: "PASSED"}
+    assert run_alone(tmp_path, SHOWN).ends == {TEST: "PASSED"}
 
 
+@nightly
 def test_it_runs_under_xdist(tmp_path):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    seen = run(tmp_path, SHOWN, "-n1")
+    seen = run_alone(tmp_path, SHOWN, "-n1")
     assert re.search(rf"PASSED .*{TEST}", seen.text), seen.text
 
 

@@ -1,6 +1,6 @@
 """`shardviz probe --save-test`: the file that it writes."""
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from shardviz import probe_files
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from shardviz.testing.saving import check_file
-from tests.testing.sessions import execute
+from tests.testing.sessions import main as pytest_main
 
 MINE = """
 from torch import nn
@@ -27,31 +27,6 @@ def parallelize(model, mesh):
 """
 
 
-def saved(probe, mesh, folder):
-    file = folder / "test_saved.py"
-    assert main(["probe", probe, "--mesh", mesh, "-o", str(folder / "dump"), "--save-test", str(file)]) == 0
-    return file
-
-
-def test_the_saved_test_of_ones_own_probe_finds_it_names_layers_once_and_passes(tmp_path):
-    probe = tmp_path / "probes" / "mine.py"
-    probe.parent.mkdir()
-    probe.write_text(MINE)
-    file = saved(str(probe), "2", tmp_path)
-    text = file.read_text()
-    assert 'probe = load_probe(Path(__file__).parent / "probes/mine.py", "build")' in text
-    assert '    "*.weight": "[8/fsdp, 8]",\n    "*.bias": "[8/fsdp]",\n' in text
-    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_the_saved_test_of_a_shipped_probe_imports_it_by_name(tmp_path):
-    text = saved("tp_fsdp", "2,2", tmp_path).read_text()
-    assert "from shardviz.probes import tp_fsdp as probe\n" in text
-    assert '    "up.weight": "[24/tp/fsdp, 12]",\n' in text
-    assert '@spmd(mesh={"fsdp": 2, "tp": 2})\n' in text
-
-
 NARROW = """
 from torch import nn
 from shardviz.live.compat import fully_shard
@@ -67,30 +42,65 @@ def parallelize(model, mesh):
     model.bfloat16()
     fully_shard(model, mesh=mesh)
 """
+SAVED = {"mine": "2", "narrow": "2", "pp_fsdp_tp": "2,2,2", "fsdp_meta": "2"}
+"""The meshes of probes whose tests are run, in one session of pytest for all of them."""
 
 
-def test_where_sharding_casts_to_a_dtype_without_room_for_ids_they_are_written_in_passes(tmp_path):
-    probe = tmp_path / "narrow.py"
-    probe.write_text(NARROW)
-    file = saved(str(probe), "2", tmp_path)
-    assert "    capture_sharding(probe.build, probe.parallelize, shard_dump, mesh=mesh)\n" in file.read_text()
-    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+@dataclass(frozen=True)
+class Saved:
+    """Tests that were saved: their texts, and what pytest printed of them."""
+
+    texts: dict[str, str]
+    printed: str
+
+    def text_of_passed(self, probe):
+        assert f"test_{probe}.py::test_every_weight_is_where_it_was PASSED" in self.printed, self.printed
+        return self.texts[probe]
 
 
-def test_the_saved_test_of_a_pipeline_names_the_axes_of_its_stages_and_layers_once(tmp_path):
-    file = saved("pp_fsdp_tp", "2,2,2", tmp_path)
-    text = file.read_text()
+def save(probe, mesh, folder, name="saved"):
+    file = folder / f"test_{name}.py"
+    assert main(["probe", probe, "--mesh", mesh, "-o", str(folder / f"dump_{name}"), "--save-test", str(file)]) == 0
+    return file.read_text()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    own = {"mine": folder / "probes" / "mine.py", "narrow": folder / "narrow.py"}
+    own["mine"].parent.mkdir()
+    own["mine"].write_text(MINE)
+    own["narrow"].write_text(NARROW)
+    texts = {name: save(str(own.get(name, name)), mesh, folder, name) for name, mesh in SAVED.items()}
+    return Saved(texts, pytest_main(folder, ["-v", "-p", "no:cacheprovider", str(folder)])[1])
+
+
+def test_the_saved_test_of_ones_own_probe_finds_it_names_layers_once_and_passes(saved):
+    text = saved.text_of_passed("mine")
+    assert 'probe = load_probe(Path(__file__).parent / "probes/mine.py", "build")' in text
+    assert '    "*.weight": "[8/fsdp, 8]",\n    "*.bias": "[8/fsdp]",\n' in text
+
+
+def test_the_saved_test_of_a_shipped_probe_imports_it_by_name(tmp_path):
+    text = save("tp_fsdp", "2,2", tmp_path)
+    assert "from shardviz.probes import tp_fsdp as probe\n" in text
+    assert '    "up.weight": "[24/tp/fsdp, 12]",\n' in text
+    assert '@spmd(mesh={"fsdp": 2, "tp": 2})\n' in text
+
+
+def test_where_sharding_casts_to_a_dtype_without_room_for_ids_they_are_written_in_passes(saved):
+    text = saved.text_of_passed("narrow")
+    assert "    capture_sharding(probe.build, probe.parallelize, shard_dump, mesh=mesh)\n" in text
+
+
+def test_the_saved_test_of_a_pipeline_names_the_axes_of_its_stages_and_layers_once(saved):
+    text = saved.text_of_passed("pp_fsdp_tp")
     assert '    "layers.*.up.weight": "[24/tp/fsdp, 12]",\n' in text
     assert "    assert_ordered(model, stamps=stamps, stage_axes=probe.STAGE_AXES)\n" in text
-    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_saved_test_of_weights_that_move_to_another_model_passes(tmp_path):
-    file = saved("fsdp_meta", "2", tmp_path)
-    done = execute([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)], tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+def test_the_saved_test_of_weights_that_move_to_another_model_passes(saved):
+    saved.text_of_passed("fsdp_meta")
 
 
 def test_a_file_that_is_there_is_not_replaced_unless_forced(tmp_path):

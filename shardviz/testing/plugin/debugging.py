@@ -8,6 +8,8 @@ import pdb
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shardviz.testing.plugin import compat
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,14 +26,8 @@ class Debugged(bdb.BdbQuit):
 
 def terminal(config: pytest.Config) -> str:
     """Return the path of the terminal that pytest was started from; empty where there is none."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-    if capture is not None:
-        capture.suspend(in_=True)
-    try:
+    with compat.without_capture(config):
         return next((os.ttyname(stream) for stream in (0, 1, 2) if os.isatty(stream)), "")
-    finally:
-        if capture is not None:
-            capture.resume()
 
 
 def give_terminal(path: str, rank: int) -> None:

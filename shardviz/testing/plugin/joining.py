@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardviz.live import world
+from shardviz.testing.plugin import compat
 from shardviz.testing.plugin.launching import MESH
 from shardviz.testing.plugin.options import ranks_seed, ranks_timeout
 
@@ -51,7 +52,7 @@ def _arguments(item: pytest.Function) -> dict[str, Any]:
     """Return a test's arguments; the folder for its dump is rank 0's on every rank."""
     from torch import distributed
 
-    values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    values = {name: item.funcargs[name] for name in compat.argument_names(item)}
     if "shard_dump" in values:
         shared = [values["shard_dump"]]
         distributed.broadcast_object_list(shared)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from _pytest.logging import get_log_level_for_setting
 
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live import world
-from shardviz.testing.plugin import debugging, outcome
+from shardviz.testing.plugin import compat, debugging, outcome
 from shardviz.testing.plugin.bindings import Collected, pack_bound
 from shardviz.testing.plugin.modules import source_of
 from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_of
@@ -102,7 +101,7 @@ def pack(item: pytest.Function, spmd: Spmd, folder: Path, terminal: str = "") ->
         mesh=spmd.mesh,
         seed=ranks_seed(config),
         filters=(tuple(configured), tuple(given), marked),
-        log_level=get_log_level_for_setting(config, "log_level"),
+        log_level=compat.log_level(config),
         style=style,
         folder=folder,
         terminal=terminal,
@@ -113,7 +112,7 @@ def _end(item: pytest.Function, failure: ShardvizError, ends: list[Outcome], coo
     """Return what the test raised on the rank where it went wrong first, and leave its story for the report."""
     root = find_root(failure, ends)
     if root is not None and root.kind == "skipped":
-        return pytest.skip.Exception(root.reason, _use_item_location=True)
+        return compat.skip_where_the_test_is(root.reason)
     if root is not None and root.kind == "xfailed":
         return pytest.xfail.Exception(root.reason)
     if root is None:

@@ -1,7 +1,4 @@
-"""Test modules in ranks: imported as pytest imported them, with its rewriting of assertions.
-
-What of pytest is private here was tried on pytest 8.2, 8.4 and 9.2.
-"""
+"""Test modules in ranks: imported as pytest imported them, with its rewriting of assertions."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardviz.testing.plugin import compat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import pytest
-
-
-_alive: list[object] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +43,7 @@ class Source:
 def source_of(item: pytest.Function) -> Source:
     """Return the test module of an item, as pytest imported it."""
     config, name = item.config, item.module.__name__
-    hook = getattr(config.pluginmanager, "rewrite_hook", None)
-    rewritten = (name, *sorted(getattr(hook, "_must_rewrite", ()))) if config.option.assertmode == "rewrite" else None
+    rewritten = (name, *compat.rewritten_names(config)) if config.option.assertmode == "rewrite" else None
     namespaces = bool(config.getini("consider_namespace_packages"))
     return Source(name, item.path, config.getoption("importmode"), config.rootpath, namespaces, rewritten)
 
@@ -59,12 +53,10 @@ def load(source: Source) -> ModuleType:
     known = sys.modules.get(source.name)
     if known is not None and getattr(known, "__file__", None) == str(source.path):
         return known
-    from _pytest.pathlib import import_path
-
     if source.rewritten is not None:
-        _rewriter(source.root).mark_rewrite(*source.rewritten)
-    return import_path(
-        source.path, mode=source.mode, root=source.root, consider_namespace_packages=source.namespace_packages
+        compat.rewrite(config(source.root), source.rewritten)
+    return compat.import_path(
+        source.path, mode=source.mode, root=source.root, namespace_packages=source.namespace_packages
     )
 
 
@@ -72,28 +64,17 @@ def explain_assertions(source: Source, verbosity: int) -> None:
     """Make failed assertions say what they compared, as pytest does while a test runs."""
     if source.rewritten is None:
         return
-    from _pytest import assertion
-
     configured = config(source.root)
     configured.option.verbose = verbosity
-    running = SimpleNamespace(config=configured, ihook=configured.hook, nodeid="")
-    hooked = assertion.pytest_runtest_protocol(running)  # type: ignore[arg-type]
-    next(hooked)
-    _alive.append(hooked)  # its end would take the hooks away again
+    compat.explain_assertions(configured)
 
 
 @cache
 def config(root: Path) -> pytest.Config:
     """Return a configuration without the user's plugins and files; parsing it installs the rewriting of assertions."""
-    from _pytest.config import get_config
-    from _pytest.terminal import TerminalReporter
-
     args = ["-c", os.devnull, "--rootdir", str(root), "--noconftest", "-p", "no:cacheprovider", "-p", "no:shardviz"]
     with _environ({"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, without=("PYTEST_ADDOPTS", "PYTEST_PLUGINS")):
-        made = get_config(args)
-        made.parse(args)
-    made.pluginmanager.register(TerminalReporter(made, sys.stdout), "terminalreporter")  # it colours diffs
-    return made
+        return compat.make_config(args)
 
 
 @contextmanager
@@ -107,7 +88,3 @@ def _environ(changed: dict[str, str], without: tuple[str, ...]) -> Iterator[None
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _rewriter(root: Path) -> Any:
-    return config(root).pluginmanager.rewrite_hook

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from _pytest._code.code import ExceptionChainRepr
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world.raised import pickled
+from shardviz.testing.plugin import compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardviz.testing.plugin.compat import ExceptionChainRepr
     from shardviz.testing.plugin.parcel import Style
 
 Kind = Literal["failed", "skipped", "xfailed"]
@@ -68,8 +69,7 @@ class Outcome:
 
     def representation(self) -> ExceptionChainRepr | None:
         """Return what pytest would print."""
-        shown = pickle.loads(self.shown) if self.shown else None
-        return shown if isinstance(shown, ExceptionChainRepr) else None
+        return compat.as_failure(pickle.loads(self.shown)) if self.shown else None
 
 
 def describe(rank: int, error: BaseException, function: Callable[..., Any], style: Style) -> Outcome:
@@ -81,7 +81,7 @@ def describe(rank: int, error: BaseException, function: Callable[..., Any], styl
     elif isinstance(error, pytest.xfail.Exception):
         kind = "xfailed"
     shown = _shown(error, function, style)
-    told = pickle.dumps(shown) if isinstance(shown, ExceptionChainRepr) else b""
+    told = pickle.dumps(shown) if compat.as_failure(shown) is not None else b""
     text = str(shown)[:_MAX_TEXT]
     return Outcome(rank, kind, str(error), when, pickled(error), pickled(type(error)), told, text)
 
@@ -119,13 +119,11 @@ def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[.
 
     A mistake that shardviz tells is shown where the test makes it.
     """
-    from _pytest._code.code import Traceback
-
     code = inspect.unwrap(function).__code__
     kept = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)
     ours = _PACKAGE if isinstance(excinfo.value, ShardvizError) else _OURS
-    kept = Traceback([entry for entry in kept if not str(entry.path).startswith(ours)]) or kept
+    kept = compat.traceback_of([entry for entry in kept if not str(entry.path).startswith(ours)]) or kept
     kept = kept.filter(excinfo)
     if style.traceback == "auto" and len(kept) > 2:
-        kept = Traceback((kept[0], *(entry.with_repr_style("short") for entry in kept[1:-1]), kept[-1]))
+        kept = compat.traceback_of((kept[0], *(entry.with_repr_style("short") for entry in kept[1:-1]), kept[-1]))
     return kept

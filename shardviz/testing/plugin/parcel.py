@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.testing.plugin import own_fixtures
+from shardviz.testing.plugin import compat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,13 +106,13 @@ def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
     """
     values, indices, meshes, made = {}, {}, [], []
     positions: Mapping[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}
-    for name in item._fixtureinfo.argnames:
+    for name in compat.argument_names(item):
         value = item.funcargs[name]
         if value is mesh:
             meshes.append(name)
             continue
-        own = own_fixtures.is_own(item, name)
-        if own and name in own_fixtures.HOMES:
+        own = compat.is_from_pytest(item, name)
+        if own and name in compat.HOMES:
             made.append(name)
             continue
         try:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.live.world.raised import pickled
 from shardviz.testing.assertions import current
-from shardviz.testing.plugin import bindings, debugging, modules, outcome, own_fixtures, parcel
+from shardviz.testing.plugin import bindings, compat, debugging, modules, outcome, own_fixtures, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,16 +113,11 @@ def _made(sent: Parcel) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _warnings(sent: Parcel) -> Iterator[list[warnings.WarningMessage]]:
     """Record warnings under the filters that pytest has for this test."""
-    from _pytest.config import apply_warning_filters, parse_warning_filter
-
-    configured, given, marked = sent.filters
     with warnings.catch_warnings(record=True) as seen:
         if not sys.warnoptions:
             warnings.filterwarnings("always", category=DeprecationWarning)
             warnings.filterwarnings("always", category=PendingDeprecationWarning)
-        apply_warning_filters(configured, given)
-        for text in marked:
-            warnings.filterwarnings(*parse_warning_filter(text, escape=False))
+        compat.filter_warnings(*sent.filters)
         yield seen
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
-
 from shardviz.live.world import RankFailedError
 from shardviz.live.world.failure import is_echo
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.testing.plugin import compat
 from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
     import pytest
 
     from shardviz.errors import ShardvizError
+    from shardviz.testing.plugin.compat import ExceptionChainRepr
     from shardviz.testing.plugin.outcome import Outcome
 
 OWN_ERROR = f"{ShardAssertionError.__module__}.{ShardAssertionError.__qualname__}: "
@@ -73,20 +73,14 @@ def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords:
     if isinstance(failure, RankFailedError) and failure.waiting:
         lines.append(failure.waiting)
     lines.append(f"seed {seed} on every rank")
-    shown = root.representation() or _plain(root.text, "", 0)
+    shown = root.representation() or compat.plain_failure(root.text, "", 0)
     return Story(shown, f"rank {root.rank} ({coords[root.rank]})", "\n".join(lines))
 
 
 def plain_story(failure: ShardvizError, item: pytest.Item) -> Story:
     """Tell a failure that has no traceback of a rank: one died or hangs, or none could be started."""
     path, line, _ = item.location
-    return Story(_plain(str(failure), path, (line or 0) + 1))
-
-
-def _plain(text: str, path: str, line: int) -> ExceptionChainRepr:
-    entry = ReprEntry([f"E   {text_line}" for text_line in text.splitlines()], None, None, None, "long")
-    crash = ReprFileLocation(path, line, text)
-    return ExceptionChainRepr([(ReprTraceback([entry], None, "long"), crash, None)])
+    return Story(compat.plain_failure(str(failure), path, (line or 0) + 1))
 
 
 def _is_echo(end: Outcome) -> bool:

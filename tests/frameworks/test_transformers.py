@@ -21,7 +21,7 @@ from shardviz.testing import (
     stamp,
 )
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: no proof on its Llama")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[frameworks]'")
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 LAYOUTS = {
@@ -94,7 +94,7 @@ def test_tied_embeddings_of_llama_stay_tied_under_fsdp(mesh):
 
 @spmd(mesh={"dp_shard": 2, "tp": 2})
 def test_accelerates_own_fsdp2_over_its_own_mesh_keeps_every_weight_in_order(mesh):
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: no proof on its FSDP2")
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[frameworks]'")
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model

@@ -11,7 +11,7 @@ import torch
 from shardviz.live.compat import fully_shard
 from shardviz.testing import assert_layout, assert_ordered, assert_reduced, assert_replicated, assert_same, spmd, stamp
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: no proof on its models")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[frameworks]'")
 
 DECODER = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -41,7 +41,9 @@ def build(name):
 
 def apply_plan(model, mesh):
     """Shard a model over a mesh as `from_pretrained(..., tp_plan="auto")` does before it loads the weights."""
-    parallel = pytest.importorskip("transformers.distributed.tensor_parallel", reason="transformers older than 5.21")
+    parallel = pytest.importorskip(
+        "transformers.distributed.tensor_parallel", reason="needs transformers 5.21: pip install -e '.[frameworks]'"
+    )
     from transformers.distributed.configuration_utils import DistributedConfig
 
     plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))

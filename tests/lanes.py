@@ -1,0 +1,72 @@
+"""Which tests run when: three lanes, `--lane fast`, `default` and `nightly`.
+
+Marks and sizes for tests: `nightly` marks a test or parameters that only the nightly lane runs, `cases` says how many
+cases hypothesis makes. The default lane makes few and always the same, the nightly lane many at random.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+LANES = ("fast", "default", "nightly")
+FEWEST = 15
+"""Cases of a generated test in the default lane."""
+PART = 10
+"""Of the nightly lane's cases, one in this many is made in the default lane."""
+NIGHTLY_ROOMS = ("frameworks",)
+"""Rooms of tests that only the nightly lane reads: what they import is not among the requirements of the others."""
+FAST_ROOMS = ("check", "commands", "dump", "layout", "picture")
+NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "test_layout_on_ranks.py")
+"""Files that import torch, or start interpreters or ranks; the rooms that are not fast do so throughout."""
+IN_A_BROWSER = "test_in_a_browser"
+
+nightly = pytest.mark.nightly
+
+
+def load_profile(lane: str) -> None:
+    """Let hypothesis make as many cases as the lane has time for. No machine is too slow: there are no deadlines."""
+    settings.register_profile("default", deadline=None, derandomize=True, max_examples=FEWEST, print_blob=True)
+    settings.register_profile("nightly", deadline=None, max_examples=PART * FEWEST, print_blob=True)
+    settings.load_profile("nightly" if lane == "nightly" else "default")
+
+
+def cases(number: int) -> settings:
+    """Let hypothesis make this many cases in the nightly lane, and a part of them in the others."""
+    is_nightly = not settings().derandomize
+    return settings(max_examples=number if is_nightly else max(FEWEST, number // PART))
+
+
+def at_night(values: Iterable[Any]) -> list[Any]:
+    """Return values for `parametrize` that only the nightly lane tries; a tuple is one for each of its names."""
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=nightly) for value in values]
+
+
+def is_read(path: Path, tests: Path, lane: str) -> bool:
+    """Whether a lane has anything to do with a file or folder of tests."""
+    below = path.relative_to(tests).parts if path.is_relative_to(tests) else ()
+    if not below or lane == "nightly":
+        return True
+    if lane == "default":
+        return below[0] not in NIGHTLY_ROOMS
+    return (below[0] in FAST_ROOMS or path.is_file()) and path.name not in NOT_FAST
+
+
+def is_of(item: pytest.Item, lane: str) -> bool:
+    """Whether a test belongs to a lane. What hypothesis makes belongs to each: the nightly lane makes other cases."""
+    is_nightly = item.get_closest_marker(nightly.name) is not None
+    if lane == "nightly":
+        return is_nightly or getattr(getattr(item, "obj", None), "is_hypothesis_test", False) or _is_proof(item)
+    if lane == "default":
+        return not is_nightly
+    return not is_nightly and item.get_closest_marker("mesh") is None and not item.name.startswith(IN_A_BROWSER)
+
+
+def _is_proof(item: pytest.Item) -> bool:
+    return item.path.parent.name in NIGHTLY_ROOMS
