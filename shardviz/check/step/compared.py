@@ -115,6 +115,8 @@ class Compared:
         for rank, values in self.values.items():
             if values.shape != self.regions[rank].shape:
                 return f"rank {rank} has {list(values.shape)}, which part that is is not known"
+        if num_odd := int(np.count_nonzero(~np.isfinite(self.wanted))):
+            return f"{num_odd} of {self.wanted.size} elements of {self.whose} are NaN or infinite"
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
         return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
 
@@ -197,12 +199,14 @@ def rounding_of(dump: Dump) -> Rounding:
     whole = list(dump.at("reference"))
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     gradients = [
-        float(np.max(np.abs(dump.values(tensor.first, name)), initial=0.0))
-        for tensor in whole
-        for name in tensor.names
-        if tensor.role == "grad"
+        _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"
     ]
     return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite number: NaN in one gradient says nothing of how others are rounded."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
