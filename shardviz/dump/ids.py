@@ -44,12 +44,14 @@ def expand_runs(runs: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
 
 
 def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
-    """Return values as ids: 0 for zero, `ID_NONE` for what is no whole number from 0 to `last`."""
+    """Return values as ids: 0 for zero, `ID_NONE` for what is not a whole number from 0 to `last`."""
     numbers: NDArray[Any] = values.astype(np.float64) if values.dtype.kind == "f" else values
     if numbers.dtype.kind not in "fiu":
         return np.full(numbers.shape, ID_NONE, np.int64)
     whole = (numbers >= 0) & (numbers <= last) & (np.floor(numbers) == numbers)
-    return np.where(whole, numbers, ID_NONE).astype(np.int64)
+    ids = np.full(numbers.shape, ID_NONE, np.int64)
+    np.copyto(ids, numbers, casting="unsafe", where=whole)  # np.where would put -1 into numpy 2.5's own unsigned type
+    return ids
 
 
 def own_ids(ids: NDArray[np.int64], first: int, numel: int) -> NDArray[np.int64]:
