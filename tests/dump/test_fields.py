@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.dump.read import read_files
-from tests.dump.samples import Change, both, put, refusal, spoil, write_sample
+from tests.dump.samples import OUTPUT_DIGEST, Change, both, put, refusal, spoil, write_sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,8 +171,8 @@ WRONG_RANK: list[tuple[Change, str]] = [
         put([[1, -1, 4]], "bodies", 2, "runs"),
         "bodies[2]: runs has [1, -1, 4], expected ids from -1 to 4,611,686,018,427,387,904",
     ),
-    (put([[1, 2, 3]], "bodies", 4, "values"), "bodies[4]: values are no nested lists of shape [2, 3]"),
-    (put("nan", "bodies", 4, "values"), "bodies[4]: values are no nested lists of shape [2, 3]"),
+    (put([[1, 2, 3]], "bodies", 4, "values"), "bodies[4]: values are not nested lists of shape [2, 3]"),
+    (put("nan", "bodies", 4, "values"), "bodies[4]: values are not nested lists of shape [2, 3]"),
     (
         put("oops", "bodies", 4, "values", 0, 1),
         "bodies[4]: values hold 'oops', expected numbers or one of nan, inf, -inf",
@@ -182,7 +182,7 @@ WRONG_RANK: list[tuple[Change, str]] = [
         "bodies[4]: values hold '10000000000000000000', expected numbers or one of nan, inf, -inf",
     ),
     (put([1], "bodies", 4, "values", 0, 1), "bodies[4]: values hold '[1]', expected numbers or one of nan, inf, -inf"),
-    (put([1, 2], "bodies", 6, "values"), "bodies[6]: values are no nested lists of shape [2, 2]"),
+    (put([1, 2], "bodies", 6, "values"), "bodies[6]: values are not nested lists of shape [2, 2]"),
     (put(7, "tensors", 0, "body"), "tensors[0]: body is 7, expected an index below 7"),
     (
         put([[0, 10**18]], "tensors", 0, "numbers"),
@@ -214,6 +214,14 @@ WRONG_RANK: list[tuple[Change, str]] = [
         "tensors[0]: name is 'layers.0.x.', expected what stands before the first number of the full name",
     ),
     (put(DIGITS, "tensors", 5, "digests"), "tensors[5]: digests has 16 digits, expected 2 * 16"),
+    (
+        put(DIGITS, "tensors", 7, "digests"),
+        f"tensors[7]: digests are not the {OUTPUT_DIGEST} of the values in bodies[6]",
+    ),
+    (
+        put([[0.5, 1], [2, 4]], "bodies", 6, "values"),
+        "tensors[7]: digests are not the ea199253ef489ba4 of the values in bodies[6]",
+    ),
     (
         put("x" * 32, "tensors", 5, "digests"),
         "Expected `str` matching regex '^[0-9a-f]*$' - at `$.tensors[...].digests`",
