@@ -192,5 +192,7 @@ def _whole(name: str, dump: Dump, tensor: Tensor) -> NDArray[np.float64]:
         region = shard.layout.region(shard.layout.mesh.coord_of(rank))
         if region.shape != values.shape:
             raise ShardvizError(f"rank {rank} has {list(values.shape)} where {list(region.shape)} is claimed")
+        if not region.is_within(shape):
+            raise ShardvizError(f"rank {rank} claims a part that lies outside {list(shape)}")
         whole.ravel()[region.flat_ids(shape)] = values
     return whole

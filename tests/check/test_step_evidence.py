@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.check.steps import ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
+from shardviz.dump.records import LayoutRecord
+from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,3 +172,12 @@ def test_a_reference_that_is_not_finite_is_said_and_the_rest_is_compared(tmp_pat
         ("finite", f"its grad: {why}"),
         ("loss", "its scalar: 1 of 1 elements of the unsharded model's are NaN or infinite"),
     }
+
+
+def test_a_rank_that_claims_another_shape_than_the_others_is_not_compared(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("w", "grad", dict.fromkeys((0, 1, 2), WANTED))
+    step.layouts.append(LayoutRecord(0, COPIES, (8, 4)))
+    step._put(3, "w", "grad", "step", np.ones((8, 4)), 1, (8, 4))
+    findings, unchecked = step.check()
+    assert findings == []
+    assert "its grad: rank 3 claims a part that lies outside [4, 4]" in unchecked[0].why

@@ -71,6 +71,10 @@ class Elements:
     numbers: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def is_within(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of `shape` has all of these elements."""
+        return max(self.numbers, default=-1) < math.prod(shape)
+
     def flat_ids(self, _shape: Sequence[int]) -> NDArray[np.int64]:
         """Return the numbers, in the local shape."""
         return np.array(self.numbers, np.int64).reshape(self.shape)
@@ -115,6 +119,9 @@ class Compared:
         for rank, values in self.values.items():
             if values.shape != self.regions[rank].shape:
                 return f"rank {rank} has {list(values.shape)}, which part that is is not known"
+            if not self.regions[rank].is_within(self.wanted.shape):
+                whole = list(self.wanted.shape)
+                return f"rank {rank} claims a part that lies outside {whole}, the unsharded model's shape"
         if num_odd := int(np.count_nonzero(~np.isfinite(self.wanted))):
             return f"{num_odd} of {self.wanted.size} elements of {self.whose} are NaN or infinite"
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
