@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
-from shardviz.live.capture.agreement import agreed_errors
+from shardviz.live.capture.agreement import agreed_errors, agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -67,7 +67,7 @@ def run_probe(world: World, job: ProbeJob) -> None:
         probe.check_mesh(job.mesh)
     check_intended(getattr(probe, "expect", {}))
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
-    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
+    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit, run_id=agreed_run_id())
     capture.add_mesh(device_mesh)
     run = Run(probe, job, device_mesh, capture)
     run.capture_initial()
@@ -76,7 +76,15 @@ def run_probe(world: World, job: ProbeJob) -> None:
         run.capture_step()
     if world.rank == 0:
         intended, sequence = getattr(probe, "expect", {}), sequence_dims(probe, stamped)
-        record = run_record(job.mesh, stamped, intended, command=job.command, probe=job.name, sequence=sequence)
+        record = run_record(
+            job.mesh,
+            stamped,
+            intended,
+            command=job.command,
+            probe=job.name,
+            sequence=sequence,
+            run_id=capture.run_id,
+        )
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
 

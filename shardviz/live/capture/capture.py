@@ -63,6 +63,7 @@ class Capture:
         schedule: What this rank's stages of a pipeline ran, in order.
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
+        run_id: What names the run in all of its files.
     """
 
     rank: int
@@ -76,6 +77,7 @@ class Capture:
     schedule: list[StageRecord] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     narrowed_to: set[torch.dtype] = field(default_factory=set)
+    run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
     _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
@@ -175,6 +177,7 @@ class Capture:
             calls=tuple(self.calls),
             narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
+            run_id=self.run_id,
         )
 
     def _add(self, name: str, body: Body, digest: str) -> None:
@@ -218,6 +221,7 @@ def run_record(
     command: tuple[str, ...] = (),
     probe: str = "",
     sequence: Mapping[str, int] | None = None,
+    run_id: str = "",
 ) -> RunRecord:
     """Return what is true of the whole run, for `run.json`."""
     return RunRecord(
@@ -231,4 +235,5 @@ def run_record(
         stamps=stamped.stamps if stamped else (),
         intended=dict(intended or {}),
         sequence=dict(sequence or {}),
+        run_id=run_id,
     )
