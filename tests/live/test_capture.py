@@ -58,7 +58,7 @@ def test_stages_cut_from_a_model_that_was_stamped_whole_are_no_missing_copies(me
     stamps = shardviz.stamp(model)
     shardviz.capture(cut(model, mesh), shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",))
     seen = clean(shard_dump)
-    assert [stamp.name for stamp in seen.dump.run.stamps] == [stamp.name for stamp in stamps.stamps]
+    assert [stamp.name for stamp in seen.files.run.stamps] == [stamp.name for stamp in stamps.stamps]
     assert list(seen.find("stamped", "param", "3.weight").shards) == [2, 3]
 
 
@@ -69,7 +69,7 @@ def test_stages_that_were_stamped_one_by_one_all_have_their_stamps_in_the_dump(m
     wanted = {"*.weight": "[*/fsdp, *]"}
     shardviz.capture(split(model, mesh), shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",), intended=wanted)
     seen = clean(shard_dump)
-    firsts = [(stamp.name, stamp.first) for stamp in seen.dump.run.stamps]
+    firsts = [(stamp.name, stamp.first) for stamp in seen.files.run.stamps]
     assert firsts[:4] == [("0.weight", 1), ("0.bias", 121), ("1.weight", 131), ("1.bias", 251)]
     assert firsts[4:] == [("2.weight", 261), ("2.bias", 381), ("3.weight", 391), ("3.bias", 511)]
     assert {rank: str(shard.held) for rank, shard in seen.find("stamped", "param", "3.weight").shards.items()} == {
@@ -102,7 +102,7 @@ def test_stages_that_are_alike_and_were_stamped_one_by_one_are_not_taken_for_cop
     stamps = shardviz.stamp(model)
     shardviz.capture(split(model, mesh), shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",))
     seen = clean(shard_dump)
-    assert [(stamp.name, stamp.first) for stamp in seen.dump.run.stamps][::2] == [
+    assert [(stamp.name, stamp.first) for stamp in seen.files.run.stamps][::2] == [
         ("pp=0.0.weight", 1),
         ("pp=1.0.weight", 131),
     ]
@@ -189,10 +189,10 @@ def test_build_and_parallelize_of_a_bfloat16_job_are_checked_whole(mesh, casts, 
         ["full_tensor: ids were written in 2 passes, a digit a pass"] if casts else []
     )
     seen = dump_of(read_files(shard_dump))
-    for tensor in seen.stage("stamped"):
+    for tensor in seen.at("stamped"):
         assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(tensor.claimed.regions())
     assert write(seen.find("stamped", "param", "0.weight").claimed) == "[30/fsdp, 40]"
-    assert {tensor.dtype for tensor in seen.stage("initial")} == {"bfloat16"}
+    assert {tensor.dtype for tensor in seen.at("initial")} == {"bfloat16"}
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

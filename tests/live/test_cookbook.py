@@ -157,7 +157,7 @@ def _changed(probe, folder, before, after):
 
 
 def test_the_collectives_of_a_step_come_with_axis_module_and_bytes(tmp_path):
-    rank = run_probe("tp_fsdp", "2,2", tmp_path / "dump").dump.ranks[0]
+    rank = run_probe("tp_fsdp", "2,2", tmp_path / "dump").files.ranks[0]
     seen = {(one.op, one.axes, one.module, one.backward): one.bytes for one in rank.collectives}
     numbers = 24 * 12 + 24 + 12 * 24 + 12
     assert seen == {
@@ -173,22 +173,22 @@ def _padded(numbers: int) -> int:
 
 
 def test_the_backward_of_a_last_layer_is_its_own_though_the_model_puts_out_the_same_tensor(tmp_path):
-    rank = run_probe("hsdp", "2,2", tmp_path / "dump").dump.ranks[0]
+    rank = run_probe("hsdp", "2,2", tmp_path / "dump").files.ranks[0]
     reductions = {(one.op, one.module) for one in rank.collectives if one.op in ("all_reduce", "reduce_scatter")}
     assert reductions == {(op, layer) for op in ("all_reduce", "reduce_scatter") for layer in ("0", "2")}
 
 
 def test_the_optimizer_state_that_zero_deals_out_is_whole_once(tmp_path):
     model = run_probe("zero1", "3", tmp_path / "dump")
-    states = [tensor for tensor in model.stage("step") if tensor.role == "optim"]
+    states = [tensor for tensor in model.at("step") if tensor.role == "optim"]
     assert sorted(name for tensor in states for name in tensor.names) == sorted(
-        f"{stamp.name}.{kind}" for stamp in model.dump.run.stamps for kind in ("exp_avg", "exp_avg_sq")
+        f"{stamp.name}.{kind}" for stamp in model.files.run.stamps for kind in ("exp_avg", "exp_avg_sq")
     )
     assert all(len(tensor.shards) == 1 for tensor in states)
 
 
 def test_what_an_optimizer_sends_is_seen_and_is_outside_of_modules(tmp_path):
-    rank = run_probe("zero1", "2", tmp_path / "dump").dump.ranks[0]
+    rank = run_probe("zero1", "2", tmp_path / "dump").files.ranks[0]
     seen = {(one.op, one.when): one.bytes for one in rank.collectives}
     whole = 8 * (24 * 12 + 24 + 24 * 24 + 24 + 10 * 24 + 10)
     assert seen == {("all_reduce", "backward"): whole, ("broadcast", "outside"): whole}
@@ -216,7 +216,7 @@ def test_the_worked_product_gives_the_same_numbers_both_ways(tmp_path):
 
 
 def test_a_schedule_is_what_the_stages_ran(tmp_path):
-    ranks = run_probe("pp_1f1b", "2", tmp_path / "dump").dump.ranks
+    ranks = run_probe("pp_1f1b", "2", tmp_path / "dump").files.ranks
     last = [("B" if one.backward else "F") + str(one.microbatch) for one in ranks[1].schedule]
     assert last == [f"{way}{number}" for number in range(8) for way in "FB"]
     assert {one.stage for one in ranks[0].schedule} == {0}
@@ -224,5 +224,5 @@ def test_a_schedule_is_what_the_stages_ran(tmp_path):
 
 def test_plain_activations_are_placed_by_what_is_in_them(tmp_path):
     model = run_probe("tp_fsdp", "2,2", tmp_path / "dump")
-    found = {tensor.name: write(tensor.claimed) for tensor in model.stage("step") if tensor.role == "activation"}
+    found = {tensor.name: write(tensor.claimed) for tensor in model.at("step") if tensor.role == "activation"}
     assert found == {"up": "[120/fsdp, 24/tp]", "down": "[120/fsdp, 12]"}

@@ -29,30 +29,30 @@ HEALTHY = [
 @pytest.mark.parametrize(("probe", "mesh"), HEALTHY)
 def test_a_healthy_probe_holds_what_it_claims_and_claims_what_it_says(probe, mesh, tmp_path):
     model = run_probe(probe, mesh, tmp_path / "dump")
-    stamped = model.stage("stamped")
-    assert len(stamped) == len(model.stage("initial")) > 0
+    stamped = model.at("stamped")
+    assert len(stamped) == len(model.at("initial")) > 0
     for tensor in stamped:
         (claimed,) = tensor.by_claim
         assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(claimed.regions())
-    for gathered in (gathered for rank in model.dump.ranks.values() for gathered in rank.gathered):
-        whole = next(stamp.shape for stamp in model.dump.run.stamps if stamp.name == gathered.name)
+    for gathered in (gathered for rank in model.files.ranks.values() for gathered in rank.gathered):
+        whole = next(stamp.shape for stamp in model.files.run.stamps if stamp.name == gathered.name)
         assert gathered.held == tuple(((0, size),) for size in whole)
-    assert not any(rank.not_checked for rank in model.dump.ranks.values())
+    assert not any(rank.not_checked for rank in model.files.ranks.values())
 
 
 def test_hybrid_shard_cuts_a_10x10_weight_into_four_shards_of_25(tmp_path):
-    (weight,) = run_probe("hsdp_fsdp1", "2,4", tmp_path / "dump").stage("stamped")
+    (weight,) = run_probe("hsdp_fsdp1", "2,4", tmp_path / "dump").at("stamped")
     assert write(weight.claimed, equal=True) == "[flat(10, 10)/shard] =replicate"
     assert [str(weight.shards[rank].held) for rank in range(8)] == ["[0:25]", "[25:50]", "[50:75]", "[75:100]"] * 2
 
 
 def test_left_to_right_labels_say_fsdp_first_where_the_data_is_tp_first(tmp_path):
     model = run_probe("bugs/left_to_right_2d", "2,4", tmp_path / "dump")
-    (weight,) = model.stage("stamped")
+    (weight,) = model.at("stamped")
     assert write(weight.claimed) == "[12/fsdp/tp, 12]"
-    held = parse("[12/tp/fsdp, 12]").layout(model.dump.mesh)
+    held = parse("[12/tp/fsdp, 12]").layout(model.files.mesh)
     assert {rank: shard.held for rank, shard in weight.shards.items()} == dict(held.regions())
-    assert model.dump.ranks[0].not_checked == (
+    assert model.files.ranks[0].not_checked == (
         ("weight", "full_tensor was not run: rank 3 has a shard of [2, 12] where its placements say [0, 12]"),
     )
 
@@ -69,7 +69,7 @@ def test_a_model_in_bfloat16_only_is_stamped_a_digit_a_pass(tmp_path):
         "    fully_shard(model.to(torch.bfloat16), mesh=mesh)\n"
     )
     model = run_probe(str(probe), "fsdp=4", tmp_path / "dump")
-    for tensor in model.stage("stamped"):
+    for tensor in model.at("stamped"):
         assert tensor.dtype == "bfloat16"
         assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(tensor.claimed.regions())
 
@@ -85,8 +85,8 @@ def test_ties_and_missing_gradients_are_noted(tmp_path):
         "def parallelize(model, mesh): ...\n"
     )
     model = run_probe(str(probe), "dp=2", tmp_path / "dump")
-    assert [stamp.tied_to for stamp in model.dump.run.stamps] == ["", "embed.weight"]
-    assert model.dump.ranks[1].tied == (("embed.weight", "head.weight"),)
+    assert [stamp.tied_to for stamp in model.files.run.stamps] == ["", "embed.weight"]
+    assert model.files.ranks[1].tied == (("embed.weight", "head.weight"),)
     assert model.tensors[0].first.body.grad == "none"
 
 
@@ -119,7 +119,7 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     probe = tmp_path / "mine.py"
     probe.write_text(STEPPED)
     model = run_probe(str(probe), "fsdp=2", tmp_path / "dump")
-    assert model.dump.ranks[0].not_checked == (
+    assert model.files.ranks[0].not_checked == (
         ("", "reductions over fsdp: every rank saw the same batch, BATCH_AXES names no such axis"),
     )
 

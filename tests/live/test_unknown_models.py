@@ -209,7 +209,7 @@ def test_a_stage_that_torch_runs_to_learn_its_shapes_is_not_taken_for_a_micro_ba
     model = run_probe(str(probe), "pp=2", tmp_path / "dump")
     report = report_on(model)
     assert (report.findings, report.not_checked) == ((), ())
-    for record in model.dump.ranks.values():
+    for record in model.files.ranks.values():
         assert [(one.microbatch, one.backward) for one in record.schedule] == [
             *((number, False) for number in range(3)),
             *((number, True) for number in range(3)),
