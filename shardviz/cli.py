@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands._parser import Parser
 from shardviz.commands._streams import forget, talk
-from shardviz.errors import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
+from shardviz.errors import EXIT_BUG, EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERBS = ("probe", "probes", "check", "show", "view", "diff", "explain", "mesh", "audit", "completion")
+
+DEBUG = "SHARDVIZ_DEBUG"
+"""The environment variable that asks for the traceback of a bug."""
+
+MAX_BUG_TEXT = 300
+"""Characters of a bug's own message that are shown."""
 
 EXAMPLES = """\
 examples:
@@ -61,7 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"error: {error.strerror or error}{named}")
         forget(sys.stdout)
         return EXIT_USAGE
+    except Exception as error:
+        return _report_bug(error)
     return code
+
+
+def _report_bug(error: Exception) -> int:
+    """Say in a line that shardviz itself is wrong, and where; never with the exit code of a finding."""
+    import traceback
+
+    if os.environ.get(DEBUG):
+        talk("".join(traceback.format_exception(error)).rstrip())
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).strip().partition("\n")[0][:MAX_BUG_TEXT]
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    _say(
+        f"error: a bug of shardviz: {what} ({os.path.basename(last.filename)}:{last.lineno}, in {last.name})",
+        f"Hint: report it in shardviz's issue tracker, with the command and what {DEBUG}=1 prints",
+    )
+    return EXIT_BUG
 
 
 def _open_streams() -> None:

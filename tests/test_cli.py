@@ -11,9 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from shardviz.cli import VERBS, main
+from shardviz.dump.read import read_run
 from shardviz.layout.mesh import parse_mesh
+from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -331,3 +334,70 @@ def test_importing_shardviz_imports_nothing_of_it() -> None:
     assert done.stdout == "\n"
     code = "import sys, shardviz; shardviz.Mesh(('a',), (2,)); assert 'torch' not in sys.modules; shardviz.check_dump"
     subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
+
+
+def _broken(*args: object, **kwargs: object) -> None:
+    raise ValueError("of the tool\nand more")
+
+
+def test_a_bug_of_shardviz_is_one_line_that_says_where_to_report_it(
+    healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.commands._dumps.read_files", _broken)
+    monkeypatch.delenv("SHARDVIZ_DEBUG", raising=False)
+    assert main(["check", str(healthy)]) == 70
+    line, hint = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"shardviz: error: a bug of shardviz: ValueError: of the tool \(test_cli\.py:\d+, in _broken\)", line
+    )
+    assert hint == "Hint: report it in shardviz's issue tracker, with the command and what SHARDVIZ_DEBUG=1 prints"
+
+
+def test_the_traceback_of_a_bug_can_be_asked_for(
+    healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardviz.commands._dumps.read_files", _broken)
+    monkeypatch.setenv("SHARDVIZ_DEBUG", "1")
+    assert main(["check", str(healthy)]) == 70
+    assert "Traceback (most recent call last):" in capsys.readouterr().err
+
+
+def _not_checked(folder: Path, names: Sequence[str]) -> None:
+    for rank in MESH.ranks:
+        change_rank(folder, rank, not_checked=tuple((name, "its ids are not exact") for name in names))
+        for name in names:
+            without(folder, rank, name)
+    without_ids = tuple(stamp for stamp in read_run(folder).stamps if stamp.name not in names)
+    change_run(folder, stamps=without_ids)
+
+
+def test_strict_fails_where_anything_was_not_checked(tmp_path: Path) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", MESH, {"w": "[16/tp, 8]", "b": "[8]"})
+    assert main(["check", str(folder), "--strict"]) == 0
+    _not_checked(folder, ["b"])
+    assert main(["check", str(folder)]) == 0
+    assert main(["check", str(folder), "--strict"]) == 1
+
+
+@pytest.mark.parametrize("strict", [[], ["--strict"]])
+@pytest.mark.parametrize("style", ["text", "json", "github", "junit"])
+def test_a_check_of_nothing_is_one_line_and_not_clean(
+    tmp_path: Path, style: str, strict: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_dump(tmp_path / "d.shardviz", MESH, {"w": "[16/tp, 8]", "b": "[8]"})
+    for rank in MESH.ranks:
+        record = read_rank(folder, rank)
+        change_rank(
+            folder,
+            rank,
+            bodies=tuple(replace(body, moment="initial", held=None) for body in record.bodies),
+            not_checked=(("w", "its ids are not exact"), ("b", "its ids are not exact")),
+        )
+    assert main(["check", str(folder), "--format", style, *strict]) == 2
+    expected = "shardviz: error: nothing was checked in 2 tensors: its ids are not exact\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_dump_without_tensors_is_not_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(make_dump(tmp_path / "d.shardviz", MESH, {}))]) == 2
+    assert capsys.readouterr().err == "shardviz: error: nothing was checked: the dump has no tensors\n"

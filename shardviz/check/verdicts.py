@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.step.compared import compared
+from shardviz.dump.records import WEIGHTS
+from shardviz.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -66,3 +70,18 @@ def is_listed(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report |
     if tensor.moment in ("stamped", "initial") or not (dump.at("stamped") or dump.at("initial")):
         return True
     return report is not None and any(name in report.findings_of or name in report.why_not_checked for name in names)
+
+
+def nothing_checked(dump: Dump, report: Report) -> str:
+    """Say in a line that no tensor of a dump could be checked, and why; empty where some were."""
+    if report.findings:
+        return ""
+    if not dump.tensors:
+        return "nothing was checked: the dump has no tensors"
+    weights = [tensor for tensor in dump.tensors if tensor.role in WEIGHTS and tensor.moment in ("stamped", "initial")]
+    names = {name for tensor in weights for name in tensor.names if verdict_on(dump, tensor, [name], report) == "good"}
+    unchecked = {one.tensor for one in report.not_checked if one.about in ("order", "no-ids")}
+    if names - unchecked or next(compared(dump), None) is not None:
+        return ""
+    reasons = sorted({one.why for one in report.not_checked if one.about in ("order", "no-ids")})
+    return f"nothing was checked in {counted(report.num_tensors, 'tensor')}" + (f": {reasons[0]}" if reasons else "")

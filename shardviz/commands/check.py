@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands._streams import reader_may_leave
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
+from shardviz.commands._streams import reader_may_leave, talk
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
 
 if TYPE_CHECKING:
     import argparse
@@ -28,32 +28,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
     parser.add_argument("--format", choices=("text", "json", "github", "junit"), default="text", help="default: text")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the dump and print the report.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings.
+        0 where nothing is wrong, 1 where there are findings, 2 where nothing could be checked.
     """
-    return report(args.dump, args.format, args.color)
+    return report(args.dump, args.format, args.color, strict=args.strict)
 
 
-def report(folder: Path, style: str, colour: str = "auto") -> int:
+def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = False) -> int:
     """Check a dump and print what was found in one of the formats.
 
+    Args:
+        folder: The dump.
+        style: The format.
+        colour: Whether text is coloured.
+        strict: Fail where anything was not checked, too.
+
     Returns:
-        0 where nothing is wrong, 1 where there are findings.
+        0 where nothing is wrong, 1 where there are findings, 2 where nothing could be checked.
 
     Raises:
         DumpError: The folder is not a dump.
     """
+    from shardviz.check.verdicts import nothing_checked
     from shardviz.commands._dumps import checked, read_dump
+    from shardviz.text import printable
 
     dump = read_dump(folder)
     found = checked(dump)
     _print(dump, found, style, colour)
-    return EXIT_FINDINGS if found.findings else EXIT_CLEAN
+    if why := nothing_checked(dump, found):
+        talk(f"shardviz: error: {printable(why)}")
+        return EXIT_USAGE
+    return EXIT_FINDINGS if found.findings or (strict and found.not_checked) else EXIT_CLEAN
 
 
 def _print(dump: Dump, found: Report, style: str, colour: str) -> None:

@@ -56,13 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the probe.
 
     Returns:
-        0 where nothing is wrong, 1 where there are findings.
+        0 where nothing is wrong, 1 where there are findings, 2 where nothing could be checked.
     """
     from shardviz.live import world
 
@@ -167,7 +168,7 @@ def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path
 def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> int:
     from shardviz.commands import check
 
-    code = check.report(folder, args.format, args.color)
+    code = check.report(folder, args.format, args.color, strict=args.strict)
     print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     if args.save_test:
         from shardviz.commands._dumps import read_dump

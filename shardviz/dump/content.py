@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardviz.dump.records import MAX_NUMBER, Body
+import numpy as np
+
+from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, Body
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
 from shardviz.layout.region import length
@@ -17,6 +20,12 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Ranges
 
 NOT_FINITE = ("nan", "inf", "-inf")
+
+STORED_AS = {
+    **{"float64": "<f8", "float32": "<f4", "float16": "<f2", "complex128": "<f8", "complex64": "<f4", "bool": "?"},
+    **{f"{sign}int{bits}": f"<{sign or 'i'}{bits // 8}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""The bytes of an element, or of both parts of a complex one, as numpy writes them. It has no bfloat16."""
 
 SHOWN = 20
 """Characters of a wrong value that a message shows."""
@@ -86,7 +95,7 @@ def check_runs(runs: Sequence[tuple[int, int, int]] | None) -> int:
 
 def _check_values(body: Body) -> None:
     """Make sure that nested lists have the local shape, and are made of numbers."""
-    shape = (*body.local_shape, 2) if body.dtype.startswith("complex") else body.local_shape
+    shape = _listed_shape(body)
     level: list[Any] = [body.values]
     for size in shape:
         if any(type(item) is not list or len(item) != size for item in level):
@@ -101,6 +110,46 @@ def _check_values(body: Body) -> None:
 def leaves(values: Any) -> list[Any]:
     """Return the numbers of nested lists, row-major."""
     return [leaf for item in values for leaf in leaves(item)] if isinstance(values, list) else [values]
+
+
+def digest_of(body: Body) -> str:
+    """Return the digest that the values of a body have, as `TensorRecord.digests` has it.
+
+    Empty where that cannot be known from what JSON says: the body has no values, they have NaN (there are many),
+    or an element type that numpy does not have.
+    """
+    if body.values is None:
+        return ""
+    numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
+    if any(number != number for number in numbers):
+        return ""
+    try:
+        with np.errstate(over="ignore"):
+            stored = _stored(numbers, body.dtype)
+    except (KeyError, OverflowError, ValueError):
+        return ""
+    hashed = hashlib.blake2b(f"torch.{body.dtype}{list(body.local_shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
+    hashed.update(stored)
+    return hashed.hexdigest()
+
+
+def _stored(numbers: list[Any], dtype: str) -> bytes:
+    """Return numbers as they lie in memory: of bfloat16, the upper half of a float32."""
+    if dtype == "bfloat16":
+        return (np.array(numbers, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    return np.array(numbers, STORED_AS[dtype]).tobytes()
+
+
+def _flat(body: Body) -> list[Any]:
+    level: list[Any] = [body.values]
+    for _ in _listed_shape(body):
+        level = [inner for item in level for inner in item]
+    return level
+
+
+def _listed_shape(body: Body) -> Shape:
+    """Return the shape of a body's nested lists, in which a complex number is a pair."""
+    return (*body.local_shape, 2) if body.dtype.startswith("complex") else body.local_shape
 
 
 def numel_of(field: str, shape: Shape) -> int:

@@ -49,7 +49,9 @@ def whole_ids(values: NDArray[np.generic], last: int) -> NDArray[np.int64]:
     if numbers.dtype.kind not in "fiu":
         return np.full(numbers.shape, ID_NONE, np.int64)
     whole = (numbers >= 0) & (numbers <= last) & (np.floor(numbers) == numbers)
-    return np.where(whole, numbers, ID_NONE).astype(np.int64)
+    ids = np.full(numbers.shape, ID_NONE, np.int64)
+    np.copyto(ids, numbers, casting="unsafe", where=whole)  # np.where would put -1 into numpy 2.5's own unsigned type
+    return ids
 
 
 def own_ids(ids: NDArray[np.int64], first: int, numel: int) -> NDArray[np.int64]:

@@ -138,6 +138,9 @@ def read_files(
 
 def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
     record = _read(folder, name, RankRecord)
+    if record.run_id != run.run_id:
+        hint = "keep the files of one run in a folder; remove this one to check the other ranks"
+        raise DumpError(f"{folder / name} is of another run than {RUN_FILE}", hint)
     with _damage(folder / name):
         if rank_file(record.rank) != name:
             raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")

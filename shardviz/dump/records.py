@@ -22,6 +22,9 @@ NO_IDS = "cannot hold ids"
 MAX_NUMBER = 1 << 62
 DIGEST_LENGTH = 16
 
+RunId = Annotated[str, Meta(pattern="^[0-9a-f]*$", max_length=32)]
+"""What ties the files of one run together: hex digits drawn once a run; empty in dumps of older versions."""
+
 Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 """A size, an index or an offset."""
 
@@ -232,6 +235,7 @@ class RankRecord(Record, frozen=True):
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
         raised: What only the sharded model's step raised, and where: `(what, error)`.
+        run_id: That of its run.
     """
 
     schema: Count
@@ -252,6 +256,7 @@ class RankRecord(Record, frozen=True):
     calls: tuple[CallRecord, ...] = ()
     narrowed_to: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()
+    run_id: RunId = ""
 
 
 class Stamp(Record, frozen=True):
@@ -291,6 +296,7 @@ class RunRecord(Record, frozen=True):
         stamps: The stamped tensors in model order.
         intended: The layouts that the author wants, in the notation, by pattern over names.
         sequence: The dim of stamped tensors that is the one sequence they share, by pattern over names.
+        run_id: What every rank's file of this run names too.
     """
 
     schema: Count
@@ -303,3 +309,4 @@ class RunRecord(Record, frozen=True):
     stamps: tuple[Stamp, ...] = ()
     intended: dict[str, str] = {}
     sequence: dict[str, Count] = {}
+    run_id: RunId = ""

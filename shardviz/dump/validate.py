@@ -11,7 +11,16 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.dump.content import SHOWN, check_body, check_one_form, check_runs, check_spans, item_at, numel_of
+from shardviz.dump.content import (
+    SHOWN,
+    check_body,
+    check_one_form,
+    check_runs,
+    check_spans,
+    digest_of,
+    item_at,
+    numel_of,
+)
 from shardviz.dump.records import DIGEST_LENGTH
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.layout import FlatView, Layout, check_placements
@@ -227,6 +236,7 @@ Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
 
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
     seen: Names = {}
+    digests: dict[int, str] = {}
     total = chars = 0
 
     def check(tensor: TensorRecord) -> None:
@@ -239,6 +249,7 @@ def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
         if chars > MAX_CHARS:
             raise DumpError(f"names are {chars:,} characters written out, expected at most {MAX_CHARS:,}")
         _check_tensor(tensor, record, stamped, seen)
+        _check_digests(tensor, record, digests)
 
     _each("tensors", record.tensors, check)
     for (prefix, suffix, role, moment), spans in seen.items():
@@ -257,6 +268,17 @@ def _check_tensor(tensor: TensorRecord, record: RankRecord, stamped: StampedShap
         flat = body.layout is not None and record.layouts[body.layout].flat is not None
         check_spans(body.held, stamped.of((prefix, suffix), numbers), flat=flat)
     seen.setdefault((prefix, suffix, body.role, body.moment), []).extend(numbers or ((-1, 0),))
+
+
+def _check_digests(tensor: TensorRecord, record: RankRecord, known: dict[int, str]) -> None:
+    """Make sure that digests are those of the values beside them; `known` are those of the bodies seen before."""
+    if not tensor.digests:
+        return
+    if tensor.body not in known:
+        known[tensor.body] = digest_of(record.bodies[tensor.body])
+    wanted = known[tensor.body]
+    if wanted and tensor.digests != wanted * (len(tensor.digests) // DIGEST_LENGTH):
+        raise DumpError(f"digests are not the {wanted} of the values in bodies[{tensor.body}]")
 
 
 @lru_cache(maxsize=4096)

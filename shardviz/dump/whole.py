@@ -35,5 +35,7 @@ def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
         if region.shape != values.shape:
             own, claimed = list(values.shape), list(region.shape)
             raise DumpError(f"{printable(name)}: rank {rank} has a shape of {own}, but claims {claimed}")
+        if not region.is_within(shape):
+            raise DumpError(f"{printable(name)}: rank {rank} claims a part that lies outside {list(shape)}")
         whole.ravel()[region.flat_ids(shape)] = values
     return whole

@@ -90,6 +90,11 @@ class Region:
         """Number of elements."""
         return math.prod(self.shape)
 
+    def is_within(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of `shape` has all of these elements."""
+        ends = [max((stop for _, stop in ranges), default=0) for ranges in self.dims]
+        return len(ends) == len(shape) and all(end <= size for end, size in zip(ends, shape, strict=True))
+
     def flat_ids(self, shape: Sequence[int]) -> NDArray[np.int64]:
         """Return the row-major index in `shape` of every element, as an array of this region's shape.
 

@@ -242,7 +242,7 @@ def _dump(
     """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
     from torch import distributed
 
-    from shardviz.live.capture.agreement import of_all_ranks
+    from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks
     from shardviz.live.capture.capture import Capture, run_record
     from shardviz.live.capture.intended import check_intended
     from shardviz.live.capture.meshes import plain_mesh
@@ -253,11 +253,14 @@ def _dump(
     refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
     if refused is not None:
         raise refused
-    seen = Capture(rank, num_ranks, {stamp.name: stamp for stamp in part.stamps})
+    stamps = {stamp.name: stamp for stamp in part.stamps}
+    seen = Capture(rank, num_ranks, stamps, run_id=agreed_run_id())
     seen.add_mesh(mesh)
     yield seen
     if rank == 0:
-        write_run(folder, run_record(plain_mesh(mesh), Stamped(part.stamps), intended, command=tuple(sys.argv)))
+        command = tuple(sys.argv)
+        record = run_record(plain_mesh(mesh), Stamped(part.stamps), intended, command=command, run_id=seen.run_id)
+        write_run(folder, record)
     write_rank(folder, seen.record(), seen.dense)
     distributed.barrier()
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
-from shardviz.live.capture.agreement import agreed_errors, in_a_line
+from shardviz.live.capture.agreement import agreed_errors, agreed_run_id, in_a_line
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -70,7 +70,7 @@ def run_probe(world: World, job: ProbeJob) -> None:
     expect = getattr(probe, "expect", {})
     check_intended(expect)
     device_mesh = init_device_mesh(world.device_type, job.mesh.shape, mesh_dim_names=job.mesh.axes)
-    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit)
+    capture = Capture(world.rank, world.num_ranks, values_limit=job.values_limit, run_id=agreed_run_id())
     capture.add_mesh(device_mesh)
     run = ProbeOnRank(probe, job, device_mesh, capture)
     run.capture_initial()
@@ -79,8 +79,15 @@ def run_probe(world: World, job: ProbeJob) -> None:
     if hasattr(probe, "batch"):
         run.capture_step()
     if world.rank == 0:
-        sequence = sequence_dims(probe, stamped)
-        record = run_record(job.mesh, stamped, expect, command=job.command, probe=job.name, sequence=sequence)
+        record = run_record(
+            job.mesh,
+            stamped,
+            expect,
+            command=job.command,
+            probe=job.name,
+            sequence=sequence_dims(probe, stamped),
+            run_id=capture.run_id,
+        )
         write_run(job.folder, record)
     write_rank(job.folder, capture.record(), capture.dense)
 

@@ -71,8 +71,9 @@ def add_values(
             values=local.tolist() if written else None,
             constant=constant,
         )
-        digest = hashlib.blake2b(local.tobytes() + str(local.shape).encode(), digest_size=8).hexdigest()
-        tensor = TensorRecord(name, len(record.bodies), digests=digest)
+        hashed = hashlib.blake2b(f"torch.{local.dtype}{list(local.shape)}".encode(), digest_size=8)
+        hashed.update(local.tobytes())
+        tensor = TensorRecord(name, len(record.bodies), digests=hashed.hexdigest())
         change_rank(
             folder,
             rank,

@@ -66,7 +66,7 @@ class Step:
 
     def _put(self, rank: int, name: str, role: Any, stage: Any, held: Any, layout: int | None, shape: Any) -> None:
         array = np.asarray(held, np.float64)
-        body = Body(role, stage, shape, array.shape, "float64", layout=layout, values=array.tolist())
+        body = Body(role, stage, shape, array.shape, "float64", layout=layout, values=_nested(array))
         self.bodies[rank].append(body)
         self.names[rank].append(name)
 
@@ -92,6 +92,13 @@ class Step:
         results = list(check_step(dump_of(read_files(folder)), []))
         findings = [one for one in results if isinstance(one, Finding)]
         return findings, [one for one in results if isinstance(one, NotChecked)]
+
+
+def _nested(array: Any) -> Any:
+    """Return nested lists as a dump writes them: JSON has no NaN and no infinity."""
+    if array.ndim:
+        return [_nested(row) for row in array]
+    return float(array) if np.isfinite(array) else str(float(array))
 
 
 def on_all(values: Any) -> Values:

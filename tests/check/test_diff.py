@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from shardviz.check.diff import compare
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import Mesh
+from tests.check.records import add_values
 from tests.dumps import Made, make_dump
 
 MESH = Mesh(("fsdp", "tp"), (2, 4))
@@ -67,3 +70,12 @@ def test_what_only_one_dump_has_of_all_tensors_is_said_once(tmp_path):
     assert [(one.tensor, one.why) for one in difference.not_compared] == [
         ("", "the model's own values: only the first dump has them")
     ]
+
+
+def test_values_of_which_a_rank_claims_another_shape_are_not_compared(tmp_path):
+    paths = [make_dump(tmp_path / name, MESH, {"b": "[8]"}) for name in "ab"]
+    for path, last in zip(paths, ("[16/tp, 2]", "[8/tp]"), strict=True):
+        add_values(path, "w", "[8/tp]", {rank: np.ones(2) * (last != "[8/tp]") for rank in range(7)})
+        add_values(path, "w", last, {7: np.ones(2) if last == "[8/tp]" else np.ones((4, 2))})
+    (one,) = compare(*(dump_of(read_files(path)) for path in paths)).not_compared
+    assert "rank 7 claims a part that lies outside [8]" in one.why

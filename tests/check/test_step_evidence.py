@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.check.steps import ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
+from shardviz.dump.records import LayoutRecord
+from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,3 +155,29 @@ def test_under_a_pipeline_the_module_to_look_at_is_the_first_odd_one_of_any_stag
     step = Step(tmp_path).add("output", "output", on_all(WANTED**2))
     (found,), _ = step.put(2, "late", "activation", "step", WANTED).check()
     assert found.fix.startswith("look at late first")
+
+
+def test_a_reference_that_is_not_finite_is_said_and_the_rest_is_compared(tmp_path: Path) -> None:
+    odd = WANTED.copy()
+    odd[0, 1], odd[2, 2] = np.nan, np.inf
+    step = Step(tmp_path).add("odd", "grad", on_all(odd), odd).add("finite", "grad", on_all(WANTED), odd)
+    step.add("right", "grad", on_all(WANTED)).add("wrong", "grad", on_all(2 * WANTED)).add(
+        "loss", "scalar", on_all(1.0), np.nan
+    )
+    findings, unchecked = step.check()
+    assert [(found.kind, found.tensor) for found in findings] == [("wrong-scale", "wrong")]
+    why = "2 of 16 elements of the unsharded model's are NaN or infinite"
+    assert {(one.tensor, one.why) for one in unchecked} == {
+        ("odd", f"its grad: {why}"),
+        ("finite", f"its grad: {why}"),
+        ("loss", "its scalar: 1 of 1 elements of the unsharded model's are NaN or infinite"),
+    }
+
+
+def test_a_rank_that_claims_another_shape_than_the_others_is_not_compared(tmp_path: Path) -> None:
+    step = Step(tmp_path).add("w", "grad", dict.fromkeys((0, 1, 2), WANTED))
+    step.layouts.append(LayoutRecord(0, COPIES, (8, 4)))
+    step._put(3, "w", "grad", "step", np.ones((8, 4)), 1, (8, 4))
+    findings, unchecked = step.check()
+    assert findings == []
+    assert "its grad: rank 3 claims a part that lies outside [4, 4]" in unchecked[0].why

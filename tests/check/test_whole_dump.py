@@ -56,6 +56,18 @@ def test_another_layout_than_intended_is_a_wrong_placement(tmp_path: Path) -> No
     assert (found.kind, found.intended) == ("wrong-placement", "[*/tp/fsdp, *]")
 
 
+@pytest.mark.parametrize(("of_run", "of_rank"), [("0a", "0b"), ("0a", ""), ("", "0b")])
+def test_a_file_of_another_run_is_named_and_the_rest_is_checked(tmp_path: Path, of_run: str, of_rank: str) -> None:
+    check_made(tmp_path, MESH, {"w": Made("[24/fsdp/tp, 8]", "[24/tp/fsdp, 8]")})
+    change_run(tmp_path / "made.shardviz", run_id=of_run)
+    for rank in range(4):
+        change_rank(tmp_path / "made.shardviz", rank, run_id=of_rank if rank == 3 else of_run)
+    report = check_dump(tmp_path / "made.shardviz")
+    assert kinds(report) == ["misordered", "incomplete"]
+    found = report.findings[1]
+    assert (found.ranks, found.sentence) == ((3,), "rank_00003.json is of another run than run.json")
+
+
 def test_a_plain_tensor_is_held_against_the_intention_too(tmp_path: Path) -> None:
     plain = Made(None, held="[24/tp, 8]", shape=(24, 8))
     assert kinds(with_intent(tmp_path, plain, w="[*/3/tp, *]")) == ["wrong-segment"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shardviz.dump.content import digest_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records import (
     Body,
@@ -33,6 +34,8 @@ Change = Callable[[Any], object]
 
 MESH = MeshRecord(("fsdp", "tp"), (1, 2), (0, 1))
 DIGEST = "0123456789abcdef"
+OUTPUT = Body("output", "step", (2,), (2,), "complex64", values=[[0.5, 1], [2, 3]], constant=False)
+OUTPUT_DIGEST = digest_of(OUTPUT)
 
 RUN = RunRecord(
     schema=1,
@@ -77,7 +80,7 @@ def rank_record(rank: int) -> RankRecord:
             Body("buffer", "stamped", (2, 2), (2, 2), "float32", runs=((33, 1, 3), (-1, 0, 1))),
             Body("param", "initial", (4, 3), (2, 3), "float32", layout=0, values=[[1, 2.5, "nan"], [0, -1, "-inf"]]),
             Body("param", "stamped", (2, 2), (2, 2), "float32", dense=True),
-            Body("output", "step", (2,), (2,), "complex64", values=[[0.5, 1], [2, 3]], constant=False),
+            OUTPUT,
         ),
         tensors=(
             TensorRecord("layers.", 0, ((0, 2),), ".w"),
@@ -87,7 +90,7 @@ def rank_record(rank: int) -> RankRecord:
             TensorRecord("rope", 3),
             TensorRecord("layers.", 4, ((0, 2),), ".w", DIGEST * 2),
             TensorRecord("big", 5),
-            TensorRecord("output", 6, digests=DIGEST),
+            TensorRecord("output", 6, digests=OUTPUT_DIGEST),
         ),
         tied=(("embed", "head"),),
         gathered=(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.dump.read import read_files
-from tests.dump.samples import Change, both, put, refusal, spoil, write_sample
+from tests.dump.samples import OUTPUT_DIGEST, Change, both, put, refusal, spoil, write_sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,6 +214,14 @@ WRONG_RANK: list[tuple[Change, str]] = [
         "tensors[0]: name is 'layers.0.x.', expected what stands before the first number of the full name",
     ),
     (put(DIGITS, "tensors", 5, "digests"), "tensors[5]: digests has 16 digits, expected 2 * 16"),
+    (
+        put(DIGITS, "tensors", 7, "digests"),
+        f"tensors[7]: digests are not the {OUTPUT_DIGEST} of the values in bodies[6]",
+    ),
+    (
+        put([[0.5, 1], [2, 4]], "bodies", 6, "values"),
+        "tensors[7]: digests are not the ea199253ef489ba4 of the values in bodies[6]",
+    ),
     (
         put("x" * 32, "tensors", 5, "digests"),
         "Expected `str` matching regex '^[0-9a-f]*$' - at `$.tensors[...].digests`",

@@ -44,7 +44,9 @@ def clean(folder):
     report = check_dump(folder)
     assert not report.findings, report.findings
     assert not report.not_checked, report.not_checked
-    return dump_of(read_files(folder))
+    files = read_files(folder)
+    assert {record.run_id for record in files.ranks.values()} == {files.run.run_id} != {""}
+    return dump_of(files)
 
 
 # Pipeline stages

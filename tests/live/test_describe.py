@@ -1,12 +1,15 @@
 import math
 
+import msgspec
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardviz.dump.content import digest_of
 from shardviz.dump.dump import expand_runs
-from shardviz.dump.records import Stamp
+from shardviz.dump.records import Body, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.capture import describe
 
@@ -90,3 +93,20 @@ def test_a_digest_tells_values_dtypes_and_shapes_apart_and_nothing_else():
     assert describe.digest(one) == describe.digest(torch.arange(12.0).view(6, 2)[:, 0] / 2)
     others = [one.view(2, 3), one.double(), -one, torch.empty(0)]
     assert len({describe.digest(other) for other in [one, *others]}) == 5
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "int64", "int8", "uint8", "bool"]
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4)])
+def test_a_digest_is_that_of_the_values_as_json_has_them(dtype: str, shape: tuple[int, ...]):
+    values = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(getattr(torch, dtype))
+    body = Body("param", "initial", shape, shape, dtype, values=describe.nested(values))
+    assert digest_of(msgspec.json.decode(msgspec.json.encode(body), type=Body)) == describe.digest(values)
+
+
+def test_infinities_and_the_sign_of_zero_are_in_a_digest_and_nan_is_left_out():
+    for numbers, is_known in (([-0.0, float("inf"), float("-inf")], True), ([1.0, float("nan"), 2.0], False)):
+        values = torch.tensor(numbers)
+        body = Body("param", "initial", (3,), (3,), "float32", values=describe.nested(values))
+        assert digest_of(body) == (describe.digest(values) if is_known else "")

@@ -11,7 +11,7 @@ import pytest
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import torchrun_world
-from tests.live.worlds import OF_WORLDS, assert_nothing_runs_below, children, is_running, run, script, wait_until
+from tests.live.worlds import OF_WORLDS, ROOT, assert_nothing_runs_below, children, is_running, run, script, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,45 @@ def test_ranks_start_below_a_temporary_folder_with_a_long_name(tmp_path: Path) -
     text = 'print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))'
     stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=60)
     assert (stdout, stderr) == ("[5, 5]\n", "")
+
+
+ECHO = """
+try:
+    print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["random", "cuda", "sympy"])
+def test_files_of_the_working_folder_do_not_stand_in_for_what_torch_imports(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text("raise RuntimeError('not meant for torch')")
+    ended = script(tmp_path, ECHO, cwd=folder).communicate(timeout=60)
+    assert ended == ("[5, 5]\n", "")
+
+
+def test_an_exception_while_torch_is_imported_is_printed(tmp_path: Path) -> None:
+    folder = tmp_path / "path"
+    folder.mkdir()
+    (folder / "sympy.py").write_text("raise RuntimeError('a broken install')")
+    stdout, stderr = script(tmp_path, ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"}).communicate(timeout=60)
+    assert stderr == ""
+    assert stdout.startswith("rank 0 raised RuntimeError: a broken install, and 1 other rank the same\n")
+    assert f'File "{folder}/sympy.py", line 1' in stdout
+
+
+def test_an_import_that_never_ends_is_one_clear_line(tmp_path: Path) -> None:
+    folder = tmp_path / "path"
+    folder.mkdir()
+    (folder / "sympy.py").write_text("import time; time.sleep(1000)")
+    limit = "from shardviz.live.world import starting; starting.IMPORT_LIMIT = 3.0\n"
+    stdout, stderr = script(tmp_path, limit + ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"}).communicate(timeout=60)
+    assert stderr == ""
+    line, hint = stdout.splitlines()
+    assert line == "importing torch did not finish in 3 s"
+    assert hint.startswith("Hint: run `python -X importtime")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

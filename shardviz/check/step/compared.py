@@ -71,6 +71,10 @@ class Elements:
     numbers: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def is_within(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of `shape` has all of these elements."""
+        return max(self.numbers, default=-1) < math.prod(shape)
+
     def flat_ids(self, _shape: Sequence[int]) -> NDArray[np.int64]:
         """Return the numbers, in the local shape."""
         return np.array(self.numbers, np.int64).reshape(self.shape)
@@ -115,6 +119,11 @@ class Compared:
         for rank, values in self.values.items():
             if values.shape != self.regions[rank].shape:
                 return f"rank {rank} has {list(values.shape)}, and it is not known which part of the tensor that is"
+            if not self.regions[rank].is_within(self.wanted.shape):
+                whole = list(self.wanted.shape)
+                return f"rank {rank} claims a part that lies outside {whole}, the unsharded model's shape"
+        if num_odd := int(np.count_nonzero(~np.isfinite(self.wanted))):
+            return f"{num_odd} of {self.wanted.size} elements of {self.whose} are NaN or infinite"
         unknown = [op for _, op in self.claimed.partial if op not in REDUCTIONS] if self.claimed else []
         return f"shardviz cannot make up for a pending {unknown[0]}" if unknown else ""
 
@@ -205,12 +214,14 @@ def rounding_of(dump: Dump) -> Rounding:
     whole = list(dump.at("reference"))
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     gradients = [
-        float(np.max(np.abs(dump.values(tensor.first, name)), initial=0.0))
-        for tensor in whole
-        for name in tensor.names
-        if tensor.role == "grad"
+        _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"
     ]
     return Rounding(epsilon, max(terms, 1), max(gradients, default=0.0))
+
+
+def _largest(values: NDArray[np.float64]) -> float:
+    """Return the size of the largest finite number: NaN in one gradient says nothing of how others are rounded."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
 
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 import traceback
 from pathlib import Path
@@ -33,6 +34,11 @@ def of_all_ranks(mine: Sent) -> list[Sent]:
     of_all: list[Sent] = [mine] * distributed.get_world_size()
     distributed.all_gather_object(of_all, mine)
     return of_all
+
+
+def agreed_run_id() -> str:
+    """Return what names this run in all of its files: what rank 0 drew. Every rank calls this."""
+    return of_all_ranks(secrets.token_hex(8))[0]
 
 
 def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str]:

@@ -64,6 +64,7 @@ class Capture:
         calls: Collectives to compare with their definition.
         narrowed_to: Dtypes to which the step rounded values of a wider dtype.
         raised: Errors that only the sharded model's step raised: `(what, error)`.
+        run_id: What names the run in all of its files.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class Capture:
     calls: list[CallRecord] = field(default_factory=list)
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
+    run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
     _layouts: dict[LayoutRecord, int] = field(default_factory=dict)
@@ -183,6 +185,7 @@ class Capture:
             narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             raised=tuple(self.raised),
+            run_id=self.run_id,
         )
 
     def _add(self, name: str, body: Body, digest: str) -> None:
@@ -226,6 +229,7 @@ def run_record(
     command: tuple[str, ...] = (),
     probe: str = "",
     sequence: Mapping[str, int] | None = None,
+    run_id: str = "",
 ) -> RunRecord:
     """Return the facts about the whole run, for `run.json`."""
     return RunRecord(
@@ -239,4 +243,5 @@ def run_record(
         stamps=stamped.stamps if stamped else (),
         intended=dict(intended or {}),
         sequence=dict(sequence or {}),
+        run_id=run_id,
     )

@@ -1,4 +1,7 @@
-"""Imported in the fork server only: torch, once, for all the ranks that will be forked from it."""
+"""Imported in the fork server only: torch, once, for all the ranks that will be forked from it.
+
+An import that raises does not stop the server, which has nobody to complain to: ranks report it for it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from shardviz.live.world.raised import describe
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from shardviz.live.world.protocol import Failed
+
+ALSO = "SHARDVIZ_PRELOAD"
+"""The environment variable that names further modules, separated by commas."""
 
 MODULES = (
     "torch",
@@ -22,18 +32,48 @@ MODULES = (
 )
 """What ranks need. A version of torch that lacks one does without."""
 
+_failures: list[Failed] = []
+
 
 def main() -> None:
-    """Import `MODULES`, quietly, and stop at once if the launcher is gone."""
+    """Import `MODULES` and those named by `ALSO`, quietly, and stop at once if the launcher is gone."""
     _be_quiet()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; a forked thread pool is a dead one
+    also = [name for name in os.environ.pop(ALSO, "").split(",") if name]
     gc.disable()  # a third of the time to import torch goes to collecting what is not garbage
-    with ending_with(os.getppid()):
-        for name in MODULES:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+    try:
+        with ending_with(os.getppid()), _without_working_folder():
+            _import_all(MODULES)
+        _import_all(also)
+    except BaseException as error:  # sys.exit() at the top of a user's file, too
+        _failures.append(describe(error))
     gc.enable()
     gc.freeze()  # ranks share these pages, a collection in a rank would copy them
+
+
+def failure() -> Failed | None:
+    """Return what stopped the imports of the server that this process was forked from; None where nothing did."""
+    return _failures[0] if _failures else None
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Look for torch and what it needs everywhere but in the user's folder: a `cuda.py` there is not the one it means.
+
+    The folder is on the path where the launcher is `python -m shardviz`, or `PYTHONPATH` names it.
+    """
+    before = list(sys.path)
+    sys.path[:] = [entry for entry in before if os.path.realpath(entry or ".") != os.getcwd()]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 @contextlib.contextmanager
@@ -48,9 +88,11 @@ def ending_with(launcher: int) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    yield
-    over.set()
-    watcher.join()
+    try:
+        yield
+    finally:  # a thread that stayed would keep alive a process whose imports raised
+        over.set()
+        watcher.join()
 
 
 def _be_quiet() -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import output, stacks, waiting
+from shardviz.live.world import output, preload, stacks, waiting
 from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World
 from shardviz.live.world.raised import describe
 
@@ -37,7 +37,7 @@ def main(job: Job, ranks: list[int], lines: list[Connection[bytes, bytes]]) -> N
     line = Line(lines[0], job.folder, rank)
     line.send(Started(threading.get_ident()))
     try:
-        line.send(_run(job, rank, line))
+        line.send(preload.failure() or _run(job, rank, line))
     except SystemExit as leaving:
         line.send(Died(exit_code(leaving), time.monotonic()))
     except BaseException as error:

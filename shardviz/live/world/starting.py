@@ -42,7 +42,10 @@ SOCKET_ADDRESS = 103
 SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 """Bytes that multiprocessing adds to the temporary folder."""
 SHORT_FOLDER = "/tmp"
+IMPORT_LIMIT = 240.0
+"""Seconds that the fork server has for importing torch."""
 _main_lock = threading.Lock()
+_server_lock = threading.Lock()
 _also: list[str] = []
 
 
@@ -81,12 +84,28 @@ def prepare(method: Method = "fork", also: Sequence[str] = ()) -> None:
     """
     _also.extend(name for name in also if name not in _also)
     if _has_server(method):
-        modules = [preload.__name__, *preload.MODULES, *_also]
-        multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+        multiprocessing.get_context("forkserver").set_forkserver_preload([preload.__name__])
         resource_tracker.ensure_running()  # first: it lets SIGINT through again on its way
-        with interrupts_held():
+        with interrupts_held(), _server_environment():
             _make_room_for_sockets()
             forkserver.ensure_running()
+
+
+@contextmanager
+def _server_environment() -> Iterator[None]:
+    """Give a server that starts meanwhile what it needs: the modules to import, and a path without the user's folder.
+
+    Even `multiprocessing` would import a `random.py` that lies there, before anything of shardviz runs.
+    """
+    ours = {preload.ALSO: ",".join(_also), "PYTHONSAFEPATH": "1"}
+    with _server_lock:
+        before = {name: os.environ.get(name) for name in ours}
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _make_room_for_sockets() -> None:
@@ -111,17 +130,55 @@ def start(members: list[Member], job: Job, method: Method) -> None:
     """
     groups = [list(range(job.num_ranks))] if method == "threads" else [[rank] for rank in range(job.num_ranks)]
     try:
-        prepare(method)
-        try:
-            _start_process(members, job, groups[0], method)
-        except (EOFError, ConnectionError):
-            time.sleep(DYING_LIMIT)
-            prepare(method)
-            _start_process(members, job, groups[0], method)
+        _start_first(members, job, groups[0], method)
         for ranks in groups[1:]:
             _start_process(members, job, ranks, method)
     except (OSError, EOFError) as error:
         raise _refusal(len(members), job.num_ranks, error) from None
+
+
+def _start_first(members: list[Member], job: Job, ranks: list[int], method: Method) -> None:
+    """Start a world's first process, for which a fork server may still import torch, or have died meanwhile."""
+    prepare(method)
+    if not _has_server(method):
+        _start_process(members, job, ranks, method)
+        return
+    try:
+        with _limited_imports():
+            _start_process(members, job, ranks, method)
+    except (EOFError, ConnectionError):
+        time.sleep(DYING_LIMIT)
+        prepare(method)
+        with _limited_imports():
+            _start_process(members, job, ranks, method)
+
+
+@contextmanager
+def _limited_imports() -> Iterator[None]:
+    """End a fork server that does not finish its imports: nothing else would ever wake the launcher.
+
+    Raises:
+        ShardvizError: The server was ended.
+    """
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        with suppress(OSError, TypeError):  # it may have ended by itself
+            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+
+    timer = threading.Timer(IMPORT_LIMIT, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, EOFError):
+        if expired.is_set():
+            hint = "run `python -X importtime -c 'import torch'` to see which import does not return"
+            raise ShardvizError(f"importing torch did not finish in {IMPORT_LIMIT:g} s", hint) from None
+        raise
+    finally:
+        timer.cancel()
 
 
 def end(members: list[Member], *, finished: bool) -> None:

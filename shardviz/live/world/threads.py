@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.world import output
+from shardviz.live.world import output, preload
 from shardviz.live.world.protocol import Died, Done, Ready, Started, World
 from shardviz.live.world.raised import describe
 from shardviz.live.world.rank import Line, call, exit_code, isolate, leave
@@ -68,6 +68,9 @@ class PerThread(io.TextIOBase):
 
 def _prepare(first: Line) -> Any:
     first.send(Started(threading.get_ident()))
+    if failed := preload.failure():
+        first.send(failed)
+        return None
     try:
         import torch.distributed as dist
 
