@@ -217,7 +217,7 @@ CASES = (
         ACCURACY,
         (("    if model.group is not None:\n        parts", "    if False:\n        parts"),),
         ("unreduced-scalar", "wrong-value"),
-        ("accuracy", "shard"),
+        ("accuracy", "a shard|own part|argmax|local"),
     ),
     Healthy(
         "a log that returns a loss of its own",

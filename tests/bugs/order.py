@@ -168,7 +168,7 @@ def parallelize(model, mesh):
 """,
         (("number = both.get_local_rank()", 'number = mesh.get_local_rank("cp") * 2 + mesh.get_local_rank("dp")'),),
         ORDER,
-        ("dp_cp", "rank"),
+        ("dp_cp", "flattened|dp and cp|inner axis first|cp first|cp/dp"),
         ("no simple rule", "upgrade torch"),
     ),
     Bug(
