@@ -9,6 +9,7 @@ from tests.bugs import (
     context_parallel,
     experts,
     gradients,
+    hooks,
     loads,
     logs,
     losses,
@@ -23,7 +24,7 @@ from tests.bugs.case import Bug, Healthy
 
 WEIGHTS = (order, permutations, loads, buffers, random_numbers)
 STEPS = (gradients, accumulation, backward, losses, logs, outputs, optimizer)
-AXES = (pipeline, context_parallel, experts)
+AXES = (pipeline, context_parallel, experts, hooks)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES)}
 
