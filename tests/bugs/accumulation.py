@@ -1,0 +1,153 @@
+"""Micro-batches and loss scales: gradients of another loss than the one that is reported."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import DATA_PARALLEL, FSDP
+
+ACCUMULATED = (
+    DATA_PARALLEL
+    + '''
+PARTS = 4
+
+
+def step(model, rows, mesh):
+    """Accumulate the gradients of several micro-batches, and reduce them once."""
+    model.zero_grad()
+    total = torch.zeros((), dtype=rows.dtype)
+    for part in rows.chunk(PARTS):
+        loss = model(part).square().mean() / PARTS
+        loss.backward()
+        total += loss.detach()
+    reduce(model, mesh)
+    return total
+
+'''
+)
+
+SYNCED = (
+    FSDP
+    + '''
+PARTS = 2
+
+
+def step(model, rows, mesh):
+    """Reduce the gradients with the last micro-batch."""
+    total = torch.zeros((), dtype=rows.dtype)
+    for number, part in enumerate(rows.chunk(PARTS)):
+        if isinstance(model.up.weight, DTensor):
+            model.set_requires_gradient_sync(number == PARTS - 1)
+        loss = model(part).square().mean() / PARTS
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def optimizer(model, mesh):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+'''
+)
+
+SCALED = (
+    DATA_PARALLEL
+    + '''
+SCALE = 1024.0
+
+
+def step(model, rows, mesh):
+    """Scale the loss for backward, as for float16, and the gradients back."""
+    loss = model(rows).square().mean()
+    (loss * SCALE).backward()
+    reduce(model, mesh)
+    for parameter in model.parameters():
+        parameter.grad /= SCALE
+    return loss.detach()
+
+'''
+)
+
+CASES = (
+    Bug(
+        "micro-batches summed where they are averaged",
+        "dp=2",
+        ACCUMULATED,
+        ((".square().mean() / PARTS", ".square().mean()"), ("return total", "return total / PARTS")),
+        ("wrong-scale",),
+        ("4 times", "micro-batch"),
+    ),
+    Bug(
+        "gradients zeroed before every micro-batch",
+        "dp=2",
+        ACCUMULATED,
+        (
+            ("    model.zero_grad()\n", ""),
+            ("        loss = model(part)", "        model.zero_grad()\n        loss = model(part)"),
+        ),
+        ("wrong-value", "wrong-scale"),
+        ("last micro-batch", "zero_grad"),
+    ),
+    Bug(
+        "gradients reduced after every micro-batch",
+        "dp=2",
+        ACCUMULATED,
+        (
+            (
+                "    reduce(model, mesh)\n    return total",
+                "    for parameter in model.parameters():\n        parameter.grad /= 2\n    return total",
+            ),
+            (
+                "        total += loss.detach()",
+                "        total += loss.detach()\n"
+                "        for parameter in model.parameters():\n"
+                "            distributed.all_reduce(parameter.grad)",
+            ),
+        ),
+        ("wrong-value", "wrong-scale"),
+        ("micro-batch|more than once|several times",),
+    ),
+    Bug(
+        "the last micro-batch not reduced",
+        "dp=2",
+        ACCUMULATED,
+        (
+            ("    reduce(model, mesh)\n    return total", "    return total"),
+            (
+                "    for part in rows.chunk(PARTS):\n",
+                "    for number, part in enumerate(rows.chunk(PARTS)):\n"
+                "        if number == PARTS - 1:\n"
+                "            reduce(model, mesh)\n",
+            ),
+        ),
+        ("unreduced-gradient", "wrong-value"),
+        ("dp",),
+    ),
+    Bug(
+        "gradient sync of FSDP left off",
+        "fsdp=2",
+        SYNCED,
+        (("number == PARTS - 1", "False"),),
+        ("unreduced-gradient", "write-not-applied", "incomplete"),
+        (".grad is None|set_requires_gradient_sync",),
+        ("from before it was sharded",),
+    ),
+    Bug(
+        "a loss scale never taken out of the gradients",
+        "dp=2",
+        SCALED,
+        (("        parameter.grad /= SCALE", "        parameter.grad /= 1"),),
+        ("wrong-scale",),
+        ("1024", "loss scale|backward ran|another loss"),
+        ("ReduceOp",),
+    ),
+    Bug(
+        "backward through another loss than the one returned",
+        "dp=2",
+        SCALED,
+        (("(loss * SCALE).backward()", "(loss * SCALE * 0.3).backward()"),),
+        ("wrong-scale",),
+        ("0.3", "backward ran|another loss|loss scale"),
+        ("clipping",),
+    ),
+    Healthy("gradients accumulated without a sync until the last micro-batch", "fsdp=2", SYNCED),
+)

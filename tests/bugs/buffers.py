@@ -1,0 +1,241 @@
+"""Buffers, which are neither sharded nor reduced: what ranks make of them by themselves."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import BY_HAND
+
+TABLE = '''
+class Encoded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("table", torch.randn(12, 8), persistent=True)
+
+    def forward(self, x):
+        return self.linear(x + self.table)
+
+
+def build():
+    return Encoded()
+
+
+def batch():
+    return torch.randn(4, 12, 8)
+
+
+BATCH_AXES = ("fsdp",)
+
+
+def parallelize(model, mesh):
+    rank = mesh.get_local_rank("fsdp")
+    fully_shard(model, mesh=mesh["fsdp"])
+    finish(model, rank)
+
+
+def finish(model, rank):
+    """Buffers are what build() made them."""
+
+'''
+
+KEPT = '"""Buffers are what build() made them."""'
+
+SLOPES = (
+    BY_HAND
+    + """
+class Sloped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 6))
+        self.register_buffer("slopes", 2.0 ** -torch.arange(1.0, 9.0))
+
+
+def build():
+    return Sloped()
+
+
+def parallelize(model, mesh):
+    rank, size = mesh.get_local_rank("tp"), mesh["tp"].size()
+    model.weight = own(model.weight, mesh)
+    model.slopes = model.slopes.chunk(size)[rank].clone()
+
+"""
+)
+
+FREQUENCIES = '''
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("inv_freq", self.frequencies(), persistent=False)
+
+    def frequencies(self):
+        return 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+
+    def forward(self, x):
+        angles = torch.arange(12, dtype=x.dtype).outer(self.inv_freq.to(x.dtype))
+        return self.linear(x) * torch.cat((angles.cos(), angles.sin()), -1)
+
+
+def build():
+    return Rotary()
+
+
+def batch():
+    return torch.randn(4, 12, 8)
+
+
+BATCH_AXES = ("fsdp",)
+
+
+def parallelize(model, mesh):
+    """Materialise buffers that came from the meta device, and compute them again."""
+    fully_shard(model, mesh=mesh["fsdp"])
+    model.inv_freq = torch.zeros_like(model.inv_freq)
+    model.inv_freq = model.frequencies().to(model.inv_freq.dtype)
+
+'''
+
+AMAX = '''
+class Scaled(nn.Module):
+    """Keep the largest number seen on all ranks of dp, as scales for float8 do."""
+
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("amax", torch.ones(()))
+
+    def forward(self, x):
+        largest = x.detach().abs().amax()
+        if self.group is not None:
+            distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.group)
+        self.amax = self.amax * 0 + largest
+        return self.linear(x)
+
+
+def build():
+    return Scaled()
+
+
+def batch():
+    return torch.randn(24, 8)
+
+
+BATCH_AXES = ("dp",)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"])
+    model.group = mesh.get_group("dp")
+
+
+def optimizer(model, mesh):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+'''
+
+NORMED = """
+BATCH_AXES = ("dp",)
+
+
+def build():
+    return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 8))
+
+
+def batch():
+    return torch.randn(24, 8)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    return loss.detach()
+
+"""
+
+CASES = (
+    Bug(
+        "a buffer of zeros on all ranks but the first",
+        "fsdp=3",
+        TABLE,
+        ((KEPT, "if rank > 0:\n        model.table = torch.zeros_like(model.table)"),),
+        ("unreplicated", "foreign", "missing", "write-not-applied"),
+        ("table", "zero", "rank"),
+        ("terms of a sum",),
+    ),
+    Bug(
+        "a buffer of zeros on the last rank",
+        "fsdp=3",
+        TABLE.replace("persistent=True", "persistent=False"),
+        ((KEPT, "if rank == 2:\n        model.table = torch.zeros_like(model.table)"),),
+        ("unreplicated", "foreign", "missing", "write-not-applied"),
+        ("table", "zero", "rank 2"),
+        ("terms of a sum",),
+    ),
+    Bug(
+        "a buffer of each rank's own dtype rounding",
+        "fsdp=2",
+        TABLE,
+        ((KEPT, "if rank == 1:\n        model.table = model.table.bfloat16().to(model.table.dtype)"),),
+        ("unreplicated", "wrong-value", "wrong-shape"),
+        ("table", "rank 1|ranks"),
+    ),
+    Bug(
+        "rows of a buffer exchanged on one rank",
+        "fsdp=2",
+        TABLE,
+        ((KEPT, "if rank == 1:\n        model.table = model.table.flip(0)"),),
+        ("misordered", "unreplicated", "misordered-within-shard"),
+        ("table", "rank 1"),
+    ),
+    Bug(
+        "slopes of the first heads on every rank",
+        "tp=4",
+        SLOPES,
+        ((".chunk(size)[rank].clone()", ".chunk(size)[0].clone()"),),
+        ("duplicated", "missing", "misordered"),
+        ("tp", "slopes"),
+    ),
+    Bug(
+        "a buffer left as to_empty made it",
+        "fsdp=2",
+        FREQUENCIES,
+        (("    model.inv_freq = model.frequencies().to(model.inv_freq.dtype)\n", ""),),
+        ("foreign", "missing", "write-not-applied"),
+        ("inv_freq", "never|to_empty|not written"),
+        ("padding",),
+    ),
+    Bug(
+        "frequencies computed again from another base",
+        "fsdp=2",
+        FREQUENCIES,
+        (("model.inv_freq = model.frequencies()", "model.inv_freq = (50.0 ** -(torch.arange(0, 8, 2) / 8))"),),
+        ("wrong-value", "foreign", "unreplicated"),
+        ("inv_freq",),
+    ),
+    Bug(
+        "a maximum of each rank's own",
+        "dp=2",
+        AMAX,
+        (('model.group = mesh.get_group("dp")', "model.group = None"),),
+        ("unreplicated", "wrong-value", "unreduced-scalar"),
+        ("amax", "dp"),
+    ),
+    Healthy("BatchNorm with a step of its own", "dp=2", NORMED),
+    Healthy(
+        "buffers of integers and flags",
+        "fsdp=2",
+        TABLE.replace(
+            "persistent=True)",
+            "persistent=True)\n"
+            '        self.register_buffer("steps", torch.zeros((), dtype=torch.long))\n'
+            '        self.register_buffer("causal", torch.ones(4, 4, dtype=torch.bool).tril(), persistent=False)',
+        ),
+    ),
+)

@@ -1,0 +1,78 @@
+"""A case: a right program, and the edits that make a silent bug of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HEAD = '''
+import math
+import torch
+from torch import distributed, nn
+from torch.distributed.nn.functional import all_reduce
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+from shardviz.live.compat import DTensor, Partial, Replicate, Shard, distribute_tensor, fully_shard
+
+
+def parallelize(model, mesh):
+    """Leave every weight whole."""
+
+'''
+"""What every program begins with; what a program defines again counts."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A silent bug and its right twin, which differ in a few lines.
+
+    Attributes:
+        name: What is wrong, in a few words.
+        mesh: `dp=2,tp=2`.
+        program: The right one, a probe without its imports.
+        edits: Pairs of a text that stands once in the program and what the bug has in its stead.
+        kinds: The kinds of findings that name it rightly.
+        words: Each must stand in what the findings say, `a|b` where either will do.
+        never: What no finding may say: causes that are not true, fixes that do not mend it.
+    """
+
+    name: str
+    mesh: str
+    program: str
+    edits: tuple[tuple[str, str], ...]
+    kinds: tuple[str, ...]
+    words: tuple[str, ...]
+    never: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> str:
+        """The right twin's source."""
+        return HEAD + self.program
+
+    @property
+    def wrong(self) -> str:
+        """The bug's source."""
+        text = self.program
+        for right, wrong in self.edits:
+            assert text.count(right) == 1, f"{self.name}: {right!r} stands {text.count(right)} times in the program"
+            text = text.replace(right, wrong)
+        return HEAD + text
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A right program that looks like a bug, or uses a hook in a way of its own.
+
+    Attributes:
+        name: What is odd about it.
+        mesh: `dp=2,tp=2`.
+        program: A probe without its imports.
+    """
+
+    name: str
+    mesh: str
+    program: str
+
+    @property
+    def right(self) -> str:
+        """Its source."""
+        return HEAD + self.program

@@ -1,0 +1,245 @@
+"""Logged numbers: reduced over the wrong axes, by the wrong mean, or not at all."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import BY_HAND, DATA_PARALLEL, FSDP
+
+VOCABULARY = (
+    BY_HAND
+    + """
+class Speaker(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+
+    def forward(self, x):
+        x = torch.tanh(self.body(x))
+        return self.head(x if self.group is None else Copy.apply(x, self.group))
+
+
+def build():
+    return Speaker()
+
+
+def parallelize(model, mesh):
+    model.head.weight = own(model.head.weight, mesh)
+    model.group, model.first = mesh.get_group("tp"), 12 // mesh["tp"].size() * mesh.get_local_rank("tp")
+
+
+def batch():
+    return torch.randn(24, 8), torch.randint(12, (24,))
+
+
+def whole_output(logits, mesh):
+    parts = [torch.empty_like(logits) for _ in range(mesh["tp"].size())]
+    distributed.all_gather(parts, logits.contiguous(), group=mesh.get_group("tp"))
+    return torch.cat(parts, -1)
+
+
+def loss(model, batch):
+    rows, words = batch
+    logits = model(rows)
+    if model.group is None:
+        return functional.cross_entropy(logits, words)
+    largest = logits.detach().amax(-1)
+    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
+    total = Sum.apply((logits - largest[:, None]).exp().sum(-1), model.group)
+    local = words - model.first
+    here = (local >= 0) & (local < logits.shape[-1])
+    chosen = logits.gather(-1, local.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0] * here
+    chosen = Sum.apply(chosen, model.group)
+    return (total.log() + largest - chosen).mean()
+
+"""
+)
+
+LOGGED = (
+    FSDP
+    + """
+def log(model, rows, loss):
+    return {"train_loss": mean_of(loss, model)}
+
+
+def mean_of(value, model):
+    if isinstance(model.up.weight, DTensor):
+        value = value.detach().clone()
+        distributed.all_reduce(value)
+        value = value / distributed.get_world_size()
+    return float(value)
+
+"""
+)
+
+NORM = (
+    FSDP
+    + '''
+def log(model, rows, loss):
+    """Log the norm of all gradients, and of those of the biases alone."""
+    return {"grad_norm": norm_of(model.parameters())}
+
+
+def norm_of(parameters):
+    square = torch.zeros((), dtype=torch.float64)
+    sharded = False
+    for parameter in parameters:
+        sharded = isinstance(parameter.grad, DTensor)
+        grad = parameter.grad.to_local() if sharded else parameter.grad
+        square += grad.square().sum()
+    if sharded:
+        distributed.all_reduce(square)
+    return float(square.sqrt())
+
+'''
+)
+
+PERPLEXITY = LOGGED.replace('{"train_loss": mean_of(loss, model)}', '{"perplexity": math.exp(mean_of(loss, model))}')
+
+COUNTED = (
+    FSDP
+    + '''
+def log(model, rows, loss):
+    """Log how many rows all ranks saw."""
+    rows_seen = torch.tensor(float(len(rows)))
+    if isinstance(model.up.weight, DTensor):
+        distributed.all_reduce(rows_seen, group=model.up.weight.device_mesh.get_group())
+    return {"rows": float(rows_seen)}
+
+'''
+)
+
+ACCURACY = (
+    VOCABULARY
+    + """
+def log(model, batch, loss):
+    rows, words = batch
+    logits = model(rows).detach()
+    if model.group is not None:
+        parts = [torch.empty_like(logits) for _ in range(distributed.get_world_size(model.group))]
+        distributed.all_gather(parts, logits.contiguous(), group=model.group)
+        logits = torch.cat(parts, -1)
+    return {"accuracy": float((logits.argmax(-1) == words).double().mean())}
+
+"""
+)
+
+WRONG = ("wrong-value", "wrong-scale")
+
+CASES = (
+    Bug(
+        "a loss logged as each rank has it",
+        "fsdp=2",
+        LOGGED,
+        (("mean_of(loss, model)}", "float(loss)}"),),
+        ("unreduced-scalar",),
+        ("over fsdp", "train_loss", "mean"),
+    ),
+    Bug(
+        "a logged loss summed where it is averaged",
+        "fsdp=4",
+        LOGGED,
+        (("        value = value / distributed.get_world_size()\n", ""),),
+        ("wrong-scale",),
+        ("fsdp", "train_loss", "4 times"),
+    ),
+    Bug(
+        "a logged loss averaged twice",
+        "fsdp=4",
+        LOGGED,
+        (("value / distributed.get_world_size()", "value / distributed.get_world_size() ** 2"),),
+        ("wrong-scale",),
+        ("train_loss", "1/4", "once"),
+    ),
+    Bug(
+        "a norm of each rank's own shards",
+        "fsdp=4",
+        NORM,
+        (("    if sharded:\n        distributed.all_reduce(square)\n", ""),),
+        ("unreduced-scalar", "wrong-scale"),
+        ("fsdp", "squares"),
+    ),
+    Bug(
+        "a norm averaged over shards",
+        "fsdp=4",
+        NORM,
+        (
+            (
+                "    if sharded:\n        distributed.all_reduce(square)\n    return float(square.sqrt())",
+                "    norm = square.sqrt()\n"
+                "    if sharded:\n"
+                "        distributed.all_reduce(norm)\n"
+                "        norm = norm / distributed.get_world_size()\n"
+                "    return float(norm)",
+            ),
+        ),
+        WRONG,
+        ("norm", "squares", "averag|mean|summed"),
+    ),
+    Bug(
+        "a norm summed over shards",
+        "fsdp=4",
+        NORM,
+        (
+            (
+                "    if sharded:\n        distributed.all_reduce(square)\n    return float(square.sqrt())",
+                "    norm = square.sqrt()\n"
+                "    if sharded:\n"
+                "        distributed.all_reduce(norm)\n"
+                "    return float(norm)",
+            ),
+        ),
+        WRONG,
+        ("norm", "squares"),
+    ),
+    Bug(
+        "a perplexity averaged over ranks",
+        "fsdp=2",
+        PERPLEXITY,
+        (("math.exp(mean_of(loss, model))", "mean_of(loss.exp(), model)"),),
+        WRONG,
+        ("perplexity", "mean|averag"),
+    ),
+    Bug(
+        "rows counted on one rank",
+        "fsdp=4",
+        COUNTED,
+        (("        distributed.all_reduce(rows_seen, group=model.up.weight.device_mesh.get_group())", "        pass"),),
+        (*WRONG, "unreduced-scalar"),
+        ("rows", "1/4", "sum"),
+        ("divided by",),
+    ),
+    Bug(
+        "an accuracy over each shard's own words",
+        "tp=2",
+        ACCURACY,
+        (("    if model.group is not None:\n        parts", "    if False:\n        parts"),),
+        ("unreduced-scalar", "wrong-value"),
+        ("accuracy", "a shard|own part|argmax|local"),
+    ),
+    Healthy(
+        "a log that returns a loss of its own",
+        "dp=2",
+        DATA_PARALLEL
+        + """
+def log(model, rows, loss):
+    return {"loss": float(loss.detach()) * 0 + 0.5}
+""",
+    ),
+    Healthy(
+        "a log that returns the mean of the ranks' losses as loss", "fsdp=2", LOGGED.replace('"train_loss"', '"loss"')
+    ),
+    Healthy(
+        "a log that reduces whatever model it is given",
+        "fsdp=2",
+        FSDP
+        + """
+def log(model, rows, loss):
+    value = loss.detach().clone()
+    distributed.all_reduce(value)
+    return {"train_loss": float(value / distributed.get_world_size())}
+""",
+    ),
+)

@@ -1,0 +1,160 @@
+"""Losses: means of means, a vocabulary in shards."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import BY_HAND
+
+LABELS = '''
+BATCH_AXES = ("dp",)
+NONE = -100
+
+
+def build():
+    return nn.Linear(8, 10)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def batch():
+    """Labels of which the second half has few that count."""
+    labels = torch.randint(10, (24,))
+    labels[13:20] = NONE
+    return torch.randn(24, 8), labels
+
+
+def loss(model, batch):
+    rows, labels = batch
+    return functional.cross_entropy(model(rows), labels, ignore_index=NONE)
+
+
+def step(model, batch, mesh):
+    """Divide every rank's sum by the number of labels of all ranks."""
+    rows, labels = batch
+    count = (labels != NONE).sum()
+    distributed.all_reduce(count, group=mesh.get_group("dp"))
+    total = functional.cross_entropy(model(rows), labels, ignore_index=NONE, reduction="sum")
+    value = total / count * mesh["dp"].size()
+    value.backward()
+    return value.detach()
+
+'''
+
+WITHOUT_STEP = LABELS.replace("    labels[13:20] = NONE\n", "    labels[[0, 12]] = NONE\n").split("def step(")[0]
+
+VOCABULARY = (
+    BY_HAND
+    + """
+class Speaker(nn.Module):
+    group, first = None, 0
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+
+    def forward(self, x):
+        x = torch.tanh(self.body(x))
+        return self.head(x if self.group is None else Copy.apply(x, self.group))
+
+
+def build():
+    return Speaker()
+
+
+def parallelize(model, mesh):
+    model.head.weight = own(model.head.weight, mesh)
+    model.group, model.first = mesh.get_group("tp"), 12 // mesh["tp"].size() * mesh.get_local_rank("tp")
+
+
+def batch():
+    return torch.randn(24, 8), torch.randint(12, (24,))
+
+
+def whole_output(logits, mesh):
+    parts = [torch.empty_like(logits) for _ in range(mesh["tp"].size())]
+    distributed.all_gather(parts, logits.contiguous(), group=mesh.get_group("tp"))
+    return torch.cat(parts, -1)
+
+
+def loss(model, batch):
+    rows, words = batch
+    logits = model(rows)
+    if model.group is None:
+        return functional.cross_entropy(logits, words)
+    largest = logits.detach().amax(-1)
+    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
+    total = Sum.apply((logits - largest[:, None]).exp().sum(-1), model.group)
+    local = words - model.first
+    here = (local >= 0) & (local < logits.shape[-1])
+    chosen = logits.gather(-1, local.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0] * here
+    chosen = Sum.apply(chosen, model.group)
+    return (total.log() + largest - chosen).mean()
+
+"""
+)
+
+WRONG = ("wrong-value", "wrong-scale")
+
+CASES = (
+    Bug(
+        "a mean of the ranks' means over unequal counts of labels",
+        "dp=2",
+        LABELS,
+        (
+            ('    distributed.all_reduce(count, group=mesh.get_group("dp"))\n', ""),
+            (' / count * mesh["dp"].size()', " / count"),
+        ),
+        WRONG,
+        ("mean of|means", "unequal|count", "all_reduce"),
+    ),
+    Bug(
+        "a mean of means in loss itself",
+        "dp=2",
+        WITHOUT_STEP,
+        (("[[0, 12]]", "[[13, 14, 15, 16]]"),),
+        WRONG,
+        ("mean of|means", "unequal|count"),
+    ),
+    Bug(
+        "a logarithm of each shard's own sum of exponentials",
+        "tp=4",
+        VOCABULARY,
+        (
+            (
+                "Sum.apply((logits - largest[:, None]).exp().sum(-1), model.group)",
+                "(logits - largest[:, None]).exp().sum(-1)",
+            ),
+        ),
+        ("unreduced-scalar", *WRONG),
+        ("tp", "softmax|exponential|logsumexp"),
+    ),
+    Bug(
+        "a softmax over copies of the logits",
+        "tp=4",
+        VOCABULARY,
+        (
+            (
+                "    return (total.log()",
+                "    total = total * distributed.get_world_size(model.group)\n    return (total.log()",
+            ),
+        ),
+        WRONG,
+        ("log(4)|log of 4|log of the size|log(tp)", "tp"),
+        ("unequal numbers of tokens",),
+    ),
+    Bug(
+        "labels not moved to a shard's own words",
+        "tp=2",
+        VOCABULARY,
+        (("local = words - model.first", "local = words"),),
+        WRONG,
+        ("label|vocabulary|shard",),
+        ("unequal numbers of tokens",),
+    ),
+    Healthy(
+        "a loss that is a sum", "dp=2", LABELS.replace('/ count * mesh["dp"].size()', '/ count * mesh["dp"].size()')
+    ),
+)

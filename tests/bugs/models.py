@@ -1,0 +1,234 @@
+"""Pieces of programs that several cases begin with."""
+
+MLP = """
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 12)
+        self.down = nn.Linear(12, 8)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+def build():
+    return MLP()
+
+
+def batch():
+    return torch.randn(24, 8)
+
+"""
+
+DATA_PARALLEL = (
+    MLP
+    + """
+BATCH_AXES = ("dp",)
+
+
+def reduce(model, mesh):
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        parameter.grad /= mesh["dp"].size()
+
+
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    reduce(model, mesh)
+    return loss.detach()
+
+"""
+)
+
+FSDP = (
+    MLP
+    + """
+BATCH_AXES = ("fsdp",)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["fsdp"])
+
+"""
+)
+
+BY_HAND = '''
+class Sum(torch.autograd.Function):
+    """The sum over ranks, each of which computes the whole loss: backward hands the gradient on."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        distributed.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Copy(torch.autograd.Function):
+    """The same on all ranks, each of which uses its own part: backward sums."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+def own(whole, mesh, dim=0, axis="tp"):
+    return nn.Parameter(whole.detach().chunk(mesh[axis].size(), dim)[mesh.get_local_rank(axis)].clone())
+
+'''
+
+TENSOR_PARALLEL = (
+    BY_HAND
+    + """
+class MLP(nn.Module):
+    group = None
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 12, bias=False)
+        self.down = nn.Linear(12, 8)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        x = self.norm(x)
+        if self.group is None:
+            return self.down(torch.tanh(self.up(x)))
+        x = Copy.apply(x, self.group)
+        x = functional.linear(torch.tanh(self.up(x)), self.down.weight)
+        return Sum.apply(x, self.group) + self.down.bias
+
+
+def build():
+    return MLP()
+
+
+def parallelize(model, mesh):
+    model.up.weight = own(model.up.weight, mesh)
+    model.down.weight = own(model.down.weight, mesh, 1)
+    model.group = mesh.get_group("tp")
+
+
+def batch():
+    return torch.randn(24, 8)
+
+"""
+)
+
+WEIGHT = """
+def build():
+    return nn.Linear(6, 24, bias=False)
+
+
+def labelled(rows, mesh, whole, *placements):
+    local = rows.clone().contiguous()
+    return nn.Parameter(DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride()))
+
+"""
+"""One weight of 24 rows and 6 columns, and a way to label a part of it."""
+
+ATTENTION = '''
+HEADS, SIZE = 4, 4
+FEATURES = HEADS * SIZE
+
+
+def attend(q, k, v):
+    """Let every head of q look at the head of k and v that it shares with its neighbours."""
+    q, k, v = (part.unflatten(-1, (-1, SIZE)).transpose(-2, -3) for part in (q, k, v))
+    k, v = (part.repeat_interleave(q.shape[-3] // part.shape[-3], -3) for part in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(-2, -3).flatten(-2)
+
+'''
+
+STAGES = '''
+STAGE_AXES = ("pp",)
+LAYERS = 4
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x))
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): Block() for number in range(LAYERS)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+def build():
+    return Blocks()
+
+
+def batch():
+    return torch.randn(24, 8)
+
+
+def layers_of(stage, mesh):
+    return torch.arange(LAYERS).tensor_split(mesh["pp"].size())[stage].tolist()
+
+
+def parallelize(model, mesh):
+    names = [str(number) for number in layers_of(mesh.get_local_rank("pp"), mesh)]
+    model.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+
+
+def stages(model, mesh):
+    return {mesh.get_local_rank("pp"): model}
+
+
+def through(model, rows, mesh):
+    """Run one micro-batch forward and backward through all stages, and return its loss on every rank."""
+    stage, last = mesh.get_local_rank("pp"), mesh["pp"].size() - 1
+    group = mesh.get_group("pp")
+    ranks = distributed.get_process_group_ranks(group)
+    x = rows
+    if stage > 0:
+        x = torch.empty_like(rows)
+        distributed.recv(x, src=ranks[stage - 1])
+        x.requires_grad_()
+    output = model(x)
+    loss = output.square().mean()
+    if stage == last:
+        backward(loss)
+    else:
+        distributed.send(output.detach(), dst=ranks[stage + 1])
+        gradient = torch.empty_like(output)
+        distributed.recv(gradient, src=ranks[stage + 1])
+        output.backward(gradient)
+    if stage > 0:
+        distributed.send(x.grad, dst=ranks[stage - 1])
+    loss = loss.detach().clone()
+    distributed.broadcast(loss, src=ranks[last], group=group)
+    return loss
+
+
+def backward(loss):
+    loss.backward()
+
+
+def step(model, rows, mesh):
+    return through(model, rows, mesh)
+
+'''

@@ -1,0 +1,148 @@
+"""Weights that were reordered before they were split: heads, segments, the vocabulary."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import FSDP
+
+FUSED = '''
+HEADS, SIZE = 4, 2
+
+
+def build():
+    return nn.Linear(6, 3 * HEADS * SIZE, bias=False)
+
+
+def load(weight):
+    """Return the weight as the model reads it."""
+    return weight
+
+
+def parallelize(model, mesh):
+    with torch.no_grad():
+        model.weight.copy_(load(model.weight.detach().clone()))
+    fully_shard(model, mesh=mesh["fsdp"])
+
+'''
+
+SAME = "return weight\n"
+
+SQUARE = (
+    FSDP.replace("nn.Linear(8, 12)", "nn.Linear(8, 8)").replace("nn.Linear(12, 8)", "nn.Linear(8, 8)")
+    + """
+def parallelize(model, mesh):
+    load(model.up.weight)
+    fully_shard(model, mesh=mesh["fsdp"])
+
+
+@torch.no_grad()
+def load(weight):
+    weight.copy_(weight.clone())
+
+"""
+)
+
+VOCABULARY = """
+def build():
+    return nn.Embedding(20, 6)
+
+
+@torch.no_grad()
+def load(weight):
+    weight.copy_(weight.clone())
+
+
+def parallelize(model, mesh):
+    load(model.weight)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh["tp"], (Shard(0),)))
+
+"""
+
+ORDER = ("misordered",)
+
+CASES = (
+    Bug(
+        "a square weight transposed on load",
+        "fsdp=4",
+        SQUARE,
+        (("weight.clone()", "weight.t().clone()"),),
+        ORDER,
+        ("transpose",),
+    ),
+    Bug(
+        "q, k and v interleaved head by head",
+        "fsdp=2",
+        FUSED,
+        ((SAME, "return weight.view(3, HEADS, SIZE, 6).transpose(0, 1).reshape(-1, 6)\n"),),
+        ORDER,
+        ("interleaved|segments",),
+        ("no simple rule",),
+    ),
+    Bug(
+        "k, q and v for q, k and v",
+        "fsdp=4",
+        FUSED,
+        ((SAME, "q, k, v = weight.chunk(3)\n    return torch.cat((k, q, v))\n"),),
+        ORDER,
+        ("segments",),
+    ),
+    Bug(
+        "q, k and v for v, k and q",
+        "fsdp=2",
+        FUSED,
+        ((SAME, "return torch.cat(weight.chunk(3)[::-1])\n"),),
+        ORDER,
+        ("segments",),
+    ),
+    Bug(
+        "up and gate exchanged",
+        "fsdp=4",
+        FUSED,
+        ((SAME, "return torch.cat(weight.chunk(2)[::-1])\n"),),
+        ORDER,
+        ("segments|rolled",),
+    ),
+    Bug(
+        "rotary halves of each head interleaved",
+        "fsdp=4",
+        FUSED.replace("HEADS, SIZE = 4, 2", "HEADS, SIZE = 1, 8"),
+        ((SAME, "return weight.view(3, 2, SIZE // 2, 6).transpose(1, 2).reshape(-1, 6)\n"),),
+        ORDER,
+        ("rotary",),
+    ),
+    Bug(
+        "rows of each head in an order of their own",
+        "fsdp=4",
+        FUSED.replace("HEADS, SIZE = 4, 2", "HEADS, SIZE = 2, 4"),
+        ((SAME, "return weight.view(-1, SIZE, 6)[:, [2, 0, 3, 1]].reshape(-1, 6)\n"),),
+        ORDER,
+        ("each 4|every 4|blocks of 4|groups of 4|within each|[2, 0, 3, 1]",),
+        ("no simple rule",),
+    ),
+    Bug(
+        "query heads grouped by another number of key heads",
+        "fsdp=2",
+        FUSED.replace("HEADS, SIZE = 4, 2", "HEADS, SIZE = 6, 2").replace("3 * HEADS", "HEADS"),
+        ((SAME, "return weight.view(2, 3, SIZE, 6).transpose(0, 1).reshape(-1, 6)\n"),),
+        ORDER,
+        ("interleaved|head",),
+        ("no simple rule",),
+    ),
+    Bug(
+        "the vocabulary moved up by one for a new first token",
+        "tp=4",
+        VOCABULARY,
+        (("weight.copy_(weight.clone())", "weight[1:] = weight[:-1].clone()\n    weight[0] = 0"),),
+        ("misordered", "foreign", "missing"),
+        ("padding|moved up|shifted|offset",),
+    ),
+    Bug(
+        "the vocabulary rolled by two",
+        "tp=4",
+        VOCABULARY,
+        (("weight.copy_(weight.clone())", "weight.copy_(weight.roll(2, 0))"),),
+        ORDER,
+        ("rolled",),
+    ),
+    Healthy("a weight kept whole beside one that is split", "tp=4", VOCABULARY + "expect = {'weight': '[20/tp, 6]'}\n"),
+)

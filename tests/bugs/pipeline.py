@@ -1,0 +1,293 @@
+"""Pipelines: stages in another order, layers lost or kept twice, gradients of micro-batches and of tied weights."""
+
+from __future__ import annotations
+
+from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import STAGES
+
+MICRO = (
+    STAGES
+    + """
+PARTS = 3
+
+
+def backward(loss):
+    (loss / PARTS).backward()
+
+
+def step(model, rows, mesh):
+    return torch.stack([through(model, part, mesh) for part in rows.chunk(PARTS)]).mean()
+
+"""
+)
+
+WITH_DATA = (
+    STAGES
+    + """
+BATCH_AXES = ("dp",)
+
+
+def step(model, rows, mesh):
+    loss = through(model, rows, mesh)
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+        parameter.grad /= mesh["dp"].size()
+    return loss
+
+"""
+)
+
+TIED = (
+    STAGES.replace(
+        """        self.layers = nn.ModuleDict({str(number): Block() for number in range(LAYERS)})
+""",
+        """        self.layers = nn.ModuleDict({str(number): Block() for number in range(LAYERS)})
+        self.embed = nn.Linear(8, 8, bias=False)
+        self.head = nn.Linear(8, 8, bias=False)
+        self.head.weight = self.embed.weight
+""",
+    ).replace(
+        """        for layer in self.layers.values():
+            x = layer(x)
+        return x
+""",
+        """        x = self.embed(x) if self.embed is not None else x
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.head(x) if self.head is not None else x
+""",
+    )
+    + '''
+def parallelize(model, mesh):
+    stage = mesh.get_local_rank("pp")
+    names = [str(number) for number in layers_of(stage, mesh)]
+    model.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+    if stage > 0:
+        model.embed = None
+    if stage < mesh["pp"].size() - 1:
+        model.head = None
+
+
+def step(model, rows, mesh):
+    loss = through(model, rows, mesh)
+    sum_ties(model, mesh)
+    return loss
+
+
+def sum_ties(model, mesh):
+    """Sum the gradients of the embedding on the first stage and the head on the last."""
+    ends = distributed.new_group([0, mesh["pp"].size() - 1])
+    tied = model.embed or model.head
+    if tied is not None:
+        distributed.all_reduce(tied.weight.grad, group=ends)
+
+'''
+)
+
+TIED_SHARDS = (
+    TIED.replace("self.embed(x)", "functional.linear(x, whole(self.embed.weight))").replace(
+        "self.head(x)", "functional.linear(x, whole(self.head.weight))"
+    )
+    + """
+EMBED, HEAD = 0, 0
+
+
+def whole(weight):
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def parallelize(model, mesh):
+    stage, kept = mesh.get_local_rank("pp"), model.embed.weight.detach()
+    names = [str(number) for number in layers_of(stage, mesh)]
+    model.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+    if stage > 0:
+        model.embed = None
+        model.head.weight = nn.Parameter(distribute_tensor(kept, mesh["tp"], (Shard(HEAD),)))
+    else:
+        model.head = None
+        model.embed.weight = nn.Parameter(distribute_tensor(kept, mesh["tp"], (Shard(EMBED),)))
+
+
+def sum_ties(model, mesh):
+    tied = model.embed or model.head
+    distributed.all_reduce(tied.weight.grad.to_local(), group=mesh.get_group("pp"))
+
+"""
+)
+
+V_SHAPED = (
+    STAGES
+    + '''
+def numbers(mesh):
+    """Rank r of p has stage r on the way down and stage 2p - 1 - r on the way back."""
+    rank, size = mesh.get_local_rank("pp"), mesh["pp"].size()
+    return [rank, 2 * size - 1 - rank]
+
+
+def parallelize(model, mesh):
+    model.layers = nn.ModuleDict({str(number): model.layers[str(number)] for number in numbers(mesh)})
+
+
+def stages(model, mesh):
+    return {number: model.layers[str(number)] for number in numbers(mesh)}
+
+
+def step(model, rows, mesh):
+    """Down on ranks 0 and 1, and back on ranks 1 and 0, whose last layer has the loss."""
+    first, second = (model.layers[str(number)] for number in numbers(mesh))
+    rank, group = mesh.get_local_rank("pp"), mesh.get_group("pp")
+    if rank == 0:
+        out = first(rows)
+        distributed.send(out.detach(), dst=1)
+        x = torch.empty_like(rows)
+        distributed.recv(x, src=1)
+        x.requires_grad_()
+        loss = second(x).square().mean()
+        loss.backward()
+        distributed.send(x.grad, dst=1)
+        grad = torch.empty_like(out)
+        distributed.recv(grad, src=1)
+        out.backward(grad)
+        loss = loss.detach().clone()
+    else:
+        x = torch.empty_like(rows)
+        distributed.recv(x, src=0)
+        x.requires_grad_()
+        out = second(first(x))
+        distributed.send(out.detach(), dst=0)
+        grad = torch.empty_like(out)
+        distributed.recv(grad, src=0)
+        out.backward(grad)
+        distributed.send(x.grad, dst=0)
+        loss = torch.zeros((), dtype=rows.dtype)
+    distributed.broadcast(loss, src=0, group=group)
+    return loss
+
+'''
+)
+
+CASES = (
+    Bug(
+        "stages in falling order",
+        "pp=2",
+        STAGES,
+        (('tensor_split(mesh["pp"].size())[stage]', 'tensor_split(mesh["pp"].size())[-1 - stage]'),),
+        ("misordered", "wrong-value"),
+        ("order", "stage|layer"),
+        ("compare the outputs module by module",),
+    ),
+    Bug(
+        "two stages exchanged",
+        "pp=4",
+        STAGES,
+        (('tensor_split(mesh["pp"].size())[stage]', 'tensor_split(mesh["pp"].size())[[0, 2, 1, 3][stage]]'),),
+        ("misordered", "wrong-value"),
+        ("order", "stage|layer"),
+        ("compare the outputs module by module",),
+    ),
+    Bug(
+        "layers dealt out in turn to stages that follow one another",
+        "pp=2",
+        STAGES,
+        (
+            (
+                'return torch.arange(LAYERS).tensor_split(mesh["pp"].size())[stage].tolist()',
+                'return torch.arange(LAYERS)[stage :: mesh["pp"].size()].tolist()',
+            ),
+        ),
+        ("misordered", "wrong-value"),
+        ("order|in turn", "stage|layer"),
+        ("compare the outputs module by module",),
+    ),
+    Bug(
+        "layers left over lost",
+        "pp=2",
+        STAGES.replace("LAYERS = 4", "LAYERS = 5"),
+        (
+            (
+                'return torch.arange(LAYERS).tensor_split(mesh["pp"].size())[stage].tolist()',
+                'return torch.arange(LAYERS).split(LAYERS // mesh["pp"].size())[stage].tolist()',
+            ),
+        ),
+        ("missing", "incomplete"),
+        ("layers.4",),
+    ),
+    Bug(
+        "a layer on two stages",
+        "pp=2",
+        STAGES,
+        (("[stage].tolist()", "[stage].tolist() + ([2] if stage == 0 else [])"),),
+        ("duplicated", "wrong-value", "unreduced-gradient"),
+        ("layers.2", "twice|two stages|several stages|both"),
+    ),
+    Bug(
+        "losses of micro-batches summed",
+        "pp=2",
+        MICRO,
+        (("(loss / PARTS).backward()", "loss.backward()"),),
+        ("wrong-scale",),
+        ("3 times", "micro-batch"),
+    ),
+    Bug(
+        "gradients reduced over pp where dp is meant",
+        "dp=2,pp=2",
+        WITH_DATA,
+        (('mesh.get_group("dp")', 'mesh.get_group("pp")'),),
+        ("unreduced-gradient", "wrong-value"),
+        ("over pp", "dp"),
+        ("clipping",),
+    ),
+    Bug(
+        "gradients of a tied embedding and head not summed",
+        "pp=2",
+        TIED,
+        (("    sum_ties(model, mesh)\n    return loss", "    return loss"),),
+        ("unreduced-gradient",),
+        ("head.weight", "embed.weight", "sum"),
+    ),
+    Bug(
+        "gradients of a tied embedding and head averaged",
+        "pp=2",
+        TIED,
+        (
+            (
+                "        distributed.all_reduce(tied.weight.grad, group=ends)",
+                "        distributed.all_reduce(tied.weight.grad, group=ends)\n        tied.weight.grad /= 2",
+            ),
+        ),
+        ("wrong-scale",),
+        ("1/2", "SUM|sum", "pp|tied"),
+    ),
+    Bug(
+        "tied shards of different dims summed as they lie",
+        "pp=2,tp=2",
+        TIED_SHARDS,
+        (("EMBED, HEAD = 0, 0", "EMBED, HEAD = 0, 1"),),
+        ("wrong-value", "misordered", "unreduced-gradient"),
+        ("embed.weight", "head.weight", "tied|one tensor", "split|shards|dim"),
+    ),
+    Bug(
+        "a V of stages in the order of a loop",
+        "pp=2",
+        V_SHAPED,
+        (("return [rank, 2 * size - 1 - rank]", "return [rank, size + rank]"),),
+        ("misordered", "wrong-value"),
+        ("order", "stage|layer"),
+        ("compare the outputs module by module",),
+    ),
+    Bug(
+        "the first micro-batch sent every time",
+        "pp=2",
+        MICRO.replace("    output = model(x)\n", "    output = model(x)\n"),
+        (
+            (
+                "for part in rows.chunk(PARTS)]",
+                'for part in (rows.chunk(PARTS) if mesh.get_local_rank("pp") else rows.chunk(PARTS)[:1] * PARTS)]',
+            ),
+        ),
+        ("wrong-value", "misordered", "duplicated"),
+        ("micro-batch|repeat",),
+    ),
+    Healthy("the loss and the output on the first rank of pp", "pp=2", V_SHAPED),
+    Healthy("more layers on the first stage", "pp=2", STAGES.replace("LAYERS = 4", "LAYERS = 5")),
+)

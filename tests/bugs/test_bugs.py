@@ -1,0 +1,29 @@
+"""Every silent bug is found and rightly named, and its right twin stays quiet."""
+
+import pytest
+
+from tests.bugs.catalogue import BUGS, HEALTHY
+from tests.bugs.running import judged, lines_of, report_of
+
+pytestmark = pytest.mark.bugs
+
+
+def text_of(report):
+    return "\n".join(line for line in lines_of(report) if line) or "nothing was found"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_a_silent_bug_is_found_and_rightly_named(bug, tmp_path):
+    report = report_of(bug.wrong, bug.mesh, tmp_path)
+    verdict = judged(bug, report)
+    assert verdict.is_silent, text_of(report)
+    assert verdict.is_found, text_of(report)
+    assert verdict.complaints == (), text_of(report)
+    assert verdict.repeated == 0, text_of(report)
+
+
+@pytest.mark.parametrize("case", [*BUGS, *HEALTHY], ids=[case.name for case in [*BUGS, *HEALTHY]])
+def test_a_right_program_gives_no_finding_and_is_looked_at(case, tmp_path):
+    report = report_of(case.right, case.mesh, tmp_path)
+    assert report.findings == (), text_of(report)
+    assert not any(" raised " in one.why for one in report.not_checked), text_of(report)
