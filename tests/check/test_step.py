@@ -111,10 +111,11 @@ def test_gradients_that_drown_in_a_narrow_dtypes_rounding_are_said_to_be_uncheck
     assert NotChecked("", "1 of 1 gradients: rounding to bfloat16 allows 125, and they are no larger", "step") in said
 
 
-def test_an_output_of_another_shape_than_the_unsharded_models_is_said_and_not_judged(tmp_path):
+def test_an_output_of_another_shape_than_the_unsharded_models_is_a_wrong_shape(tmp_path):
     half = step_dump(tmp_path, on_all(WANTED[:2]), role="output", shape=(2,))
-    (said,) = check_step(half, [])
-    assert (said.tensor, said.why) == ("w", "its output: it is [2] over all ranks, the unsharded model has [4]")
+    (finding,) = check_step(half, [])
+    assert (finding.kind, finding.tensor) == ("wrong-shape", "w")
+    assert finding.summary == "the output is [2] over all ranks, the unsharded model's is [4]"
 
 
 def test_copies_that_differ_along_an_axis_are_unreduced_and_their_mean_is_recognised(tmp_path):

@@ -28,7 +28,8 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
             yield NotChecked("", "the step's loss and gradients: they come from an output that is wrong", "step")
         findings = [finding for _, finding in outputs]
         explained = [finding for finding in findings if not finding.generic]
-        yield from unhidden(findings, explained, anywhere=True)
+        yield from explained
+        yield from unhidden([finding for finding in findings if finding.generic], explained, anywhere=True)
         return
     left = _not_from_loss(found)
     left_out = len(found) - len(left)
