@@ -20,8 +20,8 @@ FEWEST = 15
 """Cases of a generated test in the default lane."""
 PART = 10
 """Of the nightly lane's cases, one in this many is made in the default lane."""
-NIGHTLY_ROOMS = ("frameworks",)
-"""Rooms of tests that only the nightly lane reads: what they import is not among the requirements of the others."""
+NIGHTLY_ROOMS = ("bugs", "frameworks")
+"""Rooms that only the nightly lane reads: they take ten minutes, or import what the others do not require."""
 FAST_ROOMS = ("check", "commands", "dump", "layout", "picture")
 NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "test_layout_on_ranks.py")
 """Files that import torch, or start interpreters or ranks; the rooms that are not fast do so throughout."""
