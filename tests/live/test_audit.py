@@ -60,7 +60,10 @@ def test_a_repro_of_a_case_that_is_right_passes(tmp_path):
     run_repro(case, tmp_path)
 
 
-JOINING = ('    distributed.init_process_group("gloo")\n', "    distributed.destroy_process_group()\n")
+JOINING = (
+    '    distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=4)\n',
+    "    distributed.destroy_process_group()\n",
+)
 
 
 def run_repro(case, folder, **options):

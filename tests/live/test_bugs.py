@@ -54,7 +54,8 @@ def test_a_healthy_probe_gives_no_finding_at_any_mesh(probe, mesh, tmp_path):
 def test_what_looks_like_a_bug_and_is_none_stays_quiet(probe, tmp_path):
     report = report_on(run_probe(probe.name, ",".join(map(str, probe.mesh)), tmp_path / "dump"))
     assert report.findings == ()
-    unseen = {one.why for one in report.not_checked}
+    of_parts = "the buffer after the step: each rank's is of its own part of the batch"
+    unseen = {one.why for one in report.not_checked if not one.why.startswith(of_parts)}
     assert all(why.startswith(SAID.get(probe.name, "nothing")) for why in unseen)
     assert bool(unseen) == (probe.name in SAID)
 

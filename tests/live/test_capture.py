@@ -40,10 +40,10 @@ def split(model, mesh):
     return model
 
 
-def clean(folder):
+def clean(folder, *, stamped=True):
     report = check_dump(folder)
     assert not report.findings, report.findings
-    assert not report.not_checked, report.not_checked
+    assert all("no ids and no reference" in one.why and not stamped for one in report.not_checked), report.not_checked
     files = read_files(folder)
     assert {record.run_id for record in files.ranks.values()} == {files.run.run_id} != {""}
     return dump_of(files)
@@ -91,7 +91,7 @@ def test_stages_that_use_the_same_names_are_told_apart_by_their_coordinate(mesh,
         stamps=stamps,
         stage_axes=("pp",),
     )
-    seen = clean(shard_dump)
+    seen = clean(shard_dump, stamped=stamped)
     names = {tensor.name: list(tensor.shards) for tensor in seen.tensors if "weight" in tensor.name}
     assert names == {f"pp={pp}.{at}.weight": [2 * pp, 2 * pp + 1] for pp in range(2) for at in range(2)}
 
@@ -228,4 +228,4 @@ def test_a_folder_that_is_there_is_an_error_on_every_rank_and_none_waits_for_ano
         shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
     with suppress(DumpError):
         shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, force=True)
-    clean(shard_dump)
+    clean(shard_dump, stamped=False)

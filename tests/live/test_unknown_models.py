@@ -72,8 +72,11 @@ def step(model, rows, mesh):
 """
     report = checked(failing, "dp=2", tmp_path)
     assert {finding.kind for finding in report.findings} == {"wrong-scale"}
-    (entry,) = report.not_checked
-    assert re.fullmatch(r"the optimizer: rank 0 raised RuntimeError in step \(\w+\.py:\d+\): no such state", entry.why)
+    why = [entry.why for entry in report.not_checked]
+    raised = r"rank 0 raised RuntimeError in step \(\w+\.py:\d+\): no such state"
+    assert re.fullmatch(
+        f"the optimizer of the unsharded model: {raised}\nthe optimizer: {raised}", "\n".join(sorted(why))
+    ), why
 
 
 def test_outputs_of_models_that_ran_more_often_unsharded_are_not_laid_side_by_side(tmp_path):
@@ -115,11 +118,12 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_said(t
     norm = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))"
     report = checked(norm, "dp=3", tmp_path)
     assert report.findings == ()
-    (entry,) = report.not_checked
+    (entry, *buffers) = report.not_checked
     assert entry.why.startswith("the step on the whole batch: its loss is ")
     assert entry.why.endswith(
         "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
     )
+    assert [one.tensor for one in buffers] == ["1.running_mean", "1.running_var"]
 
 
 def test_a_gradient_that_nothing_reduces_is_found_whatever_the_model_draws_and_rounds(tmp_path):

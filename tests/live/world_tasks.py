@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,7 +159,7 @@ def return_a_lambda(world: World) -> Any:
 
 def run_main(world: World, file: str) -> None:
     """Run a script's `main` as `torch.multiprocessing.spawn` does."""
-    runpy.run_path(file)["main"](world.rank)
+    runpy.run_path(file)["main"](world.rank, str(Path(file).parent))
 
 
 def shout(world: World) -> None:

@@ -301,7 +301,7 @@ def test_it(mesh):
 
 def test_the_line_of_a_failed_assertion_begins_with_the_rank_and_what_it_found(tmp_path: Path) -> None:
     seen = run(tmp_path, "from shardviz.testing import assert_same\n" + PLACED)
-    assert "test_it.py::test_it - rank 0 (tp=0): tensor: 2 of 2 ranks hold" in seen.text
+    assert "test_it.py::test_it - rank 0 (tp=0): tensor: 2 of 2 ranks differ" in seen.text
 
 
 def test_worlds_of_xdists_workers_do_not_collide(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-    from shardviz.dump.dump import Dump
+    from shardviz.dump.dump import Dump, Tensor
 
 WHY = (
     "placement: it has no ids and no reference; stamp the model before it is sharded, or pass its checkpoint to "
@@ -33,5 +33,11 @@ def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
     """
     stamped = {name for tensor in dump.at("stamped") for name in tensor.names}
     for tensor in dump.at("initial"):
-        if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1:
+        if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
             yield from (NotChecked(name, WHY, "order") for name in tensor.names if name not in stamped | known)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether every rank has all of a plain tensor: in a stamped model one without ids has a dtype that holds none."""
+    shards = tensor.shards.values()
+    return all(shard.layout is None and shard.body.local_shape == tensor.shape for shard in shards)

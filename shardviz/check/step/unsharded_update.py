@@ -61,7 +61,9 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
 
 
 def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
-    yield from ((tensor, name) for tensor in dump.at("step") if tensor.role == role for name in tensor.names)
+    """Yield the step's tensors of a role; those of complex numbers, which the dump has as pairs, are left out."""
+    tensors = [tensor for tensor in dump.at("step") if tensor.role == role and not tensor.dtype.startswith("complex")]
+    yield from ((tensor, name) for tensor in tensors for name in tensor.names)
 
 
 def _weight(role: str, name: str) -> str:
