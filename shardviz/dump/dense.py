@@ -74,7 +74,7 @@ def check_arrays(path: Path, wanted: Iterable[Wanted]) -> None:
     """Make sure that a file is whole and has the arrays that are wanted, none of which is read.
 
     Raises:
-        DumpError: The file is not there, is no safetensors file, or has no such array.
+        DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
     with _opened(path) as file:
         for array in wanted:
@@ -89,7 +89,7 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
     """Return one array of a given shape, mapped where it can be.
 
     Raises:
-        DumpError: The file is not there, is no safetensors file, or has no such array.
+        DumpError: The file is not there, is not a safetensors file, or has no such array.
     """
     with _opened(path) as file:
         _check_shape(file, path, key, shape)

@@ -52,7 +52,7 @@ class DumpFiles:
     Attributes:
         path: Its folder.
         run: What is true of the whole run.
-        ranks: What each rank says, by rank.
+        ranks: Each rank's record, by rank.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
     """
@@ -69,7 +69,7 @@ class DumpFiles:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The mesh that the run was asked for; one axis `rank` where it was not told."""
+        """The mesh that the run was asked for; one axis `rank` where none was given."""
         if self.run.mesh is None:
             return Mesh(("rank",), (self.run.num_ranks,))
         return mesh_of(self.run.mesh)
@@ -83,7 +83,7 @@ class DumpFiles:
             shape: The shape that it must have.
 
         Raises:
-            DumpError: The file is not there, is no safetensors file, or has no such array.
+            DumpError: The file is not there, is not a safetensors file, or has no such array.
         """
         return read_array(_inside(self.path, dense_file(rank)), key, shape)
 
@@ -92,7 +92,7 @@ def read_run(path: Path | str) -> RunRecord:
     """Read what is true of a dump's whole run, and nothing of its ranks.
 
     Raises:
-        DumpError: The folder is no dump, or its `run.json` is damaged.
+        DumpError: The folder is not a dump, or its `run.json` is damaged.
     """
     folder = Path(path)
     _check_folder(folder)
@@ -113,7 +113,7 @@ def read_files(
         on_progress: Called with the number of ranks read and the number of rank files.
 
     Raises:
-        DumpError: The folder is no dump, or a file in it is damaged. The message names the file, the field and what
+        DumpError: The folder is not a dump, or a file in it is damaged. The message names the file, the field and what
             was expected.
     """
     folder = Path(path)
@@ -199,7 +199,7 @@ def _inside(folder: Path, name: str) -> Path:
     if is_link:
         raise DumpError(f"{path} is a link", "a dump's files are plain files; copy the target here")
     if is_other:
-        raise DumpError(f"{path} is no plain file", "remove it, or write the dump again")
+        raise DumpError(f"{path} is not a plain file", "remove it, or write the dump again")
     return path
 
 
@@ -222,7 +222,7 @@ class _Schema(msgspec.Struct):
 
 
 def _read(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Read one file, telling one of another version from a damaged one before its fields are looked at."""
+    """Read one file, and tell another version from damage before its fields are looked at."""
     content, path = _content(folder, name), folder / name
     try:
         record = msgspec.json.decode(content, type=kind)

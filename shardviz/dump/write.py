@@ -50,7 +50,7 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
         force: Replace what is there, if that is a dump.
 
     Raises:
-        DumpError: Something is there and `force` was not given, or it is no dump, or the folder cannot be made.
+        DumpError: Something is there and `force` was not given, or it is not a dump, or the folder cannot be made.
     """
     check_folder(path, force=force)
     with _disk_errors(f"cannot make {path}"):
@@ -146,7 +146,7 @@ def check_folder(path: Path, *, force: bool) -> None:
     others = [entry.name for entry in there if not (_OWN_FILE.fullmatch(entry.name) and _is_plain(entry))]
     if others:
         raise DumpError(
-            f"{path} holds {len(others)} files that are no part of a dump, such as {printable(others[0])}",
+            f"{path} holds {len(others)} files that are not part of a dump, such as {printable(others[0])}",
             f"move them away, or {_ELSEWHERE}",
         )
     if not force:
@@ -258,7 +258,7 @@ def _renamed(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _disk_errors(what: str) -> Iterator[None]:
-    """Tell what the disk refused as an error of shardviz's."""
+    """Raise what the disk refused as an error of shardviz's."""
     try:
         yield
     except OSError as error:

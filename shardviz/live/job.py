@@ -1,4 +1,4 @@
-"""A probe as a job: what each rank is told, and launching it. Importable without torch, as launchers are."""
+"""A probe as a job: what every rank needs to know, and how it is launched. Needs no torch, as launchers do not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 TASK = "shardviz.live.probe:run_probe"
 
 TIMEOUT = 120.0
-"""Seconds that a probe may take unless told otherwise."""
+"""Seconds that a probe may take by default."""
 
 VALUES_LIMIT = 256
-"""Local tensors of at most this many elements are written out value by value, unless told otherwise."""
+"""Local tensors of at most this many elements are written out value by value by default."""
 
 
 @dataclass(frozen=True)

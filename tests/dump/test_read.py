@@ -126,7 +126,7 @@ def test_a_pipe_is_not_waited_for(sample: Path, name: str):
     os.mkfifo(sample / name)
     with pytest.raises(DumpError) as caught:
         read_files(sample)
-    assert caught.value.message == f"{sample}/{name} is no plain file"
+    assert caught.value.message == f"{sample}/{name} is not a plain file"
 
 
 def test_a_folder_in_the_place_of_a_file_is_told(sample: Path):
@@ -134,7 +134,7 @@ def test_a_folder_in_the_place_of_a_file_is_told(sample: Path):
     (sample / "rank_00001.json").mkdir()
     with pytest.raises(DumpError) as caught:
         read_files(sample)
-    assert caught.value.message == f"{sample}/rank_00001.json is no plain file"
+    assert caught.value.message == f"{sample}/rank_00001.json is not a plain file"
 
 
 @pytest.mark.parametrize("name", ["run.json", "rank_00001.json"])

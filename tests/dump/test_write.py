@@ -93,10 +93,10 @@ def a_link_in_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (another_file, "{path} holds 1 files that are no part of a dump, such as thesis.tex"),
-        (two_other_files, "{path} holds 2 files that are no part of a dump, such as rank_notes.json"),
-        (a_folder_in_it, "{path} holds 1 files that are no part of a dump, such as rank_00007.json"),
-        (a_link_in_it, "{path} holds 1 files that are no part of a dump, such as rank_00007.json"),
+        (another_file, "{path} holds 1 files that are not part of a dump, such as thesis.tex"),
+        (two_other_files, "{path} holds 2 files that are not part of a dump, such as rank_notes.json"),
+        (a_folder_in_it, "{path} holds 1 files that are not part of a dump, such as rank_00007.json"),
+        (a_link_in_it, "{path} holds 1 files that are not part of a dump, such as rank_00007.json"),
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
