@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     check_folder(folder, force=args.force)
     world.prepare(args.launch, also=("shardviz.live.probe",))
     with (
-        _ending_at_sigterm(),
+        _ending_at_signals(),
         replacing_folder(folder, force=args.force) as unfinished,
         progress(lambda: _progress_text(unfinished, mesh.size)),
     ):
@@ -103,16 +103,21 @@ def _say_names(args: argparse.Namespace, probe: Probe, mesh: Mesh) -> None:
 
 
 @contextmanager
-def _ending_at_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the command as Ctrl-C does: a cancelled job or `timeout` leaves nothing half-written either."""
+def _ending_at_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, which leaves nothing half-written.
+
+    They come of a cancelled job, `timeout`, or a terminal that is closed; `nohup` has SIGHUP ignored, and it stays so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    ending = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, lambda number, frame: sys.exit(128 + number)) for one in ending}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _progress_text(folder: Path, num_ranks: int) -> str:

@@ -52,7 +52,7 @@ class DumpFiles:
     Attributes:
         path: Its folder.
         run: What is true of the whole run.
-        ranks: What each rank says, by rank.
+        ranks: Each rank's record, by rank.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
     """
@@ -69,7 +69,7 @@ class DumpFiles:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The mesh that the run was asked for; one axis `rank` where the run names none."""
+        """The mesh that the run was asked for; one axis `rank` where none was given."""
         if self.run.mesh is None:
             return Mesh(("rank",), (self.run.num_ranks,))
         return mesh_of(self.run.mesh)
@@ -222,7 +222,7 @@ class _Schema(msgspec.Struct):
 
 
 def _read(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Read one file, telling one of another version from a damaged one before its fields are looked at."""
+    """Read one file, and tell another version from damage before its fields are looked at."""
     content, path = _content(folder, name), folder / name
     try:
         record = msgspec.json.decode(content, type=kind)

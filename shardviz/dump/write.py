@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -63,20 +64,54 @@ def prepare_folder(path: Path, *, force: bool = False) -> Path:
 def replacing_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a folder beside `path` to write a dump into; it takes the place of `path` once all went well.
 
-    Whatever happens before that, `path` is left as it was and nothing half-written stays.
+    Whatever happens before that, `path` is left as it was and nothing half-written stays. Meanwhile no other process
+    of this machine is given the same `path`.
 
     Raises:
-        DumpError: As `prepare_folder`, before anything is written; or the folder cannot take its place.
+        DumpError: As `prepare_folder`, before anything is written; or another process is writing it, or the folder
+            cannot take its place.
     """
     path = type(path)(os.path.abspath(path))
     check_folder(path, force=force)
-    unfinished = prepare_folder(path.with_name(f".{path.name}.{os.getpid()}.tmp"), force=True)
+    with _disk_errors(f"cannot make {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        check_folder(path, force=force)  # another process may just have finished
+        unfinished = prepare_folder(path.with_name(f".{path.name}.{os.getpid()}.tmp"), force=True)
+        try:
+            yield unfinished
+            with _disk_errors(f"cannot replace {path}"):
+                _exchange(unfinished, path)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes of this machine from writing the same dump; the kernel lets go for one that is killed.
+
+    Raises:
+        DumpError: Another one is writing it.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with _disk_errors(f"cannot write to {path}"):
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
     try:
-        yield unfinished
-        with _disk_errors(f"cannot replace {path}"):
-            _exchange(unfinished, path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = lock.exists() and lock.stat().st_ino == os.fstat(descriptor).st_ino  # not one just removed
+        except BlockingIOError:
+            is_ours = False
+        except OSError:  # a network's file system that has no locks
+            is_ours = True
+        if not is_ours:
+            raise DumpError(f"another process is writing {path}", f"wait for it, or {_ELSEWHERE}")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _exchange(new: Path, path: Path) -> None:
@@ -223,7 +258,7 @@ def _renamed(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _disk_errors(what: str) -> Iterator[None]:
-    """Tell what the disk refused as an error of shardviz's."""
+    """Raise what the disk refused as an error of shardviz's."""
     try:
         yield
     except OSError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import time
 from itertools import product
 
 import pytest
 
-from shardviz.check.order.infer.layout import infer_layout
+from shardviz.check.order.infer.layout import holds, infer_layout
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Coord, Mesh, parse_mesh
 from shardviz.layout.notation import parse, write
@@ -85,3 +87,35 @@ def test_the_layout_of_a_thousand_ranks_is_found() -> None:
     found = infer_layout(mesh, layout.shape, held)
     assert found is not None
     assert write(found) == "[8192/tp/fsdp, 28672]"
+
+
+def random_layout(draw: random.Random) -> Layout:
+    """Split up to three dims over some axes of a mesh of up to four, with a number here and there."""
+    mesh = Mesh(("a", "b", "c", "d")[: (ndim := draw.randint(1, 4))], tuple(draw.choices([2, 3, 4], k=ndim)))
+    chains = [[str(size)] for size in draw.choices([1, 3, 4, 5, 6, 7, 8, 12, 13, 24], k=draw.randint(1, 3))]
+    for axis in draw.sample(mesh.axes, draw.randint(0, ndim)):
+        draw.choice(chains).extend([draw.choice("23"), axis] if draw.random() < 0.2 else [axis])
+    return parse(f"[{', '.join(map('/'.join, chains))}]").layout(mesh)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_ranks_are_missing_a_layout_that_fits_the_others_is_found(seed: int) -> None:
+    for number in range(100):
+        draw = random.Random(1000 * seed + number)
+        layout = random_layout(draw)
+        whole = held_by(layout)
+        held = {coord: whole[coord] for coord in draw.sample(list(whole), draw.randint(1, len(whole)))}
+        found = infer_layout(layout.mesh, layout.shape, held)
+        assert found is not None, (write(layout), layout.mesh, held)
+        assert holds(found, held)
+
+
+def test_a_search_that_finds_nothing_ends_soon() -> None:
+    mesh = Mesh(tuple("abcdef"), (2,) * 6)
+    regions = held_by(parse("[4096/a/c, 4096/b]").layout(mesh))
+    draw = random.Random(0)
+    some = draw.sample(list(regions), 20)
+    held = dict(zip(some, draw.sample([regions[coord] for coord in some], 20), strict=True))
+    started = time.process_time()
+    assert infer_layout(mesh, (4096, 4096), held) is None
+    assert time.process_time() - started < 5

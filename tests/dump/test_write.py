@@ -203,6 +203,19 @@ def test_if_the_new_dump_cannot_take_its_place_the_old_one_comes_back(sample: Pa
     assert os.listdir(sample.parent) == ["a.shardviz"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_second_job_into_a_folder_that_is_being_written_is_refused(tmp_path: Path, force: bool):
+    path = tmp_path / "a.shardviz"
+    with replacing_folder(path, force=force) as unfinished:
+        with pytest.raises(DumpError) as caught, replacing_folder(path, force=force):
+            pytest.fail("the second job must not start")
+        assert caught.value.message == f"another process is writing {path}"
+        assert caught.value.hint == f"wait for it, or {ELSEWHERE}"
+        write_sample(unfinished)
+    assert read_files(path).run == RUN
+    assert os.listdir(tmp_path) == ["a.shardviz"]
+
+
 def test_nothing_is_run_where_the_dump_could_not_be_written(sample: Path):
     with pytest.raises(DumpError, match="exists"), replacing_folder(sample):
         pytest.fail("the job must not start")

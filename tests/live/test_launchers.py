@@ -40,7 +40,7 @@ except Exception as error:
     stdout, stderr = script(tmp_path, text).communicate(timeout=60)
     assert stderr == ""
     assert stdout.splitlines()[:2] == ["main", "[None, None] False"]
-    assert "arguments of tests.live.world_tasks:echo cannot be read in a rank" in stdout
+    assert "arguments of tests.live.world_tasks:echo cannot be unpickled in a rank" in stdout
     assert "do not import the script that launches them" in stdout
 
 
@@ -173,7 +173,7 @@ def test_without_torchrun_there_is_no_job_to_join(monkeypatch: pytest.MonkeyPatc
 def test_torchruns_variables_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "two")
-    with pytest.raises(ShardvizError, match="RANK='two' is no number"):
+    with pytest.raises(ShardvizError, match="RANK='two' is not a number"):
         torchrun_world()
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(ShardvizError, match="RANK=2 is not below WORLD_SIZE=2"):

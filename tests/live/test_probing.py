@@ -134,17 +134,18 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
     )
 
 
-def test_a_probe_that_is_terminated_leaves_nothing_half_written(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_probe_that_is_terminated_leaves_nothing_half_written(tmp_path, number):
     probe = tmp_path / "mine.py"
     probe.write_text(STEPPED + "def parallelize(model, mesh): __import__('time').sleep(600)\n")
     command = [sys.executable, "-m", "shardviz", "probe", str(probe), "--mesh", "fsdp=2", "-o", str(tmp_path / "dump")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".dump.*")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob(".dump.*.tmp")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1)
-        running.terminate()
-        assert running.wait(30) == 128 + signal.SIGTERM
+        running.send_signal(number)
+        assert running.wait(30) == 128 + number
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 

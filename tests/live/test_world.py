@@ -166,7 +166,7 @@ def test_output_comes_back_from_a_world_that_fails() -> None:
     printed: dict[int, str] = {}
     error = failure("die", 1, "_exit", on_output=printed.__setitem__)
     assert printed[1] == error.output == "about to go\n"
-    assert "The last that rank 1 printed:\n  about to go" in str(error)
+    assert "Last output of rank 1:\n  about to go" in str(error)
 
 
 # A rank that raises
@@ -181,6 +181,15 @@ def test_a_rank_that_raises_is_named_with_its_own_traceback(method: str) -> None
     assert lines[2].startswith(f'  File "{ROOT}/tests/live/world_tasks.py", line ')
     assert lines[-3:] == ["ValueError: a bad number", "of rank 3", f"ranks 0-2: waiting in barrier{OVER[method]}"]
     assert (error.rank, error.coord, error.exit_code) == (3, "fsdp=1, tp=1", EXIT_RANK_FAILED)
+
+
+def test_messages_of_exceptions_are_cut_to_a_screen() -> None:
+    error = failure("fail_at_length", num_ranks=1)
+    assert error.message == "rank 0 (fsdp=0, tp=0) raised ValueError: line 0"
+    lines = str(error).splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) < 600
+    assert lines[-2:] == ["line 19", "... 4,980 more lines"]
 
 
 def test_the_traceback_leaves_out_torchs_wrappers() -> None:
@@ -291,15 +300,15 @@ def test_one_rank_that_hangs_is_named_with_its_coordinate() -> None:
 
 
 def test_arguments_and_results_that_cannot_travel_are_named() -> None:
-    assert "arguments of tests.live.world_tasks:echo cannot be sent" in str(usage_error("echo", lambda: None))
+    assert "arguments of tests.live.world_tasks:echo cannot be pickled" in str(usage_error("echo", lambda: None))
     assert "returned a function that cannot be sent" in str(usage_error("return_a_lambda"))
 
 
 def test_jobs_that_make_no_sense_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ShardvizError, match=r"'tests\.live\.world_tasks' names no task"):
+    with pytest.raises(ShardvizError, match=r"'tests\.live\.world_tasks' does not name a task"):
         launch("tests.live.world_tasks", num_ranks=1)
-    assert "at least 1 rank, not 0" in str(usage_error("add_up", num_ranks=0))
-    assert "no way to launch ranks is called 'magic'" in str(usage_error("add_up", method="magic"))
+    assert "cannot launch 0 ranks: a world has at least 1" in str(usage_error("add_up", num_ranks=0))
+    assert "unknown launch method 'magic'" in str(usage_error("add_up", method="magic"))
     assert "threads" in str(usage_error("add_up", method="threads", backend="gloo"))
 
 

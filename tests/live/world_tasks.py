@@ -73,6 +73,13 @@ def fail_on(world: World, bad: int) -> None:
     dist.barrier()
 
 
+def fail_at_length(world: World) -> None:
+    try:
+        raise KeyError("x" * 100_000)
+    except KeyError as error:
+        raise ValueError("\n".join(f"line {number}" for number in range(5000))) from error
+
+
 def fail_everywhere(world: World) -> None:
     raise KeyError(f"missing on {world.rank}")
 

@@ -1,4 +1,4 @@
-"""A world that ended badly, told as one error: whose fault it was, its own traceback, and no echoes of it."""
+"""The one error for a world that failed: the rank at fault, its own traceback, and no echoes of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ECHO = re.compile(
     r"|DistNetworkError|DistBackendError|remote process exited|Connect(ion)? ?error",
     re.IGNORECASE,
 )
-"""How a rank fails because another one did."""
+"""Messages of a rank that fails because another one did."""
 _LIMITS_HINT = "the machine has no room for so many ranks: use fewer, or raise its limits (ulimit -u, ulimit -n)"
 
 
@@ -37,7 +37,7 @@ class RankFailedError(RankError):
         message: One line: which rank, and what happened to it.
         hint: What to do about it, if anything is known.
         rank: The rank at fault; of several, the first.
-        coord: Its coordinate as the launcher was told it ("fsdp=1, tp=1"), or "".
+        coord: Its coordinate as the launcher names it ("fsdp=1, tp=1"), or "".
         traceback_text: Its traceback from the task on, or for a hang the stacks of the ranks that hang.
         output: What it printed.
         others: What other ranks did, in a line, or "".
@@ -67,23 +67,23 @@ class RankFailedError(RankError):
         parts = [self.message, self.traceback_text, self.others, self.waiting]
         if self.output.strip():
             tail = self.output.rstrip().splitlines()[-TAIL:]
-            parts.append(f"The last that rank {self.rank} printed:\n" + "\n".join(f"  {line}" for line in tail))
+            parts.append(f"Last output of rank {self.rank}:\n" + "\n".join(f"  {line}" for line in tail))
         if self.hint:
             parts.append(f"Hint: {self.hint}")
         return "\n".join(part for part in parts if part)
 
     def __reduce__(self) -> tuple[type[RankFailedError], tuple[object, ...]]:  # type: ignore[override]
-        told = (self.message, self.hint, self.rank, self.coord, self.traceback_text, self.output)
-        return type(self), (*told, self.others, self.waiting)
+        fields = (self.message, self.hint, self.rank, self.coord, self.traceback_text, self.output)
+        return type(self), (*fields, self.others, self.waiting)
 
 
 def name_rank(rank: int, coords: Sequence[str]) -> str:
-    """A rank and its coordinate: "rank 5 (fsdp=1, tp=1)"."""
+    """Return a rank with its coordinate: "rank 5 (fsdp=1, tp=1)"."""
     return f"rank {rank} ({coords[rank]})" if rank < len(coords) and coords[rank] else f"rank {rank}"
 
 
 def find_root(outcomes: Iterable[Outcome]) -> Failed | Died:
-    """What went wrong first; what looks like an echo of another failure comes last."""
+    """Return the first failure; one that looks like an echo of another comes last."""
     return min(
         (outcome for outcome in outcomes if not isinstance(outcome, Done)),
         key=lambda outcome: (is_echo(outcome), outcome.when),
@@ -96,10 +96,10 @@ def is_echo(outcome: Outcome) -> bool:
 
 
 def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path, waiting: str = "") -> ShardvizError:
-    """The error for a world in which some ranks failed or died.
+    """Return the error for a world in which some ranks failed or died.
 
     Args:
-        outcomes: By rank, what is known; at least one is no `Done`.
+        outcomes: By rank, what is known; at least one is not `Done`.
         coords: A label for every rank, or nothing.
         folder: Where the ranks' output was caught.
         waiting: Where the other ranks are.
@@ -121,7 +121,7 @@ def explain(outcomes: Mapping[int, Outcome], coords: Sequence[str], folder: Path
         coord=coords[rank] if rank < len(coords) else "",
         traceback_text=root.traceback_text if isinstance(root, Failed) else "",
         output=output.read(folder, rank),
-        others=_tell_others(outcomes, same, coords),
+        others=_others_text(outcomes, same, coords),
         waiting=waiting,
     )
 
@@ -132,9 +132,9 @@ def _hint(outcome: Outcome) -> str:
         return _LIMITS_HINT if any(reason in outcome.message for reason in refused) else ""
     assert isinstance(outcome, Died)
     if outcome.exit_code == -signal.SIGKILL:
-        return "out of memory? The kernel kills a process so; `dmesg` tells. Use fewer ranks or a smaller model"
+        return "out of memory? The kernel kills processes this way (see `dmesg`). Use fewer ranks or a smaller model"
     if outcome.exit_code < 0:
-        return "a crash in native code; where Python was then is at the end of what the rank printed"
+        return "native code crashed; the Python stack at that moment is at the end of the rank's output"
     return "something in the task calls sys.exit or os._exit"
 
 
@@ -152,9 +152,9 @@ def _summary(root: Failed | Died, rank: int, num_same: int, coords: Sequence[str
     return f"{name_rank(rank, coords)} {root.headline}{others}"
 
 
-def _tell_others(outcomes: Mapping[int, Outcome], told: Iterable[int], coords: Sequence[str]) -> str:
+def _others_text(outcomes: Mapping[int, Outcome], named: Iterable[int], coords: Sequence[str]) -> str:
     bad = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed | Died)}
-    rest = {rank: outcome for rank, outcome in bad.items() if rank not in told}
+    rest = {rank: outcome for rank, outcome in bad.items() if rank not in named}
     lines = [f"{name_rank(rank, coords)} {outcome.headline}" for rank, outcome in rest.items() if not is_echo(outcome)]
     if echoes := [rank for rank, outcome in rest.items() if is_echo(outcome)]:
         lines.append(f"rank{'s' if len(echoes) > 1 else ''} {join_numbers(echoes)} then lost the connection")

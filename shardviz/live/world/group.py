@@ -27,10 +27,10 @@ BUILDS = {
     "nccl": "nccl comes with torch's CUDA builds for Linux",
     "mpi": "mpi comes only with a torch that was built from source where MPI is",
 }
-"""Where backends are that most builds of torch lack."""
+"""Where to find backends that most builds of torch lack."""
 
 LONGER = 60.0
-"""Seconds that torch's own timeout is longer than the launcher's, which has more to say about a hang."""
+"""Seconds by which torch's own timeout exceeds the launcher's, whose message about a hang says more."""
 
 
 def join_local(job: Job, rank: int) -> World:
@@ -125,7 +125,7 @@ def _check_backend(backend: str, num_local: int) -> None:
             source = f"{BUILDS[name]}; " if name in BUILDS else ""
             raise ShardvizError(message, hint=f"{source}this one has {', '.join(known)}")
         if name == "nccl" and (found := torch.cuda.device_count()) < num_local:
-            message = f"nccl needs a GPU for each of the {num_local} ranks of this machine, and it has {found}"
+            message = f"nccl needs one GPU per rank: this machine has {num_local} ranks and {found} GPUs"
             raise ShardvizError(message, hint="use the gloo backend, or a mesh of fewer ranks")
 
 

@@ -1,4 +1,4 @@
-"""A world that does not finish, told as one error: who is still running, where, and in which collective."""
+"""The one error for a world that does not finish: which ranks still run, where, and in which collective."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from shardviz.live.world.starting import Member
 
 HINT = (
-    "a collective that not every rank of its group calls, or not in the same order, waits for ever: "
+    "a collective that not every rank of its group calls, or not in the same order, waits forever: "
     "look for one under a condition on the rank"
 )
 
 
 def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], folder: Path) -> RankFailedError:
-    """The error for a world in which some ranks are still running after `seconds`."""
+    """Return the error for a world in which some ranks are still running after `seconds`."""
     late = [member for member in members if member.outcome is None]
     places = _group(late, _ask(late, coords, folder))
     first = late[0]
@@ -31,17 +31,17 @@ def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], fo
     waits = any(place.startswith("waiting") for place, _ in places)
     return RankFailedError(
         _summary(late, places, seconds, coords),
-        hint=HINT if waits else "allow more time (timeout), or look at the stacks for what takes it",
+        hint=HINT if waits else "allow more time (timeout), or see in the stacks where the time goes",
         rank=first.rank,
         coord=coords[first.rank] if first.rank < len(coords) else "",
-        traceback_text="\n".join(_tell(place, stack, ranks) for (place, stack), ranks in places.items()),
+        traceback_text="\n".join(_stack_text(place, stack, ranks) for (place, stack), ranks in places.items()),
         output=output.read(folder, first.rank),
         others=f"{_ranks(finished)} had finished" if finished else "",
     )
 
 
-def tell_places(members: Sequence[Member], coords: Sequence[str], folder: Path) -> str:
-    """Say where the ranks are that are still running, a line a place."""
+def places_text(members: Sequence[Member], coords: Sequence[str], folder: Path) -> str:
+    """Say where the ranks are that are still running, one line per place."""
     late = [member for member in members if member.outcome is None]
     by_place: dict[str, list[int]] = {}
     for (place, _), ranks in _group(late, _ask(late, coords, folder)).items():
@@ -98,7 +98,7 @@ def _summary(
     return f"{who} did not finish in {seconds:g} s: {where}"
 
 
-def _tell(place: str, stack: stacks.Stack, ranks: list[int]) -> str:
+def _stack_text(place: str, stack: stacks.Stack, ranks: list[int]) -> str:
     return "\n".join([f"{_ranks(ranks)}: {place}", *map(str, stack)])
 
 

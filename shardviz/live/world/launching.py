@@ -26,7 +26,7 @@ RANK_MEMORY = 40 << 20
 """Bytes that a forked rank has for itself once it has run a small sharded model: measured, 570 ranks took 22 GiB."""
 
 OnOutput = Callable[[int, str], None]
-"""Told of a rank and all that it printed."""
+"""Called with a rank and all of its output."""
 
 
 def launch(
@@ -51,14 +51,14 @@ def launch(
         task: "package.module:function"; called as `function(world, *args)`, see `World`.
         args: Further arguments, the same for every rank; must pickle, and not be made of `__main__`'s classes.
         num_ranks: How many ranks.
-        method: "fork" copies a server process that has imported torch (fast; started once a launcher),
-            "spawn" starts a fresh interpreter a rank, "threads" runs all ranks in one process (an approximation:
+        method: "fork" copies a server process that has imported torch (fast; started once per launcher),
+            "spawn" starts a fresh interpreter per rank, "threads" runs all ranks in one process (an approximation:
             random state and module globals are shared).
         backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
         timeout: Seconds that the task may take, counted from when all ranks have met.
         coords: A label for each rank ("fsdp=0, tp=1"), used in messages.
         on_progress: Called with a stage ("started", "ready", "done") and the number of ranks that reached it.
-        on_output: Called for each rank with what it printed, whether the world succeeds or fails.
+        on_output: Called for each rank with its output, whether the world succeeds or fails.
 
     Returns:
         What the task returned on each rank, in rank order.
@@ -88,14 +88,14 @@ def launch(
 def _check(task: str, num_ranks: int, method: str, backend: str | None) -> None:
     module, _, function = task.partition(":")
     if not module or not function.isidentifier():
-        raise ShardvizError(f"{task!r} names no task", hint='a task is named "package.module:function"')
+        raise ShardvizError(f"{task!r} does not name a task", hint='a task is named "package.module:function"')
     if num_ranks < 1:
-        raise ShardvizError(f"a world has at least 1 rank, not {num_ranks}")
+        raise ShardvizError(f"cannot launch {num_ranks} ranks: a world has at least 1")
     if method not in ("fork", "spawn", "threads"):
-        raise ShardvizError(f"no way to launch ranks is called {method!r}", hint="use fork, spawn or threads")
+        raise ShardvizError(f"unknown launch method {method!r}", hint="use fork, spawn or threads")
     if method == "threads" and backend is not None:
-        message = f"ranks that are threads have a process group of their own, not {backend}"
-        raise ShardvizError(message, hint="name no backend, or launch with fork or spawn")
+        message = f"launch method 'threads' cannot use backend {backend}: its ranks share one process"
+        raise ShardvizError(message, hint="leave out the backend, or launch with fork or spawn")
     free = free_memory()
     if method != "threads" and free is not None and num_ranks * RANK_MEMORY > free:
         needed = f"{num_ranks:,} ranks need about {num_ranks * RANK_MEMORY / GIB:,.1f} GiB of memory"
@@ -117,14 +117,14 @@ def _pickle_args(task: str, args: tuple[Any, ...]) -> bytes:
         return pickle.dumps(args)
     except Exception as error:
         hint = "pass plain data, and classes and functions that a module defines"
-        raise ShardvizError(f"the arguments of {task} cannot be sent to ranks: {error}", hint=hint) from None
+        raise ShardvizError(f"the arguments of {task} cannot be pickled for the ranks: {error}", hint=hint) from None
 
 
 def _unpickle_result(task: str, rank: int, result: bytes) -> Any:
     try:
         return pickle.loads(result)
     except Exception as error:
-        message = f"what {task} returned on rank {rank} cannot be read here: {error}"
+        message = f"the result of {task} on rank {rank} cannot be unpickled here: {error}"
         raise ShardvizError(message, hint="return plain data: numbers, strings, lists, numpy arrays") from None
 
 

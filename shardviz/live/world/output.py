@@ -1,4 +1,4 @@
-"""What ranks print: caught in one file a rank, read by the launcher, torch's own chatter taken out."""
+"""The output of ranks: caught in one file per rank, read by the launcher, without torch's own chatter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHATTER = re.compile(
 
 
 def path(folder: Path, rank: int) -> Path:
-    """The file that holds what a rank printed."""
+    """Return the file with a rank's output."""
     return folder / f"output_{rank:05d}.txt"
 
 
@@ -40,13 +40,13 @@ def _text_stream(number: int) -> TextIO:
 
 
 def flush() -> None:
-    """Write out what Python still holds."""
+    """Flush the buffers of Python's own streams."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
 
 
 def read(folder: Path, rank: int) -> str:
-    """What a rank printed, stdout and stderr in order, at most the last `LIMIT` bytes of it."""
+    """Return the output of a rank, stdout and stderr in order, at most the last `LIMIT` bytes."""
     file = path(folder, rank)
     if not file.exists():
         return ""

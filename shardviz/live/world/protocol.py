@@ -1,4 +1,4 @@
-"""What a launcher and its ranks say to each other: the job that goes out, the messages that come back.
+"""The messages between a launcher and its ranks: the job that goes out, the reports that come back.
 
 Plain data only, and nothing here imports torch: the launcher reads all of it.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a rank is told: the first argument of every task.
+    """What a rank knows about its world: the first argument of every task.
 
     Attributes:
         rank: The global rank, from 0.
@@ -32,7 +32,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every rank of one world has in common.
+    """The job, the same for every rank of one world.
 
     Attributes:
         task: "package.module:function".
@@ -94,7 +94,7 @@ class Failed:
 
     @property
     def headline(self) -> str:
-        """What happened, in a line."""
+        """What happened, in one line."""
         first = self.message.strip().partition("\n")[0]
         return f"raised {self.kind}: {first}" if first else f"raised {self.kind}"
 
@@ -115,7 +115,7 @@ class Died:
 
     @property
     def headline(self) -> str:
-        """What happened, in a line."""
+        """What happened, in one line."""
         if self.exit_code >= 0:
             return f"exited with code {self.exit_code} before it finished"
         try:
@@ -127,6 +127,6 @@ class Died:
 Outcome = Done | Failed | Died
 Message = Started | Ready | Outcome
 END = b"end"
-"""A word that goes to the ranks: all have finished, leave."""
+"""Sent to the ranks when all have finished: they may leave."""
 WHERE = b"where"
-"""Another: in which process groups are you waiting?"""
+"""Sent to a rank to ask in which process groups it waits."""

@@ -11,6 +11,10 @@ from pathlib import Path
 from shardviz.errors import ShardvizError
 from shardviz.live.world.protocol import Failed
 
+MAX_LINES = 20
+MAX_COLUMNS = 500
+"""Lines of an exception's message, and characters of a line, that are shown."""
+
 _OURS = str(Path(__file__).parent)
 _IMPORTLIB = importlib.__file__
 _PLUMBING = (
@@ -24,21 +28,52 @@ _PLUMBING = (
 
 
 def describe(error: BaseException) -> Failed:
-    """Everything about an exception that the launcher will want, as plain data."""
+    """Return everything about an exception that the launcher will want, as plain data."""
     when = time.monotonic()
-    told = traceback.TracebackException.from_exception(error)
-    _trim(told)
-    where = f"{told.stack[-1].filename}:{told.stack[-1].lineno}" if told.stack else ""
-    text = "".join(told.format()).rstrip()
-    if not told.stack and "\n" not in text:
+    summary = traceback.TracebackException.from_exception(error)
+    _trim(summary)
+    where = f"{summary.stack[-1].filename}:{summary.stack[-1].lineno}" if summary.stack else ""
+    text = _with_short_messages("".join(summary.format()).rstrip(), error)
+    if not summary.stack and "\n" not in text:
         text = ""  # a task that cannot be found: the headline says it all
-    return Failed(_name(error), str(error), text, where, when, _usage(error))
+    return Failed(_name(error), shortened(_message(error)), text, where, when, _usage(error))
 
 
-def _trim(told: traceback.TracebackException) -> None:
-    kept = [frame for frame in told.stack if not _is_noise(frame.filename)]
-    told.stack = traceback.StackSummary.from_list(kept)
-    for earlier in (told.__cause__, told.__context__):
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a class of the user's own
+        return ""
+
+
+def shortened(message: str) -> str:
+    """Cut a message to what a screen has room for, and say how much was left out."""
+    lines = message.split("\n")
+    shown = [line if len(line) <= MAX_COLUMNS else f"{line[:MAX_COLUMNS]}..." for line in lines[:MAX_LINES]]
+    left = len(lines) - MAX_LINES
+    return "\n".join([*shown, *([f"... {left:,} more lines"] if left > 0 else [])])
+
+
+def _with_short_messages(text: str, error: BaseException) -> str:
+    """Cut the messages of an exception, and of those that led to it, in a traceback."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        message = _message(one).rstrip()
+        if shortened(message) != message:
+            text = text.replace(message, shortened(message))
+        left += [one.__cause__, one.__context__]
+    return text
+
+
+def _trim(summary: traceback.TracebackException) -> None:
+    kept = [frame for frame in summary.stack if not _is_noise(frame.filename)]
+    summary.stack = traceback.StackSummary.from_list(kept)
+    for earlier in (summary.__cause__, summary.__context__):
         if earlier is not None:
             _trim(earlier)
 

@@ -1,4 +1,4 @@
-"""What a rank's process does: cut itself off from the terminal, meet the others, run the task, report.
+"""The process of a rank: cut itself off from the terminal, meet the others, run the task, report.
 
 Torch is imported late, so that a rank that fails to import it can say so. Nothing of a rank reaches the launcher but
 its messages and, through files, its output and its stacks.
@@ -61,7 +61,7 @@ def isolate(job: Job, rank: int) -> None:
 
 
 class Line:
-    """A rank's line to its launcher: what it reports, the words that come back, the news that the launcher is gone."""
+    """A rank's line to its launcher: what it reports, the requests that come back, and the end of the launcher."""
 
     def __init__(self, connection: Connection[bytes, bytes], folder: Path, rank: int) -> None:
         self._connection = connection
@@ -112,7 +112,7 @@ def load_args(job: Job) -> tuple[Any, ...]:
     try:
         args: tuple[Any, ...] = pickle.loads(job.args)
     except Exception as error:
-        message = f"the arguments of {job.task} cannot be read in a rank: {error}"
+        message = f"the arguments of {job.task} cannot be unpickled in a rank: {error}"
         hint = "define their classes in a module: ranks do not import the script that launches them"
         raise ShardvizError(message, hint=hint) from None
     return args

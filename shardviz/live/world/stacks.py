@@ -1,4 +1,4 @@
-"""Where a rank that does not finish is: its Python stack, asked for by signal, and the collective it waits in.
+"""Locate a rank that does not finish: its Python stack, asked for by signal, and the collective it waits in.
 
 The signal's handler is C code (`faulthandler`), so it answers while the main thread waits inside gloo or nccl.
 """
@@ -25,7 +25,7 @@ _RUNNERS = (
     *(str(Path(__file__).with_name(name)) for name in ("rank.py", "threads.py")),
     str(Path(__file__).parents[2] / "testing" / "plugin" / "ranks.py"),
 )
-"""Files with a function `call` that calls what the user wrote."""
+"""Files with a function `call` that calls the user's code."""
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _LIBRARY = str(Path(os.__file__).parent) + os.sep
 _open_files: list[object] = []
@@ -74,7 +74,7 @@ def ask(folder: Path, pids: dict[int, int]) -> dict[int, dict[int, Stack]]:
 
 
 def user_frames(stack: Stack) -> Stack:
-    """The frames outside torch and the standard library, or all of them if none is."""
+    """Return the frames outside torch and the standard library, or all of them if none is."""
     return tuple(frame for frame in stack if not _is_plumbing(frame.file)) or stack
 
 

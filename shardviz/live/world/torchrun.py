@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def torchrun_world(backend: str | None = None) -> World | None:
-    """The world that RANK and WORLD_SIZE describe, or None where they are not set. Imports torch if they are.
+    """Return the world that RANK and WORLD_SIZE describe, or None where they are not set. Imports torch if they are.
 
     LOCAL_RANK chooses the GPU; the backend is nccl where each of the machine's LOCAL_WORLD_SIZE ranks has one.
 
     Raises:
-        ShardvizError: A variable is no number, the ranks do not fit, or the backend cannot be had.
+        ShardvizError: A variable is not a number, the ranks do not fit, or the backend is not available.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
@@ -81,7 +81,7 @@ def _number(name: str, default: int | None = None) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ShardvizError(f"{name}={text!r} is no number", hint="start the job with torchrun") from None
+        raise ShardvizError(f"{name}={text!r} is not a number", hint="start the job with torchrun") from None
 
 
 def _failure(error: Exception, world: World, coords: Sequence[str]) -> RankFailedError:

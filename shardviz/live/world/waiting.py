@@ -1,7 +1,7 @@
 """Which process group each thread of a rank waits in, read from the local variables of its Python frames.
 
 The rank answers this itself, in the thread that listens to the launcher: collectives let other threads run while they
-wait. One that does not, does not answer, and its place is told without the axis.
+wait. A rank in a collective that does not cannot answer, and is reported without the axis.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write(folder: Path, rank: int) -> None:
 
 
 def read(folder: Path, ranks: Collection[int]) -> dict[int, dict[int, list[int]]]:
-    """Return what the processes of `ranks` wrote: by rank and thread, the ranks of a group; empty where in none."""
+    """Return the groups that the processes of `ranks` wrote down, by rank and thread; empty where in none."""
     deadline = time.monotonic() + PATIENCE
     files = {rank: _path(folder, rank) for rank in ranks}
     while time.monotonic() < deadline and not all(file.exists() for file in files.values()):

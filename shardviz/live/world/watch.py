@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.live.world.starting import Member
 
 Progress = Callable[[str, int], None]
-"""Told of a stage ("started", "ready", "done") and the number of ranks that have come to it."""
+"""Called with a stage ("started", "ready", "done") and the number of ranks that have reached it."""
 GRACE = 0.5
 """Seconds after the first failure in which others may fail too, to be counted, or turn out to be first."""
 ECHO_GRACE = 2.0
@@ -45,14 +45,14 @@ class Watch:
         """Wait for each rank's pickled result.
 
         Raises:
-            ShardvizError: The one that a rank raised.
+            ShardvizError: A rank raised it.
             RankFailedError: A rank raised something else, died, or did not finish in time.
         """
         while self._running() and time.monotonic() < self._deadline():
             self._listen(max(0.0, self._deadline() - time.monotonic()))
         outcomes = {member.rank: member.outcome for member in self._members if member.outcome is not None}
         if self._failed_at is not None:
-            waiting = hang.tell_places(self._members, self._coords, self._job.folder)
+            waiting = hang.places_text(self._members, self._coords, self._job.folder)
             raise failure.explain(outcomes, self._coords, self._job.folder, waiting)
         if self._running():
             raise hang.explain(self._members, self._job.timeout, self._coords, self._job.folder)
@@ -99,7 +99,7 @@ class Watch:
             self._settle(member, message)
         if not isinstance(message, Done):
             self._heard_at = time.monotonic()
-        self._tell(message)
+        self._report_progress(message)
 
     def _bury(self, member: Member) -> None:
         """Note a rank whose process has ended, or cannot be reached any more."""
@@ -115,7 +115,7 @@ class Watch:
         if self._failed_at is None and not isinstance(outcome, Done):
             self._failed_at = time.monotonic()
 
-    def _tell(self, message: Message) -> None:
+    def _report_progress(self, message: Message) -> None:
         if self._on_progress is None:
             return
         if isinstance(message, Started):

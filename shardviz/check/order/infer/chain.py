@@ -24,8 +24,15 @@ Table = dict[Place, Ranges]
 """What each position on a dim's axes holds; positions that nobody has seen are left out."""
 
 MAX_CHAINS = 64
+MAX_STEPS = 300
+"""Links that are tried where missing positions leave so much open that dead ends have no end."""
 MAX_NUMBERS = 8
 """Numbers tried where uneven segments leave several that give the same step."""
+
+
+Try = tuple[bool, bool]
+TRIES: tuple[Try, ...] = ((False, False), (True, False), (True, True))
+"""Whether chains may have numbers, and joins: the simplest kind first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,21 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
     if any(start < stop for ranges in table.values() for (_, stop), (start, _) in pairwise(ranges)):
         return None
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
-    for numbers, joins in ((False, False), (True, False), (True, True)):
-        wanted = _Wanted(axes, table, numbers, joins)
-        found = list(islice(_peel(start, wanted), MAX_CHAINS))
+    for kind in TRIES:
+        found = list(islice(_peel(start, _Wanted(axes, table, *kind)), MAX_CHAINS))
         if found:
             return min(found, key=lambda chain: _effort(chain, prefer))
     return None
+
+
+def fitting_chains(size: int, axes: Mapping[str, int], table: Table, prefer: Chain, kind: Try) -> list[Chain]:
+    """Return the chains of one kind over just these axes that give every known position what it holds.
+
+    Where positions are unknown several may fit, of which another dim's, or empty shards, leave only some.
+    """
+    start = _Peeled((), (), {(): (((0, size),) if size else (),)})
+    found = set(islice(_peel(start, _Wanted(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))
+    return sorted(found, key=lambda chain: (_effort(chain, prefer), str(chain)))
 
 
 def _effort(chain: Chain, prefer: Chain) -> tuple[int, bool, int]:
@@ -75,11 +91,14 @@ def _effort(chain: Chain, prefer: Chain) -> tuple[int, bool, int]:
 class _Wanted:
     """The table, summed up over the axes that are not peeled yet, and which links may be tried on it."""
 
-    def __init__(self, axes: Mapping[str, int], table: Table, numbers: bool, joins: bool) -> None:
+    def __init__(
+        self, axes: Mapping[str, int], table: Table, numbers: bool, joins: bool, most_steps: float = math.inf
+    ) -> None:
         self.axes = axes
         self.table = table
         self.numbers = numbers
         self.joins = joins
+        self.steps_left = most_steps
         self.complete = len(table) == math.prod(axes.values())
         self._unions: dict[tuple[str, ...], Table] = {}
 
@@ -122,9 +141,10 @@ def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
     held = wanted.union(axes)
     parts = wanted.axes[axis]
     pieces = max((sum(map(len, segments)) for segments in peeled.segments.values()), default=1)
-    for number in (1, *(_numbers(peeled, held, parts) if wanted.numbers else ())):
-        if number > 1 and number * pieces > MAX_SEGMENTS:
+    for number in (1, *(_numbers(peeled, held, parts, complete=wanted.complete) if wanted.numbers else ())):
+        if wanted.steps_left <= 0 or (number > 1 and number * pieces > MAX_SEGMENTS):
             break
+        wanted.steps_left -= 1
         links: tuple[Link, ...] = (number, axis) if number > 1 else (axis,)
         cut = {place: _cut(segments, number) for place, segments in peeled.segments.items()}
         split = {place: tuple(chunk(segment, parts, place[-1]) for segment in cut[place[:-1]]) for place in held}
@@ -133,9 +153,18 @@ def _peel_axis(peeled: _Peeled, axis: str, wanted: _Wanted) -> Iterator[Chain]:
             yield from _peel(_Peeled((*peeled.links, *links), axes, split), wanted)
 
 
-def _numbers(peeled: _Peeled, held: Table, parts: int) -> list[int]:
-    """Read the size of the segments off the distance between the first two intervals that a position holds."""
-    for place, ranges in held.items():
+def _numbers(peeled: _Peeled, held: Table, parts: int, *, complete: bool) -> list[int]:
+    """Read the size of the segments off the distance between the first two intervals that a position holds.
+
+    Where positions are unknown, what lies between may be theirs: small numbers are tried too.
+    """
+    longest = max((length(segment) for segments in peeled.segments.values() for segment in segments), default=0)
+    more = () if complete else range(2, min(longest, MAX_NUMBERS) + 1)
+    return sorted({*_numbers_seen(peeled, held, parts), *more})
+
+
+def _numbers_seen(peeled: _Peeled, held: Table, parts: int) -> list[int]:
+    for place, ranges in sorted(held.items()):  # the first part of a segment starts where the segment does
         segment = peeled.segments[place[:-1]][0]
         inside = _within(segment, ranges)
         total = length(segment)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, islice, permutations, product
 from typing import TYPE_CHECKING
 
-from shardviz.check.order.infer.chain import derive_chain
+from shardviz.check.order.infer.chain import TRIES, Table, Try, derive_chain, fitting_chains
 from shardviz.errors import LayoutError
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Ranges, Region
+from shardviz.layout.splits import JOIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.splits import Chain
+
+MAX_AXIS_SETS = 64
+MAX_LAYOUTS = 4096
+"""Sets of axes of a dim, and layouts, that are tried where what is known leaves several open."""
 
 Held = dict["Coord", Region]
 """What each coordinate holds; coordinates that are not known are left out."""
@@ -38,24 +43,85 @@ def infer_layout(
         return claimed
     if claimed is not None and claimed.flat is not None:
         return _flat_layout(claimed, held)
-    chains: list[Chain] = []
-    for dim, size in enumerate(shape):
-        table = {coord: known for coord, region in held.items() if (known := _known(region, dim)) is not None}
-        prefer = claimed.chains[dim] if claimed is not None and len(claimed.chains) == len(shape) else ()
-        axes = _axes_that_matter(mesh, table)
-        if len(held) < mesh.size:
-            axes = [axis for axis in mesh.axes if axis in axes or axis in prefer]
-        columns = [mesh.axis_index(axis) for axis in axes]
-        by_place = {tuple(coord[column] for column in columns): ranges for coord, ranges in table.items()}
-        chain = derive_chain(size, {axis: mesh.axis_size(axis) for axis in axes}, by_place, prefer)
-        if chain is None:
-            return None
-        chains.append(chain)
+    tables = [_table(held, dim) for dim in range(len(shape))]
+    prefer = claimed.chains if claimed is not None and len(claimed.chains) == len(shape) else ((),) * len(shape)
+    chains = [
+        _simplest_chain(mesh, *dim, all_known=len(held) == mesh.size) for dim in zip(shape, tables, prefer, strict=True)
+    ]
+    if all(chain is not None for chain in chains):
+        found = _proved(mesh, shape, [chain for chain in chains if chain is not None], held)
+        if found is not None:
+            return found
+    is_open = any(not region.size for region in held.values()) or any(
+        set(_axes_that_may_matter(mesh, table)) - set(_axes_that_matter(mesh, table)) for table in tables
+    )
+    return _searched(mesh, shape, held, tables, prefer) if is_open else None
+
+
+def _table(held: Mapping[Coord, Region], dim: int) -> dict[Coord, Ranges]:
+    return {coord: known for coord, region in held.items() if (known := _known(region, dim)) is not None}
+
+
+def _simplest_chain(
+    mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: Chain, *, all_known: bool
+) -> Chain | None:
+    """Return the chain of a dim over the axes that are seen to matter, and over claimed ones that may."""
+    axes = [axis for axis in mesh.axes if axis in _axes_that_matter(mesh, table) or (axis in prefer and not all_known)]
+    return derive_chain(size, *_on_axes(mesh, axes, table), prefer)
+
+
+def _on_axes(mesh: Mesh, axes: Sequence[str], table: Mapping[Coord, Ranges]) -> tuple[dict[str, int], Table]:
+    """Return the sizes of some axes, and what is held at each place on them."""
+    columns = [mesh.axis_index(axis) for axis in axes]
+    by_place = {tuple(coord[column] for column in columns): ranges for coord, ranges in table.items()}
+    return {axis: mesh.axis_size(axis) for axis in axes}, by_place
+
+
+def _proved(mesh: Mesh, shape: Sequence[int], chains: Sequence[Chain], held: Mapping[Coord, Region]) -> Layout | None:
+    """Return the layout of some chains if it is one, and gives every known coordinate what it holds."""
     try:
         layout = Layout(mesh, tuple(shape), tuple(chains))
     except LayoutError:
         return None
     return layout if holds(layout, held) else None
+
+
+def _searched(
+    mesh: Mesh,
+    shape: Sequence[int],
+    held: Mapping[Coord, Region],
+    tables: Sequence[Mapping[Coord, Ranges]],
+    prefer: Sequence[Chain],
+) -> Layout | None:
+    """Find a layout where missing or empty shards leave open which axes split a dim: all that may are tried."""
+    for kind in TRIES:
+        chains = [_open_chains(mesh, *dim, kind) for dim in zip(shape, tables, prefer, strict=True)]
+        several = (found for found in islice(product(*chains), MAX_LAYOUTS) if _each_axis_once(found))
+        proved = (_proved(mesh, shape, found, held) for found in sorted(several, key=_num_links))
+        if layout := next((layout for layout in proved if layout is not None), None):
+            return layout
+    return None
+
+
+def _open_chains(mesh: Mesh, size: int, table: Mapping[Coord, Ranges], prefer: Chain, kind: Try) -> list[Chain]:
+    """Return the chains of a dim over the axes that are seen to matter and any of those that may, fewest axes first."""
+    seen = _axes_that_matter(mesh, table)
+    maybe = [axis for axis in _axes_that_may_matter(mesh, table) if axis not in seen]
+    sets = [{*seen, *more} for count in range(len(maybe) + 1) for more in combinations(maybe, count)]
+    found: list[Chain] = []
+    for axes in sets[:MAX_AXIS_SETS]:
+        places = _on_axes(mesh, [axis for axis in mesh.axes if axis in axes], table)
+        found += fitting_chains(size, *places, prefer, kind)
+    return found
+
+
+def _each_axis_once(chains: Sequence[Chain]) -> bool:
+    axes = [link for chain in chains for link in chain if isinstance(link, str) and link != JOIN]
+    return len(axes) == len(set(axes))
+
+
+def _num_links(chains: Sequence[Chain]) -> int:
+    return sum(map(len, chains))
 
 
 def holds(layout: Layout, held: Mapping[Coord, Region]) -> bool:
@@ -83,6 +149,19 @@ def _axes_that_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str]:
             if seen.setdefault((*coord[:index], *coord[index + 1 :]), ranges) != ranges:
                 found.append(axis)
                 break
+    return found
+
+
+def _axes_that_may_matter(mesh: Mesh, table: Mapping[Coord, Ranges]) -> list[str]:
+    """Return the axes along which no two coordinates that differ in nothing else hold the same, and not nothing.
+
+    Chunks of a dim have no element in common: an axis that keeps a part does not split the dim.
+    """
+    found = []
+    for index, axis in enumerate(mesh.axes):
+        known = [(*coord[:index], *coord[index + 1 :]) for coord, ranges in table.items() if ranges]
+        if mesh.axis_size(axis) > 1 and len(set(known)) == len(known):
+            found.append(axis)
     return found
 
 
