@@ -205,6 +205,23 @@ def test_slices_in_head_tail_order_are_right_and_keys_that_were_not_gathered_com
     assert "not gathered" in found.cause
 
 
+def with_right_output_and_wrong_loss(path: Path, first: list[int], second: list[int]) -> Step:
+    step = Step(path).add("output", "output", on_all(WANTED)).add("loss", "scalar", on_all(2.345), 4.0)
+    for rank in MESH.ranks:
+        step.put(rank, "embed", "activation", "step", WANTED[second if rank % 2 else first])
+    return step.put(0, "embed", "activation", "reference", WANTED)
+
+
+def test_of_tokens_in_head_tail_order_labels_in_another_order_are_a_cause_of_a_wrong_loss(tmp_path: Path) -> None:
+    (found,), _ = with_right_output_and_wrong_loss(tmp_path, [0, 3], [1, 2]).check()
+    assert found.cause.endswith("or labels in another order than the tokens, which embed has in an order of their own")
+
+
+def test_of_tokens_in_no_order_of_their_own_no_other_order_of_labels_is_suspected(tmp_path: Path) -> None:
+    (found,), _ = with_right_output_and_wrong_loss(tmp_path, [0, 1], [0, 1]).check()
+    assert "another order" not in found.cause
+
+
 def test_rows_that_stand_twice_are_a_part_that_was_used_twice(tmp_path: Path) -> None:
     (found,), _ = Step(tmp_path).add("output", "output", on_all(WANTED[[0, 1, 0, 1]])).check()
     assert "slices 0:2 of dim 0 stand 2 times" in found.summary

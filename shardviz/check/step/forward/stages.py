@@ -85,7 +85,8 @@ class Pipeline:
     def what(self, coord: int) -> str:
         """Say which layers the ranks at a coordinate have."""
         own = sorted(self.layers[coord])
-        return f"{self.who(coord)} has {listed((f'{self.prefix}{layer}' for layer in own), MAX_LISTED)}"
+        has = "have" if len(self.stages[coord]) > 1 else "has"
+        return f"{self.who(coord)} {has} {listed((f'{self.prefix}{layer}' for layer in own), MAX_LISTED)}"
 
 
 def check_stages(evidence: Evidence, one: Compared) -> Reason | None:
