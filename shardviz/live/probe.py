@@ -293,6 +293,8 @@ class ProbeOnRank:
             step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
+        for local in placing.wholes_of_odd(activations, reference.seen.activations) if rank == 0 else ():
+            self.capture.add_values(local, "reference")
         buffers = [local for local in own if local.role == "buffer"]
         of_step = [*gradients(locals_), *self.part.own([*of_optimizer, *activations]), *buffers]
         for local in [*of_step, *results(step, self.job.mesh, axes, reference.output)]:

@@ -10,7 +10,16 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.records import (
+    Body,
+    LayoutRecord,
+    MeshRecord,
+    RankRecord,
+    RunRecord,
+    StageRecord,
+    Stamp,
+    TensorRecord,
+)
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import Mesh
 
@@ -36,6 +45,7 @@ class Step:
         self.names: dict[int, list[str]] = {rank: [] for rank in MESH.ranks}
         self.layouts: list[LayoutRecord] = []
         self.stamps: list[Stamp] = []
+        self.stages: Mapping[int, tuple[int, ...]] = {}
 
     def add(
         self, name: str, role: Any, values: Mapping[int, Any], wanted: Any = WANTED, claim: tuple[str, ...] = COPIES
@@ -87,6 +97,7 @@ class Step:
                     layouts=tuple(self.layouts),
                     bodies=tuple(self.bodies[rank]),
                     tensors=tensors,
+                    schedule=tuple(StageRecord(stage, 0) for stage in self.stages.get(rank, ())),
                 ),
             )
         results = list(check_step(dump_of(read_files(folder)), []))

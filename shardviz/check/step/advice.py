@@ -22,8 +22,8 @@ def where_to_look(evidence: Evidence, one: Compared) -> Advice:
     if one.role == "output" or not evidence.outputs_are_right:
         return UNEXPLAINED, _in_forward(evidence)
     if one.role == "scalar":
-        return _LOSS if one.name == "loss" else _SCALAR
-    return _in_backward(evidence) if evidence.loss_is_right else _LOSS
+        return _of_loss(evidence) if one.name == "loss" else _SCALAR
+    return _in_backward(evidence) if evidence.loss_is_right else _of_loss(evidence)
 
 
 def _in_forward(evidence: Evidence) -> str:
@@ -54,6 +54,18 @@ def _in_backward(evidence: Evidence) -> Advice:
         f"{UNEXPLAINED} in backward, of outputs and a loss that are right",
         "look for a collective without a backward, or with another one than its forward needs, and for a term of the "
         "loss that the step scales otherwise: an auxiliary loss",
+    )
+
+
+def _of_loss(evidence: Evidence) -> Advice:
+    """Return where to look for a wrong loss of right outputs; tokens in an order of their own suggest the labels'."""
+    cause, fix = _LOSS
+    reordered = next((one.name for one in evidence.activations.by_name.values() if one.state == "reordered"), "")
+    if not reordered:
+        return _LOSS
+    return (
+        f"{cause}; or labels in another order than the tokens, which {reordered} has in an order of their own",
+        f"cut and order the labels with the same positions as the tokens; {fix}",
     )
 
 

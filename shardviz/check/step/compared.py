@@ -211,7 +211,7 @@ def rounding_of(dump: Dump) -> Rounding:
     dtypes = {shard.body.dtype for tensor in dump.at("step") for shard in tensor.shards.values()}
     dtypes |= {dtype for record in dump.files.ranks.values() for dtype in record.narrowed_to}
     epsilon = max((EPSILONS.get(dtype, 0.0) for dtype in dtypes), default=0.0)
-    whole = list(dump.at("reference"))
+    whole = [tensor for tensor in dump.at("reference") if tensor.role != "activation"]
     terms = max((math.prod(tensor.shape) for tensor in whole), default=1)
     gradients = [
         _largest(dump.values(tensor.first, name)) for tensor in whole for name in tensor.names if tensor.role == "grad"

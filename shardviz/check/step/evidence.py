@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from shardviz.text import Fold
+from shardviz.check.step.compared import rounding_of
+from shardviz.check.step.forward.activations import Activations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import RankRecord
 
 
 @dataclass(frozen=True)
@@ -56,35 +57,22 @@ class Evidence:
         return tuple(other for other in owner if other != name and owner[other] == owner.get(name))
 
     @cached_property
+    def activations(self) -> Activations:
+        """The outputs of modules, beside the unsharded model's."""
+        return Activations(self.dump, rounding_of(self.dump))
+
+    @cached_property
     def first_odd_module(self) -> str:
-        """The first module whose output no placement explains, on the lowest rank that has one; else empty."""
-        return next((odd for _, odd in self._odd if odd), "")
+        """The first module whose output is not the unsharded model's, on the lowest rank that has one; else empty."""
+        odd = self.activations.first_odd[1]
+        return odd.name if odd is not None else ""
 
     @cached_property
     def pending_before(self) -> tuple[str, str]:
-        """The module before it whose output is the terms of a sum, with the axis of the sum; empty if there is none."""
-        return next((pending for pending, odd in self._odd if odd), ("", ""))
-
-    @cached_property
-    def _odd(self) -> list[tuple[tuple[str, str], str]]:
-        """For every rank the first odd module, after the first of those just before it that return terms of a sum."""
-        return [self._first_odd(record) for record in self.dump.files.ranks.values()]
-
-    def _first_odd(self, record: RankRecord) -> tuple[tuple[str, str], str]:
-        pending = ("", "")
-        for tensor in record.tensors:
-            body = record.bodies[tensor.body]
-            if (body.role, body.moment) == ("activation", "step"):
-                name = Fold(tensor.name, tensor.numbers, tensor.suffix).names()[0]
-                if body.layout is None:
-                    return pending, name
-                layout = record.layouts[body.layout]
-                axes = record.meshes[layout.mesh].axes
-                partial = [
-                    axis for axis, placement in zip(axes, layout.placements, strict=True) if "Partial" in placement
-                ]
-                pending = (pending if pending[0] else (name, partial[0])) if partial else ("", "")
-        return pending, ""
+        """The first of those just before it that put out the terms of a sum, with its axis; empty if there is none."""
+        before, _ = self.activations.first_odd
+        pending = list(takewhile(lambda one: one.state == "pending", reversed(before)))
+        return (pending[-1].name, self.activations.axis_of_sum(pending[-1].name)) if pending else ("", "")
 
 
 def is_right(one: Compared) -> bool:

@@ -11,6 +11,8 @@ from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_absent_gradients, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.forward.explain import with_parts_joined, with_reason
+from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.norms import check_norm
 from shardviz.check.step.rules.order import check_order
@@ -78,11 +80,14 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
 
 def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
     if shape := check_result_shape(one):
-        yield shape
+        yield with_parts_joined(evidence, one, shape)
+    elif why := of_another_stage(evidence, one):
+        yield NotChecked(one.name, why, "step")
     elif one.incomparable:
         yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
-        yield _explained(evidence, one) or check_scale(one) or check_terms(evidence, one)
+        found = _explained(evidence, one) or check_scale(one) or check_terms(evidence, one)
+        yield with_reason(evidence, one, found)
 
 
 def _explained(evidence: Evidence, one: Compared) -> Finding | None:

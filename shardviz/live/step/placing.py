@@ -33,6 +33,9 @@ MAX_SUMMED = 4
 MAX_ELEMENTS = 1 << 16
 """Activations with more elements are not exchanged."""
 
+MAX_WHOLE = 1 << 20
+"""Of the unsharded model's activations that no part fits, as many as these elements are written down."""
+
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """How far rounding in a dtype may take an activation from the reference, relative and absolute; else 1e-9."""
 
@@ -62,6 +65,18 @@ def placed(locals_: Mapping[str, Local], wholes: Mapping[str, Local], mesh: Mesh
     small = {local.name: local.values.cpu() for local in odd if local.values.numel() <= MAX_ELEMENTS}
     found |= _pending(found, dict(list(small.items())[:MAX_SUMMED]), wholes, mesh)
     return list(found.values())
+
+
+def wholes_of_odd(found: list[Local], wholes: Mapping[str, Local]) -> Iterator[Local]:
+    """Yield the unsharded model's activations of modules whose outputs no placements fit, the first of them."""
+    elements = 0
+    for local in found:
+        whole = wholes.get(local.name)
+        if whole is not None and local.claim is None:
+            elements += whole.values.numel()
+            if elements > MAX_WHOLE:
+                return
+            yield replace(whole, claim=None, grad=None)
 
 
 Placements = tuple[Placement, ...]

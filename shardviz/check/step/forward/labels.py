@@ -1,0 +1,50 @@
+"""`wrong-placement` of an output: its label gives another shape, and its values are those of another label."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.forward.reason import Reason
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
+from shardviz.layout.placements import Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from shardviz.check.step.compared import Compared
+
+MAX_CANDIDATES = 1 << 8
+"""In a mesh on which an output could be split in more ways than this, no other label is looked for."""
+
+
+def check_label_of_output(one: Compared) -> Reason | None:
+    """Return the reason if the values that ranks hold are the unsharded model's under other placements."""
+    if one.claimed is None or one.claimed.flat or one.role != "output":
+        return None
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(one.wanted.ndim))]
+    if len(kinds) ** one.mesh.ndim > MAX_CANDIDATES:
+        return None
+    for placements in product(kinds, repeat=one.mesh.ndim):
+        layout = Layout.from_placements(one.mesh, one.wanted.shape, placements)
+        if all(_fits(one, layout, rank) for rank in one.values):
+            return _of_label(one.claimed, layout)
+    return None
+
+
+def _fits(one: Compared, layout: Layout, rank: int) -> bool:
+    region = layout.region(one.mesh.coord_of(rank))
+    if region.shape != one.values[rank].shape:
+        return False
+    return one.near(one.values[rank], one.wanted.ravel()[region.flat_ids(one.wanted.shape)])
+
+
+def _of_label(claimed: Layout, layout: Layout) -> Reason:
+    now, due = (", ".join(map(str, one.placements() or ())) for one in (claimed, layout))
+    return Reason(
+        "wrong-placement",
+        f"what ranks hold is the unsharded model's output under ({due}): {write(layout)}",
+        f"The output is labelled ({now}), which is not how it is split: DTensor.from_local puts on the label that it "
+        "is given, and a plain output is taken to be split by rows over BATCH_AXES and no other axis",
+        f"label it ({due}); of a plain output, gather what another axis splits, or mend BATCH_AXES",
+        held=write(layout),
+    )

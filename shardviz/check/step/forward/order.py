@@ -1,0 +1,142 @@
+"""Slices that stand twice, and slices computed from a rank's own part of the sequence alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.forward.reason import Reason
+from shardviz.check.step.forward.slices import places_of, spans
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.forward.activations import Activation
+    from shardviz.layout.mesh import Mesh
+
+MAX_LISTED = 4
+
+
+def check_repeated(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if all slices of the output are the unsharded model's, and some stand there several times."""
+    rank = one.wrong[0]
+    found = places_of(one.reduced[rank], one.wanted, one.tolerance)
+    if found is None or np.any(found[1] < 0):
+        return None
+    dim, places = found
+    distinct = len(set(places.tolist()))
+    times, rest = divmod(len(places), distinct)
+    if times < 2 or rest or not np.array_equal(places, np.tile(places[:distinct], times)):
+        return None
+    parts = evidence.activations.num_micro_batches
+    sent = f"The step ran {parts} micro-batches, and one of them was sent, or read from its buffer, {times} times"
+    again = "One part of the batch was computed several times in place of different ones: an index that does not "
+    return Reason(
+        "wrong-value",
+        f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} stand {times} times, others nowhere",
+        sent if parts == times else again + "advance, a micro-batch sent again, or a buffer that is read too early",
+        "send every micro-batch once, and wait for a receive before its buffer is read or used for the next",
+    )
+
+
+def check_started_again(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if the first odd module puts out the same slices on ranks that should have different ones."""
+    _, odd = evidence.activations.first_odd
+    if odd is None or odd.state != "repeated" or odd.places is None:
+        return None
+    first = next(iter(odd.places.values()))
+    reference = evidence.dump.find("reference", "activation", odd.name)
+    parts = reference.shape[odd.dim] / len(first) if reference is not None else 0
+    axes = [axis for axis in one.mesh.axes if one.mesh.axis_size(axis) == parts > 1]
+    fitting = [axis for axis in axes if all(_are_alike(odd.places, group) for group in one.mesh.groups(axis))]
+    return _of_start(odd, " or ".join(fitting), first) if fitting else None
+
+
+def _are_alike(places: Mapping[int, NDArray[np.int64]], group: tuple[int, ...]) -> bool:
+    return all(rank in places and np.array_equal(places[group[0]], places[rank]) for rank in group)
+
+
+def _of_start(odd: Activation, axis: str, places: NDArray[np.int64]) -> Reason:
+    return Reason(
+        "wrong-value",
+        f"every rank along {axis} has slices {spans(places)} of dim {odd.dim} of what {odd.name} puts out in the "
+        "unsharded model, and no rank has the others",
+        f"What {odd.name} is given starts again on every rank of {axis}: positions counted from 0 of the rank's own "
+        "tokens in place of the sequence's, or the same part of the sequence on every rank",
+        f"give {odd.name} the positions that the rank's tokens have in the whole sequence, cut and ordered as the "
+        "tokens are",
+    )
+
+
+def check_ungathered(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if ranks have right slices of a dim of their own up to a module whose output is not."""
+    before, odd = evidence.activations.first_odd
+    axis, dim = _split_before(evidence, one, before)
+    if odd is None or not axis or not _is_split_alike(evidence, before[-1], odd, dim):
+        return None
+    right = _right_slices(odd)
+    return Reason(
+        "wrong-value",
+        f"up to {before[-1].name} each rank along {axis} has its own slices of dim {dim}, which are right; {odd.name} "
+        f"is the first module whose output is not{right}",
+        f"If what stands between {before[-1].name} and {odd.name} is attention, it reads keys and values of the whole "
+        f"sequence: each rank of {axis} used only its own (they were not gathered), or the mask or rotary positions "
+        "are of another order than the gathered keys",
+        f"gather keys and values over {axis} (or pass them round, as ring attention does) before {odd.name}, and build "
+        "the mask from the positions of the gathered keys and the rank's own queries",
+    )
+
+
+def _is_split_alike(evidence: Evidence, last: Activation, odd: Activation, dim: int) -> bool:
+    """Whether every rank has as many slices of a dim after the odd module as after the last right one."""
+    of = evidence.dump.by_name("step", "activation")
+    ranks = of[odd.name].shards.keys() & of[last.name].shards.keys()
+    shapes = [
+        (of[last.name].shards[rank].body.local_shape, of[odd.name].shards[rank].body.local_shape) for rank in ranks
+    ]
+    return all(len(one) == len(other) and one[dim] == other[dim] for one, other in shapes)
+
+
+def _split_before(evidence: Evidence, one: Compared, before: list[Activation]) -> tuple[str, int]:
+    """Return an axis that does not split the output, and the dim of the last right activation that it splits."""
+    if not before or before[-1].state not in ("right", "reordered"):
+        return "", 0
+    last = before[-1]
+    tensor = evidence.dump.by_name("step", "activation")[last.name]
+    for axis in one.mesh.axes:
+        if last.places is not None and last.dim < len(tensor.shape) - 1 and _differ(last.places, one.mesh, axis):
+            return axis, last.dim
+        if last.places is None and tensor.claimed is not None and axis not in _splitting(one):
+            for dim, chain in enumerate(tensor.claimed.chains[:-1]):
+                if axis in chain:
+                    return axis, dim
+    return "", 0
+
+
+def _differ(places: Mapping[int, NDArray[np.int64]], mesh: Mesh, axis: str) -> bool:
+    return any(
+        not set(places[group[0]].tolist()) & set(places[rank].tolist())
+        for group in mesh.groups(axis)
+        if all(rank in places for rank in group)
+        for rank in group[1:]
+    )
+
+
+def _splitting(one: Compared) -> set[str]:
+    """Return the axes that split the output: those of the batch."""
+    chains = one.claimed.chains if one.claimed is not None else ()
+    return {link for chain in chains for link in chain if isinstance(link, str)}
+
+
+def _right_slices(odd: Activation) -> str:
+    counts = {rank: int(np.count_nonzero(own >= 0)) for rank, own in (odd.places or {}).items()}
+    if not any(counts.values()) or odd.places is None:
+        return ""
+    shown = listed((f"{count} of {len(odd.places[rank])} on rank {rank}" for rank, count in counts.items()), MAX_LISTED)
+    return f" (right are {shown})"

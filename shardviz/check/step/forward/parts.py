@@ -1,0 +1,180 @@
+"""Plain weights whose parts are not on the coordinates in the order in which torch.chunk deals them out.
+
+Nothing is claimed of a plain tensor, and any order is right if the model sends features or tokens the same way. Where
+the output is wrong, a weight that stands in another order than those before and after it is what to look at.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.forward.reason import Reason
+from shardviz.check.step.forward.slices import spans
+from shardviz.layout.region import indices
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Tensor
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+
+MAX_LISTED = 4
+Rows = tuple[set[int], set[int]]
+"""The experts whose rows are all right, and those that have rows at all."""
+
+STACK = 3
+"""A weight of so many dims is a stack along its first: experts, whose tokens are sent to the rank that has theirs."""
+
+
+def check_parts(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if parts of a plain weight fall or start again along an axis where others rise."""
+    cut = list(_cut(evidence, one.mesh))
+    for name, tensor, axis, dim in cut:
+        others = [_along(other, one.mesh, along, at) for _, other, along, at in cut if along == axis]
+        rises = _rise(_along(tensor, one.mesh, axis, dim))
+        if not rises and len(tensor.shape) < STACK and any(map(_rise, others)) and _is_read(evidence, name, axis):
+            return _of_order(name, tensor, one.mesh, axis, dim)
+    return None
+
+
+def _is_read(evidence: Evidence, name: str, axis: str) -> bool:
+    """Whether the first odd module may be what reads a weight's output: nothing whole stands between them."""
+    before, odd = evidence.activations.first_odd
+    module = name.rpartition(".")[0]
+    if odd is None or odd.name == module:
+        return True
+    names = [one.name for one in before]
+    return module in names and all(
+        evidence.activations.is_split(one.name, axis) for one in before[names.index(module) + 1 :]
+    )
+
+
+def check_experts(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if the rows of some experts are right and those of the others wrong."""
+    for name, tensor, axis, dim in _cut(evidence, one.mesh):
+        if len(tensor.shape) >= STACK and dim == 0:
+            count = tensor.shape[0]
+            chosen = _chosen(evidence, one, count)
+            rows = _right_experts(one, chosen, count) if chosen else None
+            if rows is not None:
+                return _of_experts(name, tensor, one.mesh, axis, rows)
+    return None
+
+
+def _cut(evidence: Evidence, mesh: Mesh) -> Iterator[tuple[str, Tensor, str, int]]:
+    """Yield the plain weights of which an axis has different parts along one dim alone, with the axis and the dim."""
+    for name, tensor in evidence.dump.stamped.items():
+        if any(shard.layout is not None or shard.held is None for shard in tensor.shards.values()):
+            continue
+        for axis in mesh.axes:
+            group = _group(tensor, mesh, axis)
+            dims = {dim for part in group for dim in range(len(part.dims)) if part.dims[dim] != group[0].dims[dim]}
+            if len(dims) == 1 and len({part.shape for part in group}) == 1:
+                yield name, tensor, axis, dims.pop()
+
+
+def _group(tensor: Tensor, mesh: Mesh, axis: str) -> list[Region]:
+    """Return what the first group of ranks along an axis holds, by coordinate."""
+    group = next((group for group in mesh.groups(axis) if all(rank in tensor.shards for rank in group)), ())
+    return [held for rank in group if (held := tensor.shards[rank].held) is not None and held.size]
+
+
+def _along(tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> list[NDArray[np.int64]]:
+    return [indices(part.dims[dim]) for part in _group(tensor, mesh, axis)]
+
+
+def _rise(parts: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether the first index of each coordinate's part is at or after that of the one before."""
+    return all(int(before[0]) <= int(after[0]) for before, after in pairwise(parts))
+
+
+def _in_turn(parts: Sequence[NDArray[np.int64]]) -> bool:
+    return all(len(part) > 1 and set(np.diff(part).tolist()) == {len(parts)} for part in parts)
+
+
+def _shown(parts: Sequence[NDArray[np.int64]]) -> str:
+    return listed((f"coordinate {at} has {spans(part)}" for at, part in enumerate(parts)), MAX_LISTED)
+
+
+def _of_order(name: str, tensor: Tensor, mesh: Mesh, axis: str, dim: int) -> Reason:
+    parts = _along(tensor, mesh, axis, dim)
+    starts = [int(part[0]) for part in parts]
+    distinct = sorted(set(starts))
+    copies = len(parts) // len(distinct)
+    numbers = [distinct.index(start) for start in starts]
+    due = [at // max(copies, 1) for at in range(len(parts))]
+    shared = f"Several ranks share a part, as key and value heads that are fewer than {axis} has ranks, and "
+    return Reason(
+        "misordered",
+        f"{name}'s parts of dim {dim} are {listed(numbers, 2 * MAX_LISTED)} along {axis}, where other weights' rise: "
+        f"{_shown(parts)}",
+        (shared if copies > 1 else "")
+        + f"{name} is dealt out in another order over {axis} than the weights that its output meets: "
+        f"features of rank r meet those of another rank's part (torch.repeat_interleave and torch.chunk give part "
+        f"{'r // ' + str(copies) if copies > 1 else 'r'} to rank r)",
+        f"give the ranks along {axis} the parts {listed(due, 2 * MAX_LISTED)} of {name}, and sum its gradient over the "
+        "ranks that then share a part"
+        if copies > 1
+        else f"cut {name} with torch.chunk by mesh.get_local_rank({axis!r})",
+        tensor=name,
+        held=_shown(parts),
+    )
+
+
+def _chosen(evidence: Evidence, one: Compared, count: int) -> dict[int, NDArray[np.int64]]:
+    """Return each rank's choice of an expert for its rows: the largest score of a right output of as many features."""
+    for name, activation in evidence.activations.by_name.items():
+        tensor = evidence.dump.by_name("step", "activation")[name]
+        if activation.state == "right" and tensor.shape[-1:] == (count,) and set(one.reduced) <= set(tensor.shards):
+            scores = {rank: evidence.dump.values(tensor.shards[rank], name) for rank in one.reduced}
+            if all(scores[rank].shape[:-1] == one.reduced[rank].shape[:-1] for rank in scores):
+                return {rank: score.argmax(-1).ravel() for rank, score in scores.items()}
+    return {}
+
+
+def _right_experts(one: Compared, chosen: dict[int, NDArray[np.int64]], count: int) -> Rows | None:
+    """Return the experts whose rows are all right, and all with rows; None where some of an expert's are wrong."""
+    seen: dict[int, set[bool]] = {expert: set() for expert in range(count)}
+    for rank, experts in chosen.items():
+        near = np.asarray(np.abs(one.reduced[rank] - one.wanted_of(rank)) <= one.tolerance)
+        for expert, row in zip(experts.tolist(), near.reshape(len(experts), -1), strict=True):
+            seen[expert].add(bool(row.all()))
+    if any(len(own) > 1 for own in seen.values()) or not any(False in own for own in seen.values()):
+        return None
+    return {expert for expert, own in seen.items() if own == {True}}, {expert for expert, own in seen.items() if own}
+
+
+def _of_experts(name: str, tensor: Tensor, mesh: Mesh, axis: str, rows: Rows) -> Reason | None:
+    right, seen = rows
+    parts = _along(tensor, mesh, axis, 0)
+    size, count = len(parts), tensor.shape[0]
+    in_turn, in_chunks = _in_turn(parts), np.array_equal(np.concatenate(parts), np.arange(count))
+    if count % size or not (in_turn or in_chunks):
+        return None
+    own = count // size
+    alike = {expert for expert in range(count) if expert % size * own + expert // size == expert}
+    if not right or right != alike & seen:
+        return None
+    held, sent = ("in turn", "in chunks") if in_turn else ("in chunks", "in turn")
+    chunked = f"rank e // {own}, place e % {own}"
+    turned = f"rank e % {size}, place e // {size}"
+    return Reason(
+        "misordered",
+        f"right are the rows of experts {listed(sorted(right), MAX_LISTED)} alone, which have one place in both "
+        f"orders; {_shown(parts)} of {name} along {axis}",
+        f"{name} has its experts dealt out {held} over {axis}, and which rows are right fits tokens that are sent "
+        f"as if they were dealt out {sent}",
+        f"send the tokens of expert e to {turned if in_turn else chunked}; or deal the experts out {sent}, so that "
+        f"expert e is on {chunked if in_turn else turned}",
+        tensor=name,
+        held=_shown(parts),
+    )

@@ -1,0 +1,264 @@
+"""Layers of a pipeline that are not on its stages in the order of the stages: out of order, on two stages, on none.
+
+Ranks along the axis of a pipeline have different layers, and one coordinate of it has the output. Each layer belongs to
+one stage, and layers rise from stage to stage; a rank may have several stages, in the order of a loop or of a V.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.forward.reason import Reason
+from shardviz.dump.records import WEIGHTS
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump
+    from shardviz.layout.mesh import Mesh
+
+NUMBERED = re.compile(r"(.*?\.|)(\d+)\.")
+MAX_LISTED = 4
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Which coordinates of a pipeline's axis have which layers of one list, and which stages.
+
+    Attributes:
+        dump: The dump.
+        mesh: The run's mesh.
+        axis: The axis of the pipeline.
+        prefix: The name of the list of layers, with its dot.
+        layers: The numbers of the layers on every coordinate.
+        size: How many layers the unsharded model has.
+    """
+
+    dump: Dump
+    mesh: Mesh
+    axis: str
+    prefix: str
+    layers: Mapping[int, frozenset[int]]
+    size: int
+
+    @cached_property
+    def stages(self) -> Mapping[int, list[int]]:
+        """The numbers of the stages that ran on every coordinate; the coordinate itself where nothing says so."""
+        ran: dict[int, set[int]] = {coord: set() for coord in self.layers}
+        for rank, record in self.dump.files.ranks.items():
+            ran[_coord(self.mesh, rank, self.axis)] |= {one.stage for one in record.schedule}
+        if not all(ran.values()):
+            return {coord: [coord] for coord in ran}
+        return {coord: sorted(own) for coord, own in ran.items()}
+
+    @cached_property
+    def is_numbered(self) -> bool:
+        """Whether the run says which stages ran."""
+        return any(record.schedule for record in self.dump.files.ranks.values())
+
+    @cached_property
+    def has_several(self) -> bool:
+        """Whether a coordinate has several stages."""
+        return any(len(own) > 1 for own in self.stages.values())
+
+    def coords_of(self, layer: int) -> list[int]:
+        """Return the coordinates that have a layer."""
+        return [coord for coord, own in self.layers.items() if layer in own]
+
+    def ranks_at(self, coord: int) -> list[int]:
+        """Return the ranks at a coordinate."""
+        return [rank for rank in self.dump.files.ranks if _coord(self.mesh, rank, self.axis) == coord]
+
+    def who(self, coord: int) -> str:
+        """Name the ranks at a coordinate with their stages."""
+        ranks = self.ranks_at(coord)
+        numbers = f"stage{'s' * (len(self.stages[coord]) > 1)} {listed(self.stages[coord], MAX_LISTED)}"
+        return f"{numbers} (rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)})"
+
+    def what(self, coord: int) -> str:
+        """Say which layers the ranks at a coordinate have."""
+        own = sorted(self.layers[coord])
+        has = "have" if len(self.stages[coord]) > 1 else "has"
+        return f"{self.who(coord)} {has} {listed((f'{self.prefix}{layer}' for layer in own), MAX_LISTED)}"
+
+
+def check_stages(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if a pipeline's layers are not on its stages in order, each on one."""
+    for pipeline in _pipelines(evidence.dump, one):
+        found = _lost(pipeline) or _twice(pipeline, evidence) or _out_of_order(pipeline, evidence)
+        if found is None and pipeline.has_several:
+            found = _handed_on(pipeline, evidence)
+        if found is not None:
+            return found
+    return None
+
+
+def of_another_stage(evidence: Evidence, one: Compared) -> str:
+    """Return why an output cannot be the model's: only ranks without the last stage of the pipeline have it."""
+    ran = {rank: {run.stage for run in record.schedule} for rank, record in evidence.dump.files.ranks.items()}
+    last = max((stage for own in ran.values() for stage in own), default=0)
+    holders = [rank for rank, own in ran.items() if last in own]
+    if one.role != "output" or not holders or set(holders) & one.values.keys():
+        return ""
+    where = listed(sorted(one.values), MAX_LISTED)
+    return f"the output: rank {where} has it, and stage {last}, the last, ran on rank {listed(holders, MAX_LISTED)}"
+
+
+def _coord(mesh: Mesh, rank: int, axis: str) -> int:
+    return mesh.coord_of(rank)[mesh.axis_index(axis)]
+
+
+def _pipelines(dump: Dump, one: Compared) -> Iterator[Pipeline]:
+    """Yield every list of layers that an axis divides of which one coordinate alone has the output."""
+    mesh = one.mesh
+    for axis in mesh.axes:
+        if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in one.values}) != 1:
+            continue
+        everywhere: dict[str, set[int]] = {}
+        for name in dump.stamps:
+            if (at := NUMBERED.match(name)) is not None:
+                everywhere.setdefault(at[1], set()).add(int(at[2]))
+        for prefix, numbers in everywhere.items():
+            layers = _layers(dump, mesh, axis, prefix)
+            if len(numbers) > 1 and len(set(layers.values())) > 1 and numbers == set(range(len(numbers))):
+                yield Pipeline(dump, mesh, axis, prefix, layers, len(numbers))
+
+
+def _layers(dump: Dump, mesh: Mesh, axis: str, prefix: str) -> Mapping[int, frozenset[int]]:
+    held: dict[int, set[int]] = {coord: set() for coord in range(mesh.axis_size(axis))}
+    for name, tensor in dump.stamped.items():
+        at = NUMBERED.match(name)
+        if tensor.role in WEIGHTS and at is not None and at[1] == prefix:
+            for rank in tensor.shards:
+                held[_coord(mesh, rank, axis)].add(int(at[2]))
+    return {coord: frozenset(own) for coord, own in held.items()}
+
+
+def _lost(pipeline: Pipeline) -> Reason | None:
+    lost = [layer for layer in range(pipeline.size) if not pipeline.coords_of(layer)]
+    if not lost:
+        return None
+    names = listed((f"{pipeline.prefix}{layer}" for layer in lost), MAX_LISTED)
+    num_stages = sum(map(len, pipeline.stages.values()))
+    at_end = lost == list(range(pipeline.size - len(lost), pipeline.size))
+    left_over = at_end and (pipeline.size - len(lost)) % num_stages == 0 and len(lost) < num_stages
+    cause = f"{pipeline.size} layers were divided by {num_stages} stages, and what was left over was dropped"
+    return Reason(
+        "missing",
+        f"no stage has {names}: {_who_has_what(pipeline)}",
+        cause if left_over else "The lists of the stages' layers do not join: what is between two of them was dropped",
+        f"give every layer to a stage: torch.arange({pipeline.size}).tensor_split({num_stages}) leaves none over",
+        tensor=f"{pipeline.prefix}{lost[0]}",
+    )
+
+
+def _twice(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
+    ran = {rank: set(names) for rank, names in evidence.activations.order.items()}
+    for layer in range(pipeline.size):
+        name, coords = f"{pipeline.prefix}{layer}", pipeline.coords_of(layer)
+        if len(coords) < 2 or not all(name in ran[rank] for coord in coords for rank in pipeline.ranks_at(coord)):
+            continue
+        where = " and ".join(map(pipeline.who, coords))
+        return Reason(
+            "duplicated",
+            f"{name} is on {where}, and ran on {'both' if len(coords) == 2 else 'all'}",
+            f"The stages' layers overlap: what passes through the pipeline goes through {name} {len(coords)} times, "
+            "once on each of several stages",
+            f"keep {name} on one stage; torch.arange({pipeline.size}).tensor_split(num_stages) gives each layer once",
+            tensor=name,
+        )
+    return None
+
+
+def _out_of_order(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
+    by_layer = [coord for layer in range(pipeline.size) for coord in pipeline.coords_of(layer)]
+    numbered = sorted((stage, coord) for coord, own in pipeline.stages.items() for stage in own)
+    by_stage = [coord for _, coord in numbered if pipeline.layers[coord]]
+    if _without_repeats(by_layer) == _without_repeats(by_stage) or not _begins_there(pipeline, evidence):
+        return None
+    due = _without_repeats(by_stage)
+    return Reason(
+        "misordered",
+        f"{_who_has_what(pipeline)}: {_order_in_words(pipeline)}",
+        f"The step sends what a stage puts out to the stage of the next number, which does not have the next layers: "
+        f"layers and stages are in another order along {pipeline.axis}",
+        f"give the stages 0 to {len(by_stage) - 1} layers that follow one another: "
+        f"torch.arange({pipeline.size}).tensor_split({len(by_stage)})[stage]; or, where ranks run several stages, "
+        "list every one in stages() under its number"
+        if len(due) == len(by_stage)
+        else f"give each rank the layers of its own stages, {listed(by_stage, MAX_LISTED)} along {pipeline.axis}",
+        tensor=pipeline.prefix.rstrip("."),
+        held=f"layers 0 to {pipeline.size - 1} on {pipeline.axis}={listed(by_layer, 2 * MAX_LISTED)}",
+    )
+
+
+def _begins_there(pipeline: Pipeline, evidence: Evidence) -> bool:
+    """Whether layers are right up to the first that does not follow the one before it, which is wrong.
+
+    Where a rank has several stages, or only its first micro-batch was seen, the numbers of stages must do.
+    """
+    coords = sorted(pipeline.layers, key=lambda coord: pipeline.stages[coord])
+    ran = [layer for coord in coords for layer in sorted(pipeline.layers[coord])]
+    modules = evidence.activations.by_name
+    if pipeline.has_several or evidence.activations.in_micro_batches:
+        return True
+    if not all(f"{pipeline.prefix}{layer}" in modules for layer in ran):
+        return pipeline.is_numbered
+    states = [modules[f"{pipeline.prefix}{layer}"].state in ("odd", "repeated") for layer in ran]
+    first = next((at for at, layer in enumerate(ran) if at != layer), len(ran))
+    return first < len(ran) and states[first] and not any(states[:first])
+
+
+def _order_in_words(pipeline: Pipeline) -> str:
+    """Say how the layers run through the stages, where each rank has one."""
+    by_layer = [coord for layer in range(pipeline.size) for coord in pipeline.coords_of(layer)]
+    count = len(pipeline.layers)
+    if len(by_layer) > count and by_layer == [layer % count for layer in range(len(by_layer))]:
+        return "layers are dealt out in turn, stages follow one another"
+    if all(after <= before for before, after in pairwise(by_layer)):
+        return "layers rise where the stages' order falls"
+    return "the order of the layers is not the order of the stages"
+
+
+def _without_repeats(coords: Sequence[int]) -> list[int]:
+    return [coord for coord, _ in groupby(coords)]
+
+
+def _who_has_what(pipeline: Pipeline) -> str:
+    return "; ".join([pipeline.what(coord) for coord in pipeline.layers][:MAX_LISTED])
+
+
+def _handed_on(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
+    """Return the reason if every rank's first stage is right and the first of a later one is not."""
+    if evidence.activations.in_micro_batches or not _enters_odd(pipeline, evidence):
+        return None
+    return Reason(
+        "misordered",
+        f"each rank's first layers are right, wrong where another of its stages begins: {_who_has_what(pipeline)}",
+        "Stages are run in another order than they are numbered in: numbers in a loop (interleaved 1F1B: rank r of p "
+        "has r, p + r, ...) do not fit a step that comes back the way it went (a V: r and 2p - 1 - r), nor the "
+        "reverse; or a stage was sent another stage's output",
+        "number the stages in the order in which the step hands activations from one to the next, in a loop or in a V, "
+        "and give each its layers by that number",
+        tensor=pipeline.prefix.rstrip("."),
+    )
+
+
+def _enters_odd(pipeline: Pipeline, evidence: Evidence) -> bool:
+    """Whether the first wrong layer of every rank that has one follows a layer that another rank has."""
+    state = {name: one.state for name, one in evidence.activations.by_name.items()}
+    within = False
+    for own in pipeline.layers.values():
+        ran = sorted(layer for layer in own if f"{pipeline.prefix}{layer}" in state)
+        odd = [layer for layer in ran if state[f"{pipeline.prefix}{layer}"] in ("odd", "repeated")]
+        if odd and (odd[0] == 0 or odd[0] - 1 in own):
+            return False
+        within |= bool(odd) and odd[0] != ran[0]
+    return within

@@ -1,0 +1,124 @@
+"""An output that is right but for a sum over ranks, once a vector that is added to every row is set aside.
+
+A row-parallel layer adds its bias after the sum over ranks. So a sum left out, an average in its place or a sum taken
+twice is no ratio of the output, but one of the output less the bias.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.forward.reason import Reason
+from shardviz.check.step.rules.scale import size_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+
+Values = dict[int, "NDArray[np.float64]"]
+
+
+def check_sum_beside_a_vector(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if the output less a vector of the model lacks a sum, or is some times too large or small."""
+    for name, vector in _vectors(evidence, one.wanted.shape[-1:]):
+        added = _of_ranks(one, np.broadcast_to(vector, one.wanted.shape))
+        terms = {rank: one.reduced[rank] - added[rank] for rank in one.reduced}
+        wanted = {rank: one.wanted_of(rank) - added[rank] for rank in one.reduced}
+        for axis in one.copies_differ_along:
+            for op in ("sum", "avg"):
+                total = one.over(axis, op, terms)
+                if total.keys() == wanted.keys() and all(one.near(total[rank], wanted[rank]) for rank in wanted):
+                    return _not_reduced(name, axis, op)
+        for ratio in _ratios(one):
+            if all(one.near(terms[rank], wanted[rank] * float(ratio), float(ratio)) for rank in wanted):
+                return _scaled(one, name, ratio)
+    return None
+
+
+def check_joined(evidence: Evidence, one: Compared) -> Reason | None:
+    """Return the reason if an output is larger than the unsharded model's, and its parts along a dim add up to that."""
+    whole = next(iter(one.values.values()))
+    if one.role != "output" or whole.ndim != one.wanted.ndim or not np.all(np.isfinite(one.wanted)):
+        return None
+    for dim, (own, due) in enumerate(zip(whole.shape, one.wanted.shape, strict=True)):
+        for axis in one.mesh.axes:
+            size = one.mesh.axis_size(axis)
+            if size > 1 and own == due * size:
+                for name, vector in [("", np.zeros(())), *_vectors(evidence, one.wanted.shape[-1:])]:
+                    if all(_adds_up(one, values, dim, size, vector) for values in one.values.values()):
+                        return _put_side_by_side(dim, axis, size, name)
+    return None
+
+
+def _adds_up(one: Compared, values: NDArray[np.float64], dim: int, size: int, vector: NDArray[np.float64]) -> bool:
+    if values.shape[dim] != one.wanted.shape[dim] * size:
+        return False
+    total = np.sum(np.split(values, size, dim), axis=0)
+    return total.shape == one.wanted.shape and one.near(total + vector, one.wanted)
+
+
+def _vectors(evidence: Evidence, shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    dump = evidence.dump
+    for tensor in dump.at("reference") if shape else ():
+        if tensor.role == "param" and tensor.shape == shape:
+            for name in tensor.names:
+                if np.any(vector := dump.values(tensor.first, name)):
+                    yield name, vector
+
+
+def _of_ranks(one: Compared, whole: NDArray[np.float64]) -> Mapping[int, NDArray[np.float64]]:
+    return {rank: whole.ravel()[one.regions[rank].flat_ids(one.wanted.shape)] for rank in one.reduced}
+
+
+def _ratios(one: Compared) -> list[Fraction]:
+    """Return what an average in place of a sum, or a sum taken twice, may multiply by: sizes of sets of axes."""
+    sizes = {1}
+    for axis in one.mesh.axes:
+        sizes |= {size * one.mesh.axis_size(axis) for size in sizes}
+    return [ratio for size in sorted(sizes - {1}) for ratio in (Fraction(1, size), Fraction(size))]
+
+
+def _not_reduced(name: str, axis: str, op: str) -> Reason:
+    what = "sum" if op == "sum" else "mean"
+    return Reason(
+        "unreduced-output",
+        f"less {name}, the {what} of the ranks' outputs over {axis} is the unsharded model's",
+        f"Each rank has its own terms of the {what}, with {name} added to them: they were not summed over {axis}"
+        if op == "sum"
+        else f"Each rank has its own part of a mean over {axis}, with {name} added to it",
+        f"all_reduce over {axis} what {name} is added to, in a function whose backward hands the gradient on as it is "
+        f"(RowwiseParallel does), and add {name} afterwards",
+        held=f"each rank's own part (+{axis})",
+    )
+
+
+def _scaled(one: Compared, name: str, ratio: Fraction) -> Reason:
+    size = size_in_words(one.mesh, ratio)
+    if ratio < 1:
+        cause = f"The ranks' terms were averaged over {size} where they are summed, and {name} was added afterwards"
+        fix = f"sum over {size} and do not divide; add {name} after the sum"
+    else:
+        cause = f"What {name} is added to was summed over {size} once more after it was the whole sum, or every rank "
+        cause += f"along {size} has the whole of it and not its own terms"
+        fix = f"sum over {size} once, of parts that differ from rank to rank; add {name} after the sum"
+    of = f"{ratio} of" if ratio < 1 else f"{ratio} times"
+    return Reason("wrong-scale", f"less {name}, it is {of} the unsharded model's less {name}", cause, fix)
+
+
+def _put_side_by_side(dim: int, axis: str, size: int, name: str) -> Reason:
+    less = f" less {name}" if name else ""
+    return Reason(
+        "wrong-shape",
+        f"the sum of its {size} parts along dim {dim} is the unsharded model's output{less}",
+        f"The ranks' parts along {axis} are terms of a sum, and were put beside one another along dim {dim}: "
+        "concatenated where they are summed",
+        f"sum the parts over {axis} in place of concatenating them"
+        + (f", and add {name} after the sum" if name else ""),
+    )
