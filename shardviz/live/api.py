@@ -53,6 +53,7 @@ def capture(
     mesh: DeviceMesh | None = None,
     stamps: Stamped | None = None,
     reference: str | Path | None = None,
+    reference_names: Mapping[str, str] | None = None,
     step: Mapping[str, Any] | None = None,
     stage_axes: Sequence[str] = (),
     intended: Mapping[str, str] | None = None,
@@ -68,6 +69,8 @@ def capture(
         reference: A safetensors file, or a folder of them, with the weights that the model was loaded from. Values are
             looked up in it, so that no weight has to be stamped; each rank reads the slices that it claims. Without
             stamps and without a reference only copies can be compared.
+        reference_names: The reference's names where they are not the model's, by pattern over the model's:
+            `{"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}`.
         step: What the job's own step gave, after backward and before the optimizer: `{"loss": loss, "output": output,
             "log": {"grad_norm": norm}}`, all of it optional. The model's gradients are written with it. Copies of
             gradients must agree between ranks, and what is logged must be the same on all of them.
@@ -108,8 +111,8 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        part = PipelinePart(tuple(stage_axes))
-        return _capture_by_reference(model, Path(path), mesh, Path(reference), part, step, intended, force=force)
+        part, source = PipelinePart(tuple(stage_axes)), (Path(reference), reference_names or {})
+        return _capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
@@ -136,7 +139,7 @@ def _capture_by_reference(
     model: nn.Module,
     path: Path,
     mesh: DeviceMesh,
-    reference: Path,
+    source: tuple[Path, Mapping[str, str]],
     part: PipelinePart,
     step: Mapping[str, Any] | None,
     intended: Mapping[str, str] | None,
@@ -144,16 +147,16 @@ def _capture_by_reference(
     force: bool,
 ) -> Path:
     """Write a dump whose ids are the places of the model's values in a reference."""
-    from shardviz.live.capture.agreement import of_all_ranks
-    from shardviz.live.capture.by_reference import add_by_reference, known_in
+    from shardviz.live.capture.by_reference import add_by_reference, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
+    from shardviz.live.capture.stamp import tied_names
     from shardviz.reference.files import open_reference
 
+    reference, names = source
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
-    mine = {local.name: (local.role, local.shape) for local in locals_}
-    every = {name: (role, shape) for of in of_all_ranks(mine) for name, (role, shape) in of.items()}
-    known = known_in(open_reference(reference), [(name, role, shape) for name, (role, shape) in every.items()])
+    wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
+    known = known_in(open_reference(reference), wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force) as seen:
         add_model(seen, unwrapped(model), mesh, None, part)
