@@ -43,7 +43,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     if wrong:
         yield NotChecked("", f"the step: its numbers come from weights that are wrong ({_named(wrong[0])})", "step")
         return
-    if not dump.at("reference") and not dump.files.run.probe:
+    if not dump.at("reference") and not dump.files.run.probe and 0 in dump.files.ranks:
         yield from check_captured(dump)
         return
     if not dump.at("reference"):
