@@ -1,7 +1,7 @@
 """Probes as files: found by name or path and read as text, so that nothing of them runs and torch is not imported.
 
 A probe is a Python file with `build()` and `parallelize(model, mesh)`, and usually a docstring and `AXES`, the names of
-its mesh axes, outermost first. `shardviz.live.probe` is what runs one.
+its mesh axes, outermost first. `shardviz.live.probe` is what runs one, `shardviz.probe_source` reads its text.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from shardviz.errors import ProbeError
+from shardviz.probe_source import Source, constant, module_file, top_level_names
 from shardviz.text import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.metadata import EntryPoint
-
-Item = TypeVar("Item")
 
 GROUP = "shardviz.probes"
 """The entry points by which other distributions bring probes:
@@ -131,29 +130,13 @@ def _read_entry(name: str, entry: EntryPoint) -> Probe:
             f"probe {name}: entry point {entry.value!r} does not name a module",
             f'write {entry.name} = "package.module"',
         )
-    path = _module_file(match["module"])
+    path = module_file(match["module"])
     if path is None:
         raise ProbeError(
             f"probe {name}: module {match['module']} is not installed", f"install {name.partition('/')[0]} again"
         )
     version = entry.dist.version if entry.dist else ""
     return read(name, path, match["attr"] or "build", match["module"], version)
-
-
-def _module_file(module: str) -> Path | None:
-    """Return a module's file. Only the outermost package is asked for: Python imports all that is around a module."""
-    outermost, *parts = module.split(".")
-    try:
-        spec = find_spec(outermost)
-    except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    if not parts:
-        return Path(spec.origin) if spec.has_location and spec.origin else None
-    places = [Path(folder, *parts) for folder in spec.submodule_search_locations or ()]
-    files = (file for place in places for file in (Path(f"{place}.py"), place / "__init__.py"))
-    return next((file for file in files if file.is_file()), None)
 
 
 def check_torch(probe: Probe) -> None:
@@ -201,7 +184,7 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
         raise ProbeError(f"cannot read probe {path}: {error.strerror}", _near(path)) from error
     except (SyntaxError, ValueError) as error:
         raise ProbeError(f"probe {path} is not Python: {error}", f"python {path} shows where") from error
-    defined = _top_level_names(tree)
+    defined = top_level_names(tree)
     for needed in (build, "parallelize"):
         if needed not in defined and "*" not in defined:
             raise ProbeError(
@@ -209,8 +192,9 @@ def read(name: str, path: Path, build: str = "build", module: str = "", version:
                 "a probe defines build(), which returns the model, and parallelize(model, mesh), which shards it",
             )
     docstring = ast.get_docstring(tree) or ""
-    axes, mesh = _constant(tree, "AXES", str, path), _constant(tree, "MESH", int, path)
-    kinds, torch = _constant(tree, "KINDS", str, path), _constant(tree, "TORCH", int, path)
+    source = Source(path, tree, None if module else path.parent)
+    axes, mesh = constant(source, "AXES", str), constant(source, "MESH", int)
+    kinds, torch = constant(source, "KINDS", str), constant(source, "TORCH", int)
     misspelt = tuple(_misspelt(tree, defined - {build}))
     return Probe(name, path, docstring.partition("\n")[0], axes, mesh, kinds, build, torch, module, version, misspelt)
 
@@ -233,58 +217,3 @@ def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
         same = next((hook for hook in free if hook.lower() == name.lower()), None)
         if meant := same or nearest(name, free, cutoff=0.75):  # stricter: a helper of the user's own is not a typo
             yield name, meant
-
-
-def _top_level_names(tree: ast.Module) -> set[str]:
-    """Return every name that the module binds at its top level; `*` where it imports all of another."""
-    names: set[str] = set()
-    for node in _statements(tree.body):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield a block's own statements and expressions, under `if`, `try` and `with` too, not those of functions."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        for child in ast.iter_child_nodes(statement):
-            if isinstance(child, ast.ExceptHandler):
-                yield from _statements(child.body)
-            elif isinstance(child, ast.stmt):
-                yield from _statements([child])
-            else:
-                yield from ast.walk(child)
-
-
-def _constant(tree: ast.Module, name: str, kind: type[Item], path: Path) -> tuple[Item, ...]:
-    """Return a tuple that the module assigns literally; empty where it has no such name."""
-    value = next((value for node in tree.body if (value := _assigned(node, name)) is not None), None)
-    if value is None and name not in _top_level_names(tree):
-        return ()
-    try:
-        items = ast.literal_eval(value) if value is not None else None
-    except ValueError:
-        items = None
-    if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
-        example = '("fsdp", "tp")' if kind is str else "(2, 4)"
-        hint = f"write {name} = {example} in the probe itself: it is read without running or importing anything"
-        raise ProbeError(f"probe {path}: {name} is not a literal tuple of {kind.__name__}", hint)
-    return tuple(items)
-
-
-def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
-    """Return what a statement assigns to `name`, if it does."""
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    else:
-        return None
-    return node.value if any(isinstance(target, ast.Name) and target.id == name for target in targets) else None

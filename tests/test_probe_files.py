@@ -1,9 +1,12 @@
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from shardviz import probe_files
+from shardviz.cli import main
+from shardviz.commands._bugs import Score, as_json
 from shardviz.errors import ProbeError
 
 
@@ -74,7 +77,7 @@ def test_hooks_are_all_that_the_live_half_looks_for():
         ("def build(): ...", "has no parallelize()"),
         ("def build(:", "is not Python: invalid syntax (mine.py, line 1)"),
         ("AXES = 3\ndef build(): ...\ndef parallelize(m, d): ...", "AXES is not a literal tuple of str"),
-        ("from plan import AXES, build, parallelize", "AXES is not a literal tuple of str"),
+        ("from absent_plan import AXES, build, parallelize", "AXES is not a literal tuple of str"),
         ("MESH = ('2',)\ndef build(): ...\ndef parallelize(m, d): ...", "MESH is not a literal tuple of int"),
     ],
 )
@@ -107,3 +110,62 @@ def test_a_torch_too_old_for_a_probe_is_told_which_one_it_needs(tmp_path):
     file.write_text("TORCH = (99, 1)\ndef build(): ...\ndef parallelize(model, mesh): ...\n")
     with pytest.raises(ProbeError, match=r"mine.py needs torch 99.1 or newer, found [0-9]"):
         probe_files.check_torch(probe_files.find(str(file)))
+
+
+@pytest.mark.parametrize(
+    ("imports", "plan"),
+    [
+        ("from plan import AXES, MESH", "AXES = ('pp', 'tp')\nMESH = (2, 4)"),
+        ("from plan import AXES_OF_ALL as AXES, MESH", "MESH = 2, 4\nAXES_OF_ALL: tuple = ('pp', 'tp')"),
+        ("from plan import *", "NAMES = ('pp', 'tp')\nAXES = NAMES\nMESH = (2, 4)"),
+        ("from plan import AXES, MESH", "from deeper.sizes import MESH, NAMES as AXES"),
+        ("from plan import ALL, MESH\nAXES = ALL", "ALL = ()\nMESH = [2, 4]\nfrom deeper.sizes import NAMES as ALL"),
+    ],
+)
+def test_axes_may_come_from_an_import_which_is_read_and_not_run(tmp_path, imports, plan):
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper/sizes.py").write_text("raise SystemExit\nfrom . import NAMES\nMESH = (2, 4)\n")
+    (tmp_path / "deeper/__init__.py").write_text("NAMES = ('pp', 'tp')\n")
+    (tmp_path / "plan.py").write_text(f"raise SystemExit\n{plan}\n")
+    (tmp_path / "mine.py").write_text(f"{imports}\n{PROBE}")
+    recipe = probe_files.find(str(tmp_path / "mine.py"))
+    assert (recipe.axes, recipe.mesh) == (("pp", "tp"), (2, 4))
+
+
+def test_axes_of_an_installed_package_are_read_in_its_file(tmp_path, monkeypatch):
+    (tmp_path / "site/acme_plans").mkdir(parents=True)
+    (tmp_path / "site/acme_plans/__init__.py").write_text("raise SystemExit\n")
+    (tmp_path / "site/acme_plans/dense.py").write_text("AXES = ('dp',)\n")
+    (tmp_path / "mine.py").write_text(f"from acme_plans.dense import AXES\n{PROBE}")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert probe_files.find(str(tmp_path / "mine.py")).axes == ("dp",)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ["AXES = make()", "from mine import AXES", "AXES = AXES", "AXES = ('dp', 2)", "AXES = (:", "OTHER = ('dp',)"],
+)
+def test_axes_that_cannot_be_read_without_running_are_refused_and_circles_end(tmp_path, plan):
+    (tmp_path / "plan.py").write_text(plan)
+    (tmp_path / "mine.py").write_text(f"from plan import AXES\n{PROBE}")
+    with pytest.raises(ProbeError, match="AXES is not a literal tuple of str"):
+        probe_files.find(str(tmp_path / "mine.py"))
+
+
+def test_probes_are_listed_as_json_with_all_that_is_known_without_running(capsys):
+    assert main(["probes", "--format", "json"]) == 0
+    listed = {probe["name"]: probe for probe in json.loads(capsys.readouterr().out)}
+    own = listed["bugs/left_to_right_2d"]
+    assert (own["axes"], own["kinds"], own["distribution"]) == (["fsdp", "tp"], ["misordered"], "shardviz")
+    assert Path(own["path"]).name == "left_to_right_2d.py"
+    assert set(own) == {"name", "summary", "axes", "mesh", "kinds", "path", "distribution", "version"}
+
+
+def test_scores_as_json_say_what_was_expected_and_found():
+    right = Score("bugs/one", frozenset({"untied"}), frozenset({"untied"}))
+    missed = Score("bugs/two", frozenset({"missing"}), frozenset())
+    alarm = Score("quiet/three", frozenset(), frozenset({"foreign"}))
+    told = as_json([right, missed, alarm], {"bugs/four": "not run: too new"})
+    assert told["probes"][1] == {"name": "bugs/two", "expected": ["missing"], "found": [], "right": False}
+    assert (told["bugs"], told["detected"], told["named"], told["false_alarms"]) == (2, 1, 1, 1)
+    assert told["not_run"] == {"bugs/four": "not run: too new"}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz import probe_files
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ProbeError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
@@ -39,6 +41,30 @@ class Score:
         return self.wanted == self.found
 
 
+@dataclass(frozen=True)
+class Total:
+    """How the probes came out together.
+
+    Attributes:
+        bugs: How many recreate a bug.
+        detected: How many of these gave any finding.
+        named: How many gave exactly the kinds that they must.
+        false_alarms: The kinds that probes gave and must not give.
+    """
+
+    bugs: int
+    detected: int
+    named: int
+    false_alarms: int
+
+    @classmethod
+    def of(cls, scores: Sequence[Score]) -> Total:
+        """Add up scores."""
+        bugs = [score for score in scores if score.wanted]
+        detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)
+        return cls(len(bugs), detected, named, sum(len(score.found - score.wanted) for score in scores))
+
+
 def run(args: argparse.Namespace) -> int:
     """Run them all and print the table.
 
@@ -47,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.text import Text
 
-    from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.commands._dumps import terminal_for, write_answer, write_markup
     from shardviz.commands._progress import progress
 
     terminal = terminal_for(args.color)
@@ -57,7 +83,10 @@ def run(args: argparse.Namespace) -> int:
     scores: list[Score] = []
     with progress(lambda: f"ran {len(scores)} of {len(wanted)} probes"):
         scores += map(_score, wanted)
-    write_answer([*_table(scores, terminal), *map(Text, too_new.values())], terminal)
+    if args.format == "json":
+        write_markup(json.dumps(as_json(scores, too_new), indent=1) + "\n", None)
+    else:
+        write_answer([*_table(scores, terminal), *map(Text, too_new.values())], terminal)
     return EXIT_CLEAN if all(score.is_right for score in scores) else EXIT_FINDINGS
 
 
@@ -93,8 +122,18 @@ def _table(scores: list[Score], terminal: Terminal) -> list[Text]:
         found = ", ".join(sorted(score.found)) or "nothing"
         due = "" if score.is_right else f"   expected: {', '.join(sorted(score.wanted)) or 'nothing'}"
         lines.append(line((glyph, style), f" {score.name.ljust(width)}  {found}", (due, BAD)))
-    bugs = [score for score in scores if score.wanted]
-    detected, named = sum(bool(score.found) for score in bugs), sum(score.is_right for score in bugs)
-    alarms = sum(len(score.found - score.wanted) for score in scores)
-    text = f"{detected} of {len(bugs)} detected, {named} of {len(bugs)} correctly named, {alarms} false alarms"
-    return [*lines, line(""), line((text, GOOD if named == len(bugs) and not alarms else BAD))]
+    total = Total.of(scores)
+    text = (
+        f"{total.detected} of {total.bugs} detected, {total.named} of {total.bugs} correctly named, "
+        f"{total.false_alarms} false alarms"
+    )
+    return [*lines, line(""), line((text, GOOD if total.named == total.bugs and not total.false_alarms else BAD))]
+
+
+def as_json(scores: Sequence[Score], not_run: Mapping[str, str]) -> dict[str, Any]:
+    """Return how every probe came out and their total, with the reasons why some were not run."""
+    probes = [
+        {"name": one.name, "expected": sorted(one.wanted), "found": sorted(one.found), "right": one.is_right}
+        for one in scores
+    ]
+    return {"probes": probes, "not_run": dict(not_run), **asdict(Total.of(scores))}

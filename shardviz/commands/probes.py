@@ -3,12 +3,14 @@
 examples:
   shardviz probes
   shardviz probes --bugs
+  shardviz probes --format json
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import EXIT_CLEAN
 from shardviz.text import printable
@@ -29,6 +31,7 @@ MIN_SUMMARY = 30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--bugs", action="store_true", help="run every recreated bug and every quiet probe, and score")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,15 +41,44 @@ def run(args: argparse.Namespace) -> int:
 
         return _bugs.run(args)
     from shardviz import probe_files
-    from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.commands._dumps import terminal_for, write_answer, write_markup
     from shardviz.probe_files import installed
 
     others, broken = installed()
-    terminal = terminal_for(args.color)
-    write_answer(_lines([*probe_files.shipped(), *others], terminal), terminal)
+    found = [*probe_files.shipped(), *others]
+    if args.format == "json":
+        write_markup(json.dumps([_as_json(probe, _own_version()) for probe in found], indent=1) + "\n", None)
+    else:
+        terminal = terminal_for(args.color)
+        write_answer(_lines(found, terminal), terminal)
     for error in broken.values():
         print(f"shardviz: warning: {printable(error.message)}", file=sys.stderr)
     return EXIT_CLEAN
+
+
+def _as_json(probe: Probe, own_version: str) -> dict[str, Any]:
+    """Return what is known of a probe without running it."""
+    installed = bool(probe.module)
+    return {
+        "name": probe.name,
+        "summary": probe.summary,
+        "axes": probe.axes,
+        "mesh": probe.mesh,
+        "kinds": probe.kinds,
+        "path": str(probe.path),
+        "distribution": probe.name.partition("/")[0] if installed else "shardviz",
+        "version": probe.version if installed else own_version,
+    }
+
+
+def _own_version() -> str:
+    """Return shardviz's version; empty where it runs from its sources, without having been installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("shardviz")
+    except PackageNotFoundError:
+        return ""
 
 
 def _lines(found: Sequence[Probe], terminal: Terminal) -> list[Text]:

@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError, ShardvizError
@@ -50,9 +50,11 @@ def capture(
     model: nn.Module,
     path: str | Path,
     *,
-    mesh: DeviceMesh,
+    mesh: DeviceMesh | None = None,
     stamps: Stamped | None = None,
     reference: str | Path | None = None,
+    reference_names: Mapping[str, str] | None = None,
+    step: Mapping[str, Any] | None = None,
     stage_axes: Sequence[str] = (),
     intended: Mapping[str, str] | None = None,
     force: bool = False,
@@ -62,11 +64,16 @@ def capture(
     Args:
         model: The sharded model; in a pipeline, this rank's stage.
         path: The dump's folder, the same on every rank, on storage that all of them reach.
-        mesh: The mesh of the whole job.
+        mesh: The mesh of the whole job; without it, the one that the model's DTensors are on.
         stamps: What `shardviz.stamp` returned before the model was sharded.
         reference: A safetensors file, or a folder of them, with the weights that the model was loaded from. Values are
             looked up in it, so that no weight has to be stamped; each rank reads the slices that it claims. Without
             stamps and without a reference only copies can be compared.
+        reference_names: The reference's names where they are not the model's, by pattern over the model's:
+            `{"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}`.
+        step: What the job's own step gave, after backward and before the optimizer: `{"loss": loss, "output": output,
+            "log": {"grad_norm": norm}}`, all of it optional. The model's gradients are written with it. Copies of
+            gradients must agree between ranks, and what is logged must be the same on all of them.
         stage_axes: The mesh axes along which ranks have different layers: `("pp",)`. A stage may be cut from a model
             that was stamped whole, or be built and stamped by itself.
         intended: The layouts that you want, in the notation, by pattern over names.
@@ -77,9 +84,9 @@ def capture(
 
     Raises:
         DumpError: The folder exists and may not be replaced; every rank raises it.
-        MeshError: The mesh has no such axis.
-        ShardvizError: No process group is initialised, ranks of one stage stamped different tensors, or both stamps and
-            a reference are given.
+        MeshError: The mesh has no such axis, or none is given and the model's tensors do not show one.
+        ShardvizError: No process group is initialised, ranks of one stage stamped different tensors, both stamps and
+            a reference or a step are given, or the step has what it cannot have.
 
     Example:
         In a training script, on every rank; afterwards run `shardviz check before_training.shardviz`:
@@ -90,50 +97,71 @@ def capture(
             shardviz.capture(model, "before_training.shardviz", mesh=mesh, stamps=stamps)
     """
     from shardviz.live.capture.agreement import refuse_without_group
+    from shardviz.live.capture.captured_step import check_step
+    from shardviz.live.capture.found_mesh import found_mesh
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.pipeline_parts import agree
+    from shardviz.live.capture.pipeline_parts import PipelinePart, agree
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
+    check_step(step or {})
+    if stamps is not None and (reference is not None or step is not None):
+        what = "look up" if reference is not None else "step with"
+        other = "a reference" if reference is not None else "a step"
+        raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
+    mesh = mesh or found_mesh(model)
     if reference is not None:
-        if stamps is not None:
-            raise ShardvizError("a stamped model has no values left to look up", "give stamps or a reference, not both")
-        return _capture_by_reference(model, Path(path), mesh, Path(reference), stage_axes, intended, force=force)
+        part, source = PipelinePart(tuple(stage_axes)), (Path(reference), reference_names or {})
+        return _capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", WIDER))
+        _add_step(seen, model, mesh, part, step)
     return Path(path)
+
+
+def _add_step(
+    seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart, step: Mapping[str, Any] | None
+) -> None:
+    """Record what a job's own step gave, if it was given."""
+    from shardviz.live.capture.captured_step import add_step
+    from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.meshes import plain_mesh
+
+    if step is not None:
+        plain = plain_mesh(mesh)
+        add_step(seen, part.own(local_tensors(unwrapped(model), plain)), step, plain)
 
 
 def _capture_by_reference(
     model: nn.Module,
     path: Path,
     mesh: DeviceMesh,
-    reference: Path,
-    stage_axes: Sequence[str],
+    source: tuple[Path, Mapping[str, str]],
+    part: PipelinePart,
+    step: Mapping[str, Any] | None,
     intended: Mapping[str, str] | None,
     *,
     force: bool,
 ) -> Path:
     """Write a dump whose ids are the places of the model's values in a reference."""
-    from shardviz.live.capture.agreement import of_all_ranks
-    from shardviz.live.capture.by_reference import add_by_reference, known_in
+    from shardviz.live.capture.by_reference import add_by_reference, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.pipeline_parts import PipelinePart
+    from shardviz.live.capture.stamp import tied_names
     from shardviz.reference.files import open_reference
 
-    part = PipelinePart(tuple(stage_axes))
+    reference, names = source
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
-    mine = {local.name: (local.role, local.shape) for local in locals_}
-    every = {name: (role, shape) for of in of_all_ranks(mine) for name, (role, shape) in of.items()}
-    known = known_in(open_reference(reference), [(name, role, shape) for name, (role, shape) in every.items()])
+    wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
+    known = known_in(open_reference(reference), wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force) as seen:
         add_model(seen, unwrapped(model), mesh, None, part)
         add_by_reference(seen, locals_, known)
+        _add_step(seen, model, mesh, part, step)
     return path
 
 

@@ -23,14 +23,17 @@ from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import use_public_names
 from shardviz.live.step import placing
 from shardviz.live.step.observe import adam_states, optimizer_states
+from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.reference import reference_of
 from shardviz.live.step.sequence import add_sequence, sequence_dims
 from shardviz.live.step.step import (
     batch_axes,
     calls,
     gradients,
+    num_parts,
     own_batch,
     results,
+    row_axes,
     sharded_step,
     unnamed_batch_axes,
     whole_batch,
@@ -38,7 +41,7 @@ from shardviz.live.step.step import (
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import ModuleType
 
@@ -198,10 +201,11 @@ class ProbeOnRank:
             return self._built().double() if double else self._built()
 
         axes = batch_axes(self.probe, self.job.mesh)
-        parts = math.prod(self.job.mesh.axis_size(axis) for axis in axes)
-        batch = whole_batch(self.probe, parts, double=double)
+        rows = row_axes(axes)
+        parts = math.prod(self.job.mesh.axis_size(axis) for axis in rows)
+        batch = whole_batch(self.probe, axes, self.job.mesh, double=double)
         try:
-            reference = reference_of(self.probe, built, batch, parts)
+            reference = reference_of(self.probe, built, batch, parts, axes[rows[0]] if rows else 0)
         except ProbeError:
             raise
         except Exception as error:
@@ -226,7 +230,7 @@ class ProbeOnRank:
         update = self._updated_reference(reference)
         self._add_step(model, step, reference.step, axes, is_compared=any(one.role == "param" for one in update))
         if self.capture.rank == 0:
-            after = [*gradients(unsharded), *results(reference.step, self.job.mesh, ())]
+            after = [*gradients(unsharded), *results(reference.step, self.job.mesh, {})]
             for local in [*reference.before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
             for local in update:
@@ -281,7 +285,7 @@ class ProbeOnRank:
         return distinct_gradients(before, after), update.tensors
 
     def _add_step(
-        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Sequence[str], *, is_compared: bool
+        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], *, is_compared: bool
     ) -> None:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
         own = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
@@ -291,6 +295,11 @@ class ProbeOnRank:
             why = f"the output: the model ran {times}"
             self.capture.not_checked.append(("", why))
             step = replace(step, output=None)
+        elif step.output is not None and reference.output is not None:
+            own_shape, whole = tuple(step.output.shape), tuple(reference.output.shape)
+            if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, self.job.mesh)):
+                self.capture.not_checked.append(("", why))
+                step = replace(step, output=None)
         rank, seen = self.capture.rank, step.seen.activations
         activations = placing.placed(seen, reference.seen.activations, self.job.mesh, rank)
         for local in placing.wholes_of_odd(activations, reference.seen.activations) if rank == 0 else ():

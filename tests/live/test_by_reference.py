@@ -4,7 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
 from shardviz.check.run import check_dump
@@ -109,3 +111,122 @@ def test_stamps_and_a_reference_are_refused_together(mesh, shard_dump):
     stamps = shardviz.stamp(model)
     with pytest.raises(ShardvizError, match="no values left"):
         shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, reference="x.safetensors")
+
+
+# Names
+
+
+@spmd(mesh=TP)
+def test_a_reference_with_other_names_is_read_by_patterns(mesh, shard_dump):
+    model = built()
+    other = nn.ModuleDict({"h": nn.ModuleDict({"first": model[0], "second": model[1]})})
+    reference = saved(beside(shard_dump), other)
+    fully_shard(model, mesh=mesh)
+    names = {"0.*": "h.first.*", "1.*": "h.second.*"}
+    shardviz.capture(model, shard_dump, reference=reference, reference_names=names)
+    report = check_dump(shard_dump)
+    assert report.findings == report.not_checked == ()
+    exchanged = {"0.*": "h.first.*", "1.weight": "h.second.weight", "1.bias": "h.first.bias"}
+    shardviz.capture(model, shard_dump, reference=reference, reference_names=exchanged, force=True)
+    assert "[24], the model [48]" in check_dump(shard_dump).not_checked[0].why
+
+
+@spmd(mesh=TP)
+def test_a_reference_that_has_no_name_of_the_model_is_one_error_with_names_of_both(mesh, shard_dump):
+    reference = saved(beside(shard_dump), nn.ModuleDict({"h": nn.Linear(2, 2), "g": nn.Linear(2, 2)}))
+    model = built()
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(ShardvizError, match=r"the model has 0.bias, 0.weight, 1.bias, .* has g.bias, g.weight, h.bias"):
+        shardviz.capture(model, shard_dump, reference=reference)
+
+
+def tied():
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(48, 32), "up": nn.Linear(32, 32), "head": nn.Linear(32, 48, bias=False)}
+    )
+    model["head"].weight = model["embed"].weight
+    return model
+
+
+@spmd(mesh=TP)
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_tied_weight_is_stored_once_and_found_under_its_other_name(mesh, exchanged, shard_dump):
+    model = tied()
+    stored = tied()
+    del stored["head"]
+    reference = saved(beside(shard_dump), stored)
+    weight = model["embed"].weight.detach()
+    mine = weight.chunk(2)[(mesh.get_rank() + exchanged) % 2].contiguous()
+    model["embed"].weight = model["head"].weight = nn.Parameter(DTensor.from_local(mine, mesh, [Shard(0)]))
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    report = check_dump(shard_dump)
+    assert {finding.kind for finding in report.findings} == ({"misordered"} if exchanged else set())
+    assert report.not_checked == ()
+
+
+# Wrappers
+
+
+@spmd(mesh={"dp": 2})
+@pytest.mark.parametrize("wrapper", ["ddp", "compile", "compile-of-ddp", "ddp-of-compile", "fsdp1"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_wrappers_leave_the_names_of_a_reference(mesh, wrapper, wrong, shard_dump):
+    model = built()
+    reference = saved(beside(shard_dump), model)
+    if wrong:
+        with torch.no_grad():
+            model[1].weight.normal_()
+    wrap = {
+        "ddp": DistributedDataParallel,
+        "compile": torch.compile,
+        "compile-of-ddp": lambda one: torch.compile(DistributedDataParallel(one)),
+        "ddp-of-compile": lambda one: DistributedDataParallel(torch.compile(one)),
+        "fsdp1": lambda one: FullyShardedDataParallel(one, device_id=torch.device("cpu")),
+    }[wrapper]
+    shardviz.capture(wrap(model), shard_dump, mesh=mesh, reference=reference)
+    report = check_dump(shard_dump)
+    assert [one.tensor.removeprefix("module.") for one in report.findings] == ["1.weight"] * wrong
+    assert report.not_checked == ()
+
+
+@spmd(mesh=TP)
+def test_a_compiled_model_is_stamped_under_clean_names(mesh, shard_dump):
+    model = torch.compile(built())
+    stamps = shardviz.stamp(model)
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    report = check_dump(shard_dump)
+    assert report.findings == report.not_checked == ()
+    assert [one.name for one in stamps.stamps] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+# Dims
+
+
+class Experts(nn.Module):
+    """Weights of three dims and of one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Parameter(torch.randn(4, 24, 16, dtype=torch.bfloat16))
+        self.scale = nn.Parameter(torch.randn(64, dtype=torch.bfloat16))
+
+
+@spmd(mesh=TP)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_experts_of_three_dims_and_weights_of_one_are_placed_in_bfloat16(mesh, dim, exchanged, shard_dump):
+    model = Experts()
+    reference = saved(beside(shard_dump), model)
+    for name, cut in (("up", dim), ("scale", 0)):
+        whole = getattr(model, name).detach()
+        mine = whole.chunk(2, cut)[(mesh.get_rank() + exchanged) % 2].contiguous()
+        setattr(model, name, nn.Parameter(DTensor.from_local(mine, mesh, [Shard(cut)])))
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    report = check_dump(shard_dump)
+    assert {(one.kind, one.tensor) for one in report.findings} == (
+        {("misordered", "up"), ("misordered", "scale")} if exchanged else set()
+    )
+    assert report.not_checked == ()

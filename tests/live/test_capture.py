@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
@@ -13,7 +14,8 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import DumpError, MeshError, NotationError, ShardvizError
 from shardviz.layout.notation import write
-from shardviz.live.compat import fully_shard
+from shardviz.live.capture.captured_step import check_step
+from shardviz.live.compat import DTensor, Replicate, fully_shard
 from shardviz.testing import spmd
 
 PP_FSDP = {"pp": 2, "fsdp": 2}
@@ -229,3 +231,145 @@ def test_a_folder_that_is_there_is_an_error_on_every_rank_and_none_waits_for_ano
     with suppress(DumpError):
         shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, force=True)
     clean(shard_dump, stamped=False)
+
+
+# The mesh, where it is not given
+
+
+@spmd(mesh=PP_FSDP)
+def test_the_mesh_is_found_from_the_models_tensors(mesh, shard_dump):
+    model = layers("01")
+    stamps = shardviz.stamp(model)
+    shardviz.capture(split(model, mesh), shard_dump, stamps=stamps)
+    assert clean(shard_dump).files.mesh.axes == ("pp", "fsdp")
+
+
+@spmd(mesh=PP_FSDP)
+def test_a_model_without_dtensors_shows_no_mesh_and_every_rank_says_so(mesh, shard_dump):
+    with pytest.raises(MeshError, match="no mesh was given, and no parameter or buffer is a DTensor"):
+        shardviz.capture(layers("01"), shard_dump)
+    model = layers("01")
+    if mesh.get_rank() > 1:
+        split(model, mesh)
+    with pytest.raises(MeshError, match="there is no DTensor on ranks 0, 1"):
+        shardviz.capture(model, shard_dump)
+
+
+@spmd(mesh=PP_FSDP)
+def test_ranks_on_meshes_of_their_own_have_to_give_one(mesh, shard_dump):
+    own = init_device_mesh("cpu", (4,), mesh_dim_names=("all",)) if mesh.get_rank() else mesh
+    model = layers("01")
+    for layer in model.children():
+        layer.weight = nn.Parameter(DTensor.from_local(layer.weight.detach(), own, [Replicate()] * own.ndim))
+    with pytest.raises(MeshError, match=r"rank 0 on \(pp=2, fsdp=2\) of ranks 0, 1, 2, 3"):
+        shardviz.capture(model, shard_dump)
+
+
+# The job's own step
+
+DP_FSDP = {"dp": 2, "fsdp": 2}
+
+
+def trained(mesh, *, reduced=True):
+    """Return a model with FSDP2 along fsdp and its gradients, reduced over dp by hand or not, with output and loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 10), nn.Linear(10, 12))
+    fully_shard(model, mesh=mesh["fsdp"])
+    torch.manual_seed(mesh.get_rank())
+    output = model(torch.randn(3, 12))
+    loss = output.square().mean()
+    loss.backward()
+    for parameter in model.parameters() if reduced else ():
+        distributed.all_reduce(parameter.grad.to_local(), op=distributed.ReduceOp.AVG, group=mesh.get_group("dp"))
+    return model, output, loss
+
+
+def mean_of(loss):
+    whole = loss.detach().clone()
+    distributed.all_reduce(whole, op=distributed.ReduceOp.AVG)
+    return whole.item()
+
+
+@spmd(mesh=DP_FSDP)
+def test_a_step_whose_copies_agree_is_right_and_says_what_was_not_compared(mesh, shard_dump):
+    model, output, loss = trained(mesh)
+    step = {"loss": loss, "output": output, "log": {"mean_loss": mean_of(loss), "lr": 1e-3}}
+    shardviz.capture(model, shard_dump, mesh=mesh, step=step)
+    report = check_dump(shard_dump)
+    assert report.findings == ()
+    assert [one.why for one in report.not_checked if one.about == "step"] == [
+        "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
+    ]
+    roles = {(tensor.role, tensor.names[0]) for tensor in dump_of(read_files(shard_dump)).at("step")}
+    assert {("scalar", "loss"), ("scalar", "mean_loss"), ("output", "output"), ("grad", "0.weight")} <= roles
+
+
+@spmd(mesh=DP_FSDP)
+def test_gradients_that_nothing_reduced_along_an_axis_are_named_with_it(mesh, shard_dump):
+    model, _, _ = trained(mesh, reduced=False)
+    shardviz.capture(model, shard_dump, mesh=mesh, step={})
+    findings = check_dump(shard_dump).findings
+    assert {finding.kind for finding in findings} == {"unreduced-gradient"}
+    assert {finding.tensor for finding in findings} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert all("differs along dp:" in finding.summary for finding in findings)
+
+
+@spmd(mesh=DP_FSDP)
+def test_a_logged_number_of_each_ranks_own_is_named(mesh, shard_dump):
+    model, _, loss = trained(mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, step={"log": {"loss": loss.item(), "mean": mean_of(loss)}})
+    (finding,) = check_dump(shard_dump).findings
+    assert (finding.kind, finding.tensor) == ("unreduced-scalar", "loss")
+
+
+@spmd(mesh=DP_FSDP)
+def test_an_output_that_is_labelled_as_copies_and_is_not_is_named(mesh, shard_dump):
+    model, output, _ = trained(mesh)
+    label = DTensor.from_local(output.detach(), mesh, [Replicate(), Replicate()], run_check=False)
+    shardviz.capture(model, shard_dump, mesh=mesh, step={"output": label})
+    (finding,) = check_dump(shard_dump).findings
+    assert (finding.kind, finding.tensor) == ("unreduced-output", "output")
+
+
+@spmd(mesh=DP_FSDP)
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_plain_gradients_are_copies_where_their_weights_are(mesh, wrapped, shard_dump):
+    torch.manual_seed(0)
+    model = nn.Linear(12, 10)
+    called = DistributedDataParallel(model) if wrapped else model
+    called(torch.full((2, 12), 1.0 + mesh.get_rank())).square().mean().backward()
+    shardviz.capture(called, shard_dump, mesh=mesh, step={})
+    kinds = {finding.kind for finding in check_dump(shard_dump).findings}
+    assert kinds == (set() if wrapped else {"unreduced-gradient"})
+
+
+@spmd(mesh={"tp": 4})
+def test_plain_shards_of_one_number_are_no_copies(mesh, shard_dump):
+    model = nn.LayerNorm(12)
+    (model(torch.randn(2, 12)) * (1 + mesh.get_rank())).sum().backward()
+    shardviz.capture(model, shard_dump, mesh=mesh, step={})
+    assert check_dump(shard_dump).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ({"los": 1.0}, "step has 'los'"),
+        ({"log": [1.0]}, r'step\["log"\] is a list, not a dictionary'),
+        ({"log": {"norms": torch.ones(2)}}, r"the step's log 'norms' is \[2\], not one number"),
+        ({"loss": "1.0"}, "the step's loss is str, not one number"),
+        ({"output": (1, 2)}, "the step's output is a tuple, not a tensor"),
+        (3, "step is a int, not a dictionary"),
+    ],
+)
+def test_what_is_no_step_is_said_in_a_line(step, says):
+    with pytest.raises(ShardvizError, match=says):
+        check_step(step)
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_stamped_model_has_no_step(mesh, shard_dump):
+    model = nn.Linear(4, 4)
+    stamps = shardviz.stamp(model)
+    with pytest.raises(ShardvizError, match="no values left to step with"):
+        shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, step={})

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.order.advice import CATALOGUE
+from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer import infer_layout
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.errors import ShardvizError
@@ -26,12 +28,22 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from numpy.typing import NDArray
+
     from shardviz.check.order.infer.explanation import Disorder
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 3
+
+SHIFTED = Advice(
+    "Every rank has the right stretch of it, moved along the sequence: it was shifted more or less often than the "
+    "probe's sequence() says, as when labels are shifted both by the data loader and by the model",
+    "shift {name} by {shift:+d} positions, where it is made; "
+    "if it is meant so, add {other:+d} to its offset in sequence()",
+)
+"""Labels are the next tokens: their positions are compared with the tokens' less their offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,9 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
     same = len(one.held) > 1 and len(set(one.held.values())) == 1
     name: Disorder = "sequence-restart" if same else "sequence-order"
     own, others = _said(one.held[rank]), _said(usual.held[rank])
+    advice, shift = CATALOGUE[name], _shift(one, usual)
+    if shift:
+        advice = Advice(SHIFTED.cause, SHIFTED.fix.format(name=one.name, shift=-shift, other=shift))
     return Finding(
         "sequence-order",
         "error",
@@ -129,10 +144,30 @@ def _finding(dump: Dump, one: Order, usual: Order, wrong: tuple[int, ...]) -> Fi
         f"rank {rank} has {own} where {usual.name} has {others}",
         held=_in_words(dump.files.mesh, one),
         intended=f"as {usual.name}: {_in_words(dump.files.mesh, usual)}",
-        cause=CATALOGUE[name].cause,
-        fix=CATALOGUE[name].fix.format(name=one.name, other=usual.name),
-        refs=CATALOGUE[name].refs,
+        cause=advice.cause,
+        fix=advice.fix.format(name=one.name, other=usual.name),
+        refs=advice.refs,
     )
+
+
+def _shift(one: Order, usual: Order) -> int:
+    """Return by how much all positions on all ranks are further than the usual ones; 0 where they differ otherwise.
+
+    A shift by a whole part, or more, is one between ranks. Where labels are missing, at the end of the sequence, the
+    dump has the usual positions.
+    """
+    pairs = [(one.held[rank], usual.held[rank]) for rank in one.held if rank in usual.held]
+    shifts = Counter(int(shift) for own, other in pairs for shift in (_listed(own) - _listed(other)) % one.size)
+    part = min((length(own) for own, _ in pairs), default=0)
+    shift = max(shifts, key=lambda by: shifts[by], default=0)
+    stays = shifts[0] if shift else 0
+    is_one = shifts[shift] + stays == shifts.total()
+    shift = shift - one.size if shift > one.size // 2 else shift
+    return shift if is_one and stays < shifts.total() / 2 and abs(shift) < part else 0
+
+
+def _listed(ranges: Ranges) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(*pair) for pair in ranges]) if ranges else np.empty(0, np.int64)
 
 
 def _said(ranges: Ranges) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.captured import check_captured
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_absent_gradients, check_raised, check_result_shape
@@ -43,6 +44,9 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     wrong = [finding for finding in earlier if finding.severity == "error"]
     if wrong:
         yield NotChecked("", f"the step: its numbers come from weights that are wrong ({_named(wrong[0])})", "step")
+        return
+    if not dump.at("reference") and not dump.files.run.probe and 0 in dump.files.ranks:
+        yield from check_captured(dump)
         return
     if not dump.at("reference"):
         yield NotChecked("", "the step: rank 0, which has the unsharded model's, is missing", "step")

@@ -17,13 +17,16 @@ from shardviz.dump.dump import ID_NONE
 from shardviz.dump.records import Stamp
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
+from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.reference.lookup import UNPLACED, bits_of, is_alike, locate, read_region
+from shardviz.reference.names import refuse_strangers, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.dump.records import Role
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry, Reference
@@ -49,32 +52,71 @@ class Known:
     not_checked: tuple[tuple[str, str], ...]
 
 
-def known_in(reference: Reference, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Known:
-    """Return what a reference knows of a model's tensors.
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor of the model that is looked up.
+
+    Attributes:
+        role: Its role.
+        shape: Its global shape.
+        tied: The other names that share its storage.
+    """
+
+    role: Role
+    shape: tuple[int, ...]
+    tied: tuple[str, ...] = ()
+
+
+def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict[str, Wanted]:
+    """Return what is to be looked up, of all ranks together. Every rank calls this.
+
+    Args:
+        locals_: This rank's tensors.
+        tied: The groups of names that share storage on this rank.
+    """
+    groups = {name: group for group in tied for name in group}
+    mine = {
+        local.name: Wanted(
+            local.role, local.shape, tuple(one for one in groups.get(local.name, ()) if one != local.name)
+        )
+        for local in locals_
+    }
+    return {name: wanted for of_rank in of_all_ranks(mine) for name, wanted in of_rank.items()}
+
+
+def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Known:
+    """Return what a reference knows of a model's tensors. One that it lacks is looked up as one that it is tied to.
 
     Args:
         reference: What values are compared with.
-        tensors: Name, role and global shape of each.
+        wanted: The model's tensors by name.
+        names: The reference's names where they differ, by pattern over the model's.
+
+    Raises:
+        ShardvizError: It has none of them, or a pattern fits none.
     """
+    known_as = renamed(wanted, names)
     stamps: dict[str, Stamp] = {}
     entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
-    first = 1
-    for name, role, shape in tensors:
-        entry = reference.find(name)
+    first, path = 1, reference.path.name
+    for name, one in wanted.items():
+        found = {other: reference.find(known_as.get(other, other)) for other in (name, *one.tied)}
+        entry = next((entry for entry in found.values() if entry is not None), None)
+        same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
         if entry is None:
-            unknown.append((name, f"where its elements are: {reference.path.name} has no tensor of this name"))
-        elif entry.shape != shape:
-            unknown.append(
-                (
-                    name,
-                    f"where its elements are: {reference.path.name} has {list(entry.shape)}, the model {list(shape)}",
-                )
-            )
+            called = f"{known_as[name]}, as reference_names has it" if known_as[name] != name else "this name"
+            unknown.append((name, f"where its elements are: {path} has no tensor of {called}"))
+        elif entry.shape != one.shape:
+            what = f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
+            unknown.append((name, f"where its elements are: {what}"))
         else:
-            stamps[name] = Stamp(name, first, shape, "buffer" if role == "buffer" else "param")
+            role: Role = "buffer" if one.role == "buffer" else "param"
+            stamps[name] = Stamp(name, same.first if same else first, one.shape, role, same.name if same else "")
             entries[name] = entry
-            first += math.prod(shape)
+            first += 0 if same else math.prod(one.shape)
+    if wanted and not entries and all("no tensor of" in why for _, why in unknown):
+        refuse_strangers(list(known_as.values()), reference.entries, path)
     return Known(stamps, entries, tuple(unknown))
 
 
@@ -95,20 +137,26 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
         if is_alike(bits) and bits.size and bits.shape != local.claimed_shape:
             seen.not_checked.append((local.name, ALIKE))
             continue
-        seen.add_ids(local, _ids(local, bits, entry, known))
+        shape = (math.prod(local.shape),) if local.flat else local.shape
+        claimed = _claimed(local, shape)
+        if claimed is not None and claimed.shape == bits.shape and _is_slice(local, bits, entry, claimed, shape):
+            seen.add_region(local, claimed)
+        else:
+            seen.add_ids(local, _ids(local, bits, entry, known, claimed))
 
 
-def _ids(local: Local, bits: NDArray[np.generic], entry: Entry, known: Known) -> NDArray[np.int64]:
+def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
+    """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
+    own = _cast(read_region(entry.bits.reshape(shape), claimed), entry.dtype, local.values.dtype)
+    return np.array_equal(own, bits)
+
+
+def _ids(
+    local: Local, bits: NDArray[np.generic], entry: Entry, known: Known, claimed: Region | None
+) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
-    first = known.stamps[local.name].first
-    claimed = _claimed(local, shape)
-    dtype = local.values.dtype
-    if claimed is not None and claimed.shape == bits.shape:
-        # The usual case reads the rank's own slice only.
-        own = _cast(read_region(entry.bits.reshape(shape), claimed), entry.dtype, dtype)
-        if np.array_equal(own, bits):
-            return claimed.flat_ids(shape) + first
+    first, dtype = known.stamps[local.name].first, local.values.dtype
     places = locate(bits, _cast(entry.bits.reshape(shape), entry.dtype, dtype), claimed)
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
     for name, other in known.entries.items():
@@ -129,9 +177,14 @@ def _claimed(local: Local, shape: tuple[int, ...]) -> Region | None:
     rank = torch.distributed.get_rank()
     if rank not in mesh or any(type(one).__name__ == "Partial" for one in placements):
         return None
-    flat = local.flat[0] if local.flat else None
-    layout = Layout.from_placements(mesh, local.claimed_shape, placements)
-    return None if flat else layout.region(mesh.coord_of(rank))
+    region = Layout.from_placements(mesh, local.claimed_shape, placements).region(mesh.coord_of(rank))
+    return _own_stretch(region, local.flat[0].offset, shape[0]) if local.flat else region
+
+
+def _own_stretch(region: Region, offset: int, size: int) -> Region:
+    """Return a parameter's own part of what a rank claims of FSDP1's concatenation."""
+    cut = ((max(start - offset, 0), min(stop - offset, size)) for start, stop in region.dims[0])
+    return Region((tuple((start, stop) for start, stop in cut if start < stop),))
 
 
 def _local_bits(values: torch.Tensor) -> NDArray[np.generic]:

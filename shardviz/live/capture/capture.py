@@ -27,8 +27,8 @@ from shardviz.dump.records import (
 )
 from shardviz.live.capture import describe
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stamp import named_tensors, storage_key
-from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.capture.stamp import named_tensors, tied_names
+from shardviz.live.compat import DTensor
 from shardviz.live.job import VALUES_LIMIT
 from shardviz.text import fold
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import CallRecord, CollectiveRecord, StageRecord, Stamp
     from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped
 
@@ -135,6 +136,16 @@ class Capture:
             self.dense[f"stamped/{local.role}/{local.name}"] = ids
         self._add(local.name, body, "")
 
+    def add_region(self, local: Local, region: Region) -> None:
+        """Record that a tensor holds a region of its own elements, in their order: no id is written out."""
+        if max(map(len, region.dims), default=0) > describe.MAX_RANGES:
+            stamp = self.stamps[local.name]
+            shape = (math.prod(stamp.shape),) if local.flat else stamp.shape
+            self.add_ids(local, region.flat_ids(shape) + stamp.first)
+            return
+        whole = local if local.claim else replace(local, shape=self.stamps[local.name].shape)
+        self._add(local.name, self._body(whole, "stamped", held=region.dims), "")
+
     def add_gathered(self, name: str, collective: str, ids: NDArray[np.int64]) -> None:
         """Record the ids that a torch collective returned for a stamped tensor."""
         stamp = self.stamps[name]
@@ -152,12 +163,7 @@ class Capture:
 
     def add_ties(self, model: nn.Module, prefix: str = "") -> None:
         """Record which names share storage on this rank, each with a prefix."""
-        groups: dict[Any, list[str]] = {}
-        for _, name, tensor in named_tensors(model):
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            if local.numel():
-                groups.setdefault(storage_key(local), []).append(prefix + clean_name(name))
-        self._tied |= {tuple(names) for names in groups.values() if len(names) > 1}
+        self._tied |= set(tied_names(model, prefix))
 
     def record(self) -> RankRecord:
         """Return everything captured as this rank's record."""

@@ -15,7 +15,7 @@ import torch
 
 from shardviz.dump.records import NO_IDS, Role, Stamp
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import DTensor
+from shardviz.live.compat import DTensor, clean_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,7 +129,8 @@ def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
     """Yield every tensor of an unsharded model with its stamp; a dtype that cannot hold ids uses none up."""
     seen: dict[tuple[int, int, tuple[int, ...]], Stamp] = {}
     first = 1
-    for role, name, tensor in named_tensors(model):
+    for role, called, tensor in named_tensors(model):
+        name = clean_name(called)
         _refuse_sharded(name, tensor)
         own = Stamp(name, first, tuple(tensor.shape), role)
         same = seen.setdefault(storage_key(tensor), own) if tensor.numel() else own
@@ -156,6 +157,16 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
         yield "param", name, parameter
     for name, buffer in model.named_buffers(remove_duplicate=False):
         yield "buffer", name, buffer
+
+
+def tied_names(model: nn.Module, prefix: str = "") -> list[tuple[str, ...]]:
+    """Return the groups of names that share storage on this rank, each name with a prefix."""
+    groups: dict[tuple[int, int, tuple[int, ...]], list[str]] = {}
+    for _, name, tensor in named_tensors(model):
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.numel():
+            groups.setdefault(storage_key(local), []).append(prefix + clean_name(name))
+    return [tuple(names) for names in groups.values() if len(names) > 1]
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:

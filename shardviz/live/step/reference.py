@@ -75,7 +75,9 @@ class Reference:
         return model if self.training else model.eval()
 
 
-def reference_of(probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int) -> Reference:
+def reference_of(
+    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int = 0
+) -> Reference:
     """Step the unsharded model.
 
     Args:
@@ -83,16 +85,17 @@ def reference_of(probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
         build: Builds the model, with the same values every time.
         batch: The whole batch.
         parts: The number of equal parts that the ranks share.
+        dim: The dim of the batch that has the rows.
     """
     found = _stepped(probe, build(), batch)
     if found.draws:
         found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{DRAWS}; compared in eval()",))
     if found.draws:
         return replace(found, notes=(DRAWS_IN_EVAL,))
-    return found if parts == 1 or hasattr(probe, "step") else _in_parts(probe, build, batch, parts, found)
+    return found if parts == 1 or hasattr(probe, "step") else _in_parts(probe, build, batch, parts, found, dim)
 
 
-def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) -> Reference:
+def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0) -> Reference:
     """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
@@ -102,12 +105,12 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1) 
     with observed(model) as seen:
         for number in range(parts):
             restore()
-            loss = loss_of(probe, model, part_of(batch, number, parts)) / parts
+            loss = loss_of(probe, model, part_of(batch, number, parts, dim)) / parts
             torch.autograd.backward(loss)
             losses.append(loss.detach())
     draws = any(not torch.equal(one, other) for one, other in zip(states, _generators(), strict=False))
     outputs = [output for output in seen.outputs if output.ndim]
-    output = None if not outputs else torch.cat(outputs) if parts > 1 else outputs[-1]
+    output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
     step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
     return Reference(model, before, step, draws=draws)
@@ -139,18 +142,18 @@ def _generators() -> list[torch.Tensor]:
 
 
 def _in_parts(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: Reference
+    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: Reference, dim: int
 ) -> Reference:
     """Return the reference over the ranks' parts if it differs from the one over the whole batch."""
     model = whole.mode(build())
     restore, losses = _buffers_of(model), []
     for number in range(parts):
         restore()
-        losses.append(float(loss_of(probe, model, part_of(batch, number, parts))))
+        losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
     mean, loss = sum(losses) / parts, float(whole.step.loss)
     if _equal(mean, loss, _precision(whole.step)):
         return whole
-    found = _stepped(probe, whole.mode(build()), batch, parts)
+    found = _stepped(probe, whole.mode(build()), batch, parts, dim)
     found.step.seen.activations.clear()  # of one part only
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "

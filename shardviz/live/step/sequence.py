@@ -4,13 +4,15 @@ Context parallel splits tokens, not weights, and may reorder them; labels and ma
 probe may define:
 
     sequence(mesh)             by name, the positions that this rank has: the result of passing torch.arange(length)
-                               through the code that splits the batch
+                               through the code that splits the batch. Labels are the positions of the tokens to
+                               predict: {"labels": (positions, {"offset": 1, "ignore": -100})} says that the label of a
+                               token is the next one, and that -100 stands where there is none
     SEQUENCE                   the dim that is the same sequence, by pattern over the names of parameters and buffers
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,9 +49,10 @@ def add_sequence(stamped: Stamped, probe: ModuleType, mesh: DeviceMesh, capture:
     """
     if not hasattr(probe, "sequence"):
         return stamped
-    positions = _positions(probe.sequence(mesh))
-    highest = max((int(of.max()) for of in positions.values() if of.numel()), default=-1)
-    length = max(of_all_ranks(highest)) + 1
+    rows = _rows(probe.sequence(mesh))
+    length = max(of_all_ranks(_highest(rows))) + 1
+    positions = {name: row.positions(length) for name, row in rows.items()}
+    positions |= {name: _filled(name, rows[name], positions, rows, length, capture) for name in rows}
     stamps = {stamp.name: stamp for stamp in stamped.stamps}
     first = max((stamp.first + torch.Size(stamp.shape).numel() for stamp in stamped.stamps), default=1)
     for name, held in positions.items():
@@ -70,23 +73,94 @@ def sequence_dims(probe: ModuleType, stamped: Stamped) -> dict[str, int]:
     return own | getattr(probe, "SEQUENCE", {})
 
 
-def _positions(returned: Any) -> Mapping[str, torch.Tensor]:
+@dataclass(frozen=True)
+class Row:
+    """What a rank has along the sequence under one name.
+
+    Attributes:
+        held: The positions, as the probe returned them.
+        offset: How many positions further it looks: 1 for labels, which are the next tokens.
+        ignore: The number that stands where it has no position.
+    """
+
+    held: torch.Tensor
+    offset: int = 0
+    ignore: int | None = None
+
+    @property
+    def is_label(self) -> bool:
+        """Whether it is about other positions than those at which it stands."""
+        return self.offset != 0 or self.ignore is not None
+
+    @property
+    def ignored(self) -> torch.Tensor:
+        """Where it has no position."""
+        return torch.zeros_like(self.held, dtype=torch.bool) if self.ignore is None else self.held == self.ignore
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return the positions at which it stands; beyond either end they go on at the other, as torch.roll does."""
+        return (self.held - self.offset) % length if self.offset else self.held
+
+
+def _highest(rows: Mapping[str, Row]) -> int:
+    """Return the last position that this rank has; labels count only where nothing else says how long all is."""
+    plain = [row.held for row in rows.values() if not row.is_label]
+    of = plain or [row.held[~row.ignored] - row.offset for row in rows.values()]
+    return max((int(held.max()) for held in of if held.numel()), default=-1)
+
+
+def _filled(
+    name: str, row: Row, positions: Mapping[str, torch.Tensor], rows: Mapping[str, Row], length: int, capture: Capture
+) -> torch.Tensor:
+    """Return a row's positions, with those of the tokens beside it where it has none.
+
+    A label is rightly missing where its token is at the end of the sequence; any other is said to be unchecked.
+    """
+    if not bool(row.ignored.any()):
+        return positions[name]
+    beside = next((one for one in rows if not rows[one].is_label and len(rows[one].held) == len(row.held)), None)
+    if beside is None:
+        capture.not_checked.append((name, f"its order along the sequence: nothing without {row.ignore} is beside it"))
+        return torch.where(row.ignored, 0, positions[name])
+    own = positions[beside]
+    due = own[row.ignored & (own + row.offset >= 0) & (own + row.offset < length)]
+    if len(due):
+        what = f"{len(due)} of its {len(own)} elements: {row.ignore} stands where the sequence has position"
+        capture.not_checked.append((name, f"{what} {int(due[0]) + row.offset}"))
+    return torch.where(row.ignored, own, positions[name])
+
+
+def _rows(returned: Any) -> dict[str, Row]:
+    """Return what the probe said, labels after what they are compared with."""
     if not isinstance(returned, dict):
         raise ProbeError(
             f"sequence(mesh) returned {type(returned).__name__}", "return a dictionary of positions by name"
         )
-    return {name: _row(name, held) for name, held in returned.items()}
+    rows = {name: _row(name, held) for name, held in returned.items()}
+    return dict(sorted(rows.items(), key=lambda item: item[1].is_label))
 
 
-def _row(name: str, held: Any) -> torch.Tensor:
-    """Return positions as a row of whole numbers from 0."""
+def _row(name: str, returned: Any) -> Row:
+    """Return positions as a row of whole numbers, from 0 where nothing is said of them."""
+    held, said = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if (
+        not isinstance(said, dict)
+        or said.keys() - {"offset", "ignore"}
+        or any(type(one) is not int for one in said.values())
+    ):
+        raise ProbeError(
+            f"sequence(mesh) returned {said!r} with the positions of {name!r}",
+            'say what labels are by whole numbers: (positions, {"offset": 1, "ignore": -100})',
+        )
     if not torch.is_tensor(held) or held.is_floating_point() or held.numel() != max(held.shape, default=0):
         what = f"{held.dtype}{list(held.shape)}" if torch.is_tensor(held) else type(held).__name__
         raise ProbeError(
             f"sequence(mesh) returned {what} as {name!r}",
             "pass torch.arange(length) through your split of the batch, and return the result",
         )
-    row: torch.Tensor = held.detach().flatten().to(torch.int64)
-    if row.numel() and int(row.min()) < 0:
-        raise ProbeError(f"sequence(mesh) returned position {int(row.min())} in {name!r}", "positions count from 0")
+    row = Row(held.detach().flatten().to(torch.int64), **said)
+    real = row.held[~row.ignored]
+    if real.numel() and int(real.min()) < 0:
+        hint = "positions count from 0; for labels, name what stands where there is none: {'ignore': -100}"
+        raise ProbeError(f"sequence(mesh) returned position {int(real.min())} in {name!r}", hint)
     return row

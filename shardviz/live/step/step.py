@@ -4,7 +4,8 @@ A probe that has a `batch()` is stepped. Both steps start from the same weights,
 rounding. A probe may define:
 
     batch()                    the whole batch: a tensor, or a tuple or dict of the model's arguments
-    BATCH_AXES                 the mesh axes over which the batch's dim 0 is split; default: every rank sees all of it
+    BATCH_AXES                 the mesh axes over which the batch's dim 0 is split, or a dictionary from axes to dims:
+                               {"dp": 0, "cp": 1}; default: every rank sees all of it
     loss(model, batch)         the mean loss of the batch; default: the mean square of the model's output
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
     optimizer(model, mesh)     the optimizer to step and check afterwards; default: Adam, only its state checked
@@ -32,6 +33,7 @@ from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import DTensor, dividing_float64_once
 from shardviz.live.step.observe import Observed, observed
+from shardviz.live.step.output_dims import output_dims
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class StepResult:
         logged: The values that `log` returned.
         seen: The record of the step while it ran.
         runs: How often the model ran for that output; micro-batches that make up the batch are one run.
+        sizes: The shape of the first tensor of the batch that it ran on, which shows where an output has its dims.
     """
 
     loss: torch.Tensor
@@ -65,31 +68,57 @@ class StepResult:
     logged: Mapping[str, Any]
     seen: Observed
     runs: int = 1
+    sizes: tuple[int, ...] = ()
 
 
-def batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes over which the batch is split.
+def batch_axes(probe: ModuleType, mesh: Mesh) -> dict[str, int]:
+    """Return the axes over which the batch is split, outermost first, each with the dim that it splits.
 
     Raises:
         MeshError: The mesh has no such axis.
+        ProbeError: A dim is not a whole number from 0.
     """
-    axes = tuple(getattr(probe, "BATCH_AXES", ()))
-    for axis in axes:
+    named = getattr(probe, "BATCH_AXES", ())
+    axes = dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 0)
+    for axis, dim in axes.items():
         mesh.axis_index(axis)
+        if type(dim) is not int or dim < 0:
+            raise ProbeError(
+                f"BATCH_AXES splits dim {dim!r} over {axis}", "count dims from 0: BATCH_AXES = {'dp': 0, 'cp': 1}"
+            )
     return axes
 
 
-def whole_batch(probe: ModuleType, parts: int, *, double: bool = True) -> Batch:
+def whole_batch(probe: ModuleType, axes: Mapping[str, int], mesh: Mesh, *, double: bool = True) -> Batch:
     """Return the probe's batch, in float64 or as it is, the same on every rank.
 
-    Rows beyond a multiple of `parts` are dropped: a mean over unequal parts is not the mean of the whole.
+    What is beyond a multiple of a dim's parts is dropped: a mean over unequal parts is not the mean of the whole.
 
     Raises:
         ProbeError: There are fewer rows than parts.
     """
     torch.manual_seed(1)
     batch = probe.batch()
-    return tuple(_each(part, lambda tensor: _whole(tensor, parts, double=double)) for part in _as_tuple(batch))
+    counts = num_parts(axes, mesh)
+    return tuple(_each(part, lambda tensor: _whole(tensor, counts, double=double)) for part in _as_tuple(batch))
+
+
+def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
+    """Return the number of parts of every dim that axes split."""
+    counts: dict[int, int] = {}
+    for axis, dim in axes.items():
+        counts[dim] = counts.get(dim, 1) * mesh.axis_size(axis)
+    return counts
+
+
+def row_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the axes over which whole rows are shared out, all of one dim; the others split rows, as for a sequence.
+
+    These are the axes of dim 0; where there are none, those that are named like data parallelism.
+    """
+    by_name = [dim for axis, dim in axes.items() if axis.startswith(DATA_AXES)]
+    dim = 0 if 0 in axes.values() or not by_name else by_name[0]
+    return tuple(axis for axis in axes if axes[axis] == dim)
 
 
 def _as_tuple(batch: Any) -> Batch:
@@ -103,14 +132,20 @@ def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return change(part) if torch.is_tensor(part) else part
 
 
-def _whole(tensor: torch.Tensor, parts: int, *, double: bool) -> torch.Tensor:
-    if tensor.ndim:
-        if len(tensor) < parts:
-            raise ProbeError(
-                f"the batch has {len(tensor)} rows for {parts} ranks", f"return at least {parts} rows from batch()"
-            )
-        tensor = tensor[: len(tensor) // parts * parts]
+def _whole(tensor: torch.Tensor, counts: Mapping[int, int], *, double: bool) -> torch.Tensor:
+    for dim, parts in counts.items():
+        if has_dim(tensor, dim):
+            size = tensor.shape[dim]
+            if size < parts:
+                rows = "rows" if dim == 0 else f"elements in dim {dim}"
+                raise ProbeError(f"the batch has {size} {rows} for {parts} ranks", f"return at least {parts} {rows}")
+            tensor = tensor.narrow(dim, 0, size // parts * parts)
     return tensor.double() if double and tensor.is_floating_point() else tensor
+
+
+def has_dim(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a tensor of a batch is split along a dim: one that lacks it, or that is broadcast along it, is not."""
+    return tensor.ndim > dim and (dim == 0 or tensor.shape[dim] > 1)
 
 
 def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
@@ -123,18 +158,23 @@ def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
     return tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
 
 
-def own_batch(batch: Batch, axes: Sequence[str], mesh: DeviceMesh) -> Batch:
-    """Return this rank's part of the batch: the rows of its coordinate on `axes`, outermost first."""
-    parts, mine = 1, 0
-    for axis in axes:
-        size = mesh[axis].size()
-        parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
-    return part_of(batch, mine, parts)
+def own_batch(batch: Batch, axes: Mapping[str, int], mesh: DeviceMesh) -> Batch:
+    """Return this rank's part of the batch: in each dim that of its coordinate on the dim's axes, outermost first."""
+    for dim in dict.fromkeys(axes.values()):
+        parts, mine = 1, 0
+        for axis in (axis for axis in axes if axes[axis] == dim):
+            size = mesh[axis].size()
+            parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
+        batch = part_of(batch, mine, parts, dim)
+    return batch
 
 
-def part_of(batch: Batch, number: int, parts: int) -> Batch:
-    """Return one of several equal parts of a batch, by rows."""
-    return tuple(_each(part, lambda tensor: tensor.chunk(parts)[number] if tensor.ndim else tensor) for part in batch)
+def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:
+    """Return one of several equal parts of a batch, by default of its rows."""
+    return tuple(
+        _each(part, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
+        for part in batch
+    )
 
 
 def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> StepResult:
@@ -151,7 +191,8 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
     output, runs = _output(probe, seen, batch, mesh)
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
-    return StepResult(loss.detach(), output, logged, seen, runs)
+    sizes = next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
+    return StepResult(loss.detach(), output, logged, seen, runs, sizes)
 
 
 def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRecord]:
@@ -201,7 +242,7 @@ def loss_of(probe: ModuleType, model: nn.Module, batch: Batch) -> torch.Tensor:
     return square
 
 
-def results(step: StepResult, mesh: Mesh, axes: Sequence[str], whole: torch.Tensor | None = None) -> list[Local]:
+def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.Tensor | None = None) -> list[Local]:
     """Return a step's loss, output and logged values, each with the layout that it should have.
 
     A loss is the mean over this rank's part, so an average over the batch's axes is pending. Logged values are the
@@ -210,24 +251,27 @@ def results(step: StepResult, mesh: Mesh, axes: Sequence[str], whole: torch.Tens
     Args:
         step: The result of the step.
         mesh: The run's mesh.
-        axes: The axes over which the batch is split.
-        whole: The unsharded model's output, which shows the dim of the batch's rows.
+        axes: The axes over which the batch is split, with the dims that they split.
+        whole: The unsharded model's output, which shows where the batch's dims are.
     """
     found = [_claimed("loss", "scalar", step.loss, mesh, {axis: Partial("avg") for axis in axes})]
     if step.output is not None:
-        is_whole = whole is not None and step.output.shape == whole.shape  # the model itself gathered its rows
-        rows = Replicate() if is_whole else Shard(_dim_of_rows(step.output, whole))
-        found.append(_claimed("output", "output", step.output, mesh, dict.fromkeys(axes, rows)))
+        found.append(_claimed("output", "output", step.output, mesh, _of_output(step, whole, axes, mesh)))
     for name, value in step.logged.items():
         tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
         found.append(_claimed(name, "scalar", tensor.detach(), mesh, {}))
     return found
 
 
-def _dim_of_rows(output: torch.Tensor, whole: torch.Tensor | None) -> int:
-    """Return the first dim that is smaller than the unsharded model's: not every model returns rows first."""
-    shapes = zip(output.shape, whole.shape if whole is not None else (), strict=False)
-    return next((dim for dim, (own, all_of_it) in enumerate(shapes) if own != all_of_it), 0)
+def _of_output(
+    step: StepResult, whole: torch.Tensor | None, axes: Mapping[str, int], mesh: Mesh
+) -> dict[str, Placement]:
+    """Return the placements that an output should have along the batch's axes."""
+    assert step.output is not None
+    own, of_all = tuple(step.output.shape), None if whole is None else tuple(whole.shape)
+    dims = output_dims(own, of_all, step.sizes, num_parts(axes, mesh))
+    placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}
+    return {axis: placements[dim] for axis, dim in axes.items()}
 
 
 def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:

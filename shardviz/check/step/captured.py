@@ -1,0 +1,150 @@
+"""A captured job's step, which has no unsharded model's beside it: copies of one gradient, output or number differ.
+
+Copies are what placements claim alike, or what the ids of the weight show. Plain tensors are copies where their weights
+are: bit by bit the same on these ranks, and not all one number, which shards can be too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.compared import EPSILONS
+from shardviz.check.step.contradictions import check_absent_gradients
+from shardviz.check.step.words import number
+from shardviz.check.values.copies import copies_of
+from shardviz.layout.notation import write
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.finding import Kind
+    from shardviz.check.values.copies import Groups
+    from shardviz.dump.dump import Dump, Shard, Tensor
+
+    Values = dict[int, NDArray[np.float64]]
+
+ROUNDING = 4
+"""Copies may differ by so many units of rounding of their largest element: each rank may have computed its own."""
+
+SUMS = 64
+"""The same for what is summed in float32, or in float64."""
+
+MAX_LISTED = 4
+NO_REFERENCE = "the step against an unsharded model's: a captured job has none; copies on its ranks were compared"
+KINDS: dict[str, Kind] = {
+    "grad": "unreduced-gradient",
+    "output": "unreduced-output",
+    "scalar": "unreduced-scalar",
+}
+
+
+def check_captured(dump: Dump) -> Iterator[Finding | NotChecked]:
+    """Yield what differs between the ranks of a captured step."""
+    yield NotChecked("", NO_REFERENCE, "step")
+    yield from check_absent_gradients(dump)
+    for tensor in dump.at("step"):
+        for name in tensor.names if tensor.role in KINDS else ():
+            for group in _copies(dump, tensor, name):
+                if (finding := _compared(dump, tensor, name, group)) is not None:
+                    yield finding
+                    break
+
+
+def _copies(dump: Dump, tensor: Tensor, name: str) -> Groups:
+    """Return the groups of shards that must be equal; none where nothing says so."""
+    groups = copies_of(tensor, dump.stamped.get(name))
+    if tensor.role != "grad" or tensor.claimed is not None or name in dump.stamped:
+        return [group for group in groups if len(group) > 1 and (tensor.claimed is not None or tensor.role == "grad")]
+    weight = dump.find("initial", "param", name)
+    if weight is None:
+        return []
+    index = weight.names.index(name)
+    return [group for group in groups if len(group) > 1 and _are_copies(weight, index, group)]
+
+
+def _are_copies(weight: Tensor, index: int, group: list[Shard]) -> bool:
+    shards = [weight.shards[shard.rank] for shard in group if shard.rank in weight.shards]
+    constant = any(shard.body.constant for shard in shards)
+    return len(shards) == len(group) and not constant and len({shard.digest(index) for shard in shards}) == 1
+
+
+def _compared(dump: Dump, tensor: Tensor, name: str, group: list[Shard]) -> Finding | None:
+    """Return the finding where copies are farther apart than rounding explains."""
+    index = tensor.names.index(name)
+    if len({shard.digest(index) for shard in group}) == 1:
+        return None
+    values = {shard.rank: np.asarray(dump.values(shard, name), np.float64) for shard in group}
+    first = group[0].rank
+    apart = {rank: float(np.max(np.abs(one - values[first]), initial=0.0)) for rank, one in values.items()}
+    largest = max(float(np.max(np.abs(one), initial=0.0)) for one in values.values())
+    dtype = "float32" if tensor.role == "scalar" else group[0].body.dtype
+    own = EPSILONS.get(dtype, EPSILONS["float32"])
+    allowed = (ROUNDING * own + SUMS * min(own, EPSILONS["float32"])) * largest
+    wrong = [rank for rank, by in apart.items() if not by <= allowed]
+    if not wrong or all(np.array_equal(one, values[first], equal_nan=True) for one in values.values()):
+        return None
+    return _finding(dump, tensor, name, values, (first, max(wrong, key=lambda rank: apart[rank])))
+
+
+def _finding(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[int, int]) -> Finding:
+    low, high = pair
+    farthest = number(float(np.max(np.abs(values[low] - values[high]))))
+    axes = " and ".join(_axes(dump, values)) or "the ranks"
+    summary = f"copies of its {tensor.role} differ along {axes}: rank {low} and rank {high} are up to {farthest} apart"
+    if tensor.role == "scalar":
+        summary = f"ranks log {listed((number(float(one)) for one in values.values()), MAX_LISTED)}"
+    elif tensor.role == "grad":
+        summary = f"the gradient differs along {axes}: rank {low} and rank {high} are up to {farthest} apart"
+    cause, fix = ADVICE[tensor.role]
+    return Finding(
+        KINDS[tensor.role],
+        "error",
+        name,
+        tuple(sorted(values)),
+        summary,
+        claimed=write(tensor.claimed, equal=True) if tensor.claimed and tensor.role != "scalar" else "",
+        held=f"different values along {axes}",
+        cause=cause,
+        fix=fix.format(axes=axes),
+    )
+
+
+def _axes(dump: Dump, values: Values) -> list[str]:
+    """Return the axes of the run's mesh along which neighbours differ."""
+    mesh = dump.files.mesh
+    return [
+        axis
+        for axis in mesh.axes
+        if any(
+            not np.array_equal(values[group[0]], values[rank])
+            for group in mesh.groups(axis)
+            for rank in group
+            if group[0] in values and rank in values
+        )
+    ]
+
+
+ADVICE = {
+    "grad": (
+        "Nothing made the copies of this gradient agree: the parameter is outside what FSDP, DDP or a tensor-parallel "
+        "style manages there, the reduction ran over another group, or the capture was made before the reduction",
+        "all_reduce it over {axes} after backward, or give the parameter to the wrapper whose mesh has {axes}",
+    ),
+    "output": (
+        "Its placements say that ranks along {axes} hold the same, and nothing made them agree",
+        "reduce it over {axes}, or label it as pending (Partial) or split (Shard) there",
+    ),
+    "scalar": (
+        "Each rank logs a number of its own part, as .item() of a local tensor or of a DTensor with a Partial "
+        "placement is, or a number that is each rank's own by nature",
+        "all_reduce the value over {axes} before it is logged, or tensor.full_tensor().item(); leave out of the step's "
+        "log what is meant to differ",
+    ),
+}
+"""Cause and fix by role."""

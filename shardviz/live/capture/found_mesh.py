@@ -1,0 +1,51 @@
+"""The mesh of a job that does not say it: the one that its model's DTensors are on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.errors import MeshError
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.locals import unwrapped
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.compat import DTensor, root_mesh
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.layout.mesh import Mesh
+
+HINT = "pass the mesh of the whole job: shardviz.capture(..., mesh=mesh)"
+
+
+def found_mesh(model: nn.Module) -> DeviceMesh:
+    """Return the largest mesh that a model's tensors are on, sub-meshes counted as their root. Every rank calls this.
+
+    Raises:
+        MeshError: Some rank has no DTensor, or ranks are on different meshes; every rank raises it.
+    """
+    tensors = [tensor for _, _, tensor in named_tensors(unwrapped(model)) if isinstance(tensor, DTensor)]
+    roots = [root_mesh(tensor.device_mesh) for tensor in tensors]
+    own = max(roots, key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
+    of_all = of_all_ranks(plain_mesh(own) if own is not None else None)
+    without = [rank for rank, mesh in enumerate(of_all) if mesh is None]
+    if len(without) == len(of_all):
+        raise MeshError("no mesh was given, and no parameter or buffer is a DTensor, which would show one", HINT)
+    if without:
+        raise MeshError(f"no mesh was given, and there is no DTensor on ranks {listed(without, 4)} to show one", HINT)
+    if len(set(of_all)) > 1:
+        other = next(rank for rank, mesh in enumerate(of_all) if mesh != of_all[0])
+        raise MeshError(
+            f"no mesh was given, and ranks are on different ones: rank 0 on {_said(of_all[0])}, rank {other} on "
+            f"{_said(of_all[other])}",
+            HINT,
+        )
+    assert own is not None
+    return own
+
+
+def _said(mesh: Mesh | None) -> str:
+    return f"{mesh} of ranks {listed(mesh.ranks, 4)}" if mesh is not None else "none"

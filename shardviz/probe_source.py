@@ -1,0 +1,157 @@
+"""Python files read as text: the names that they define, and the constants that they assign or import.
+
+Nothing runs and nothing is imported: a constant that comes from an import is read in the file of that module.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from shardviz.errors import ProbeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Item = TypeVar("Item")
+
+MAX_HOPS = 8
+"""A constant is followed through at most this many names and imports, which may go in a circle."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file.
+
+    Attributes:
+        path: The file.
+        tree: What it says.
+        folder: The folder that its absolute imports are looked up in first; None for a module of an installed package.
+    """
+
+    path: Path
+    tree: ast.Module
+    folder: Path | None
+
+
+def top_level_names(tree: ast.Module) -> set[str]:
+    """Return every name that the module binds at its top level; `*` where it imports all of another."""
+    names: set[str] = set()
+    for node in _statements(tree.body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def constant(source: Source, name: str, kind: type[Item]) -> tuple[Item, ...]:
+    """Return a tuple that a file assigns literally, or imports from one that does; empty where it has no such name.
+
+    Raises:
+        ProbeError: The file has the name, and it is something else or cannot be found without running the file.
+    """
+    found, value = _bound(source, name, MAX_HOPS)
+    if found is None and value is None and name not in top_level_names(source.tree):
+        return ()
+    try:
+        items = ast.literal_eval(value) if value is not None else None
+    except ValueError:
+        items = None
+    if not isinstance(items, tuple | list) or not all(type(item) is kind for item in items):
+        example = '("fsdp", "tp")' if kind is str else "(2, 4)"
+        where = f" (read in {found.path})" if found is not None and found.path != source.path else ""
+        hint = f"write {name} = {example} in the probe or in a module that it imports {name} from: neither is run"
+        raise ProbeError(f"probe {source.path}: {name} is not a literal tuple of {kind.__name__}{where}", hint)
+    return tuple(items)
+
+
+def _bound(source: Source, name: str, hops: int) -> tuple[Source | None, ast.expr | None]:
+    """Return the expression that a name stands for and the file with it; the last statement that binds it counts."""
+    for node in reversed(source.tree.body) if hops else ():
+        if (value := _assigned(node, name)) is not None:
+            return _bound(source, value.id, hops - 1) if isinstance(value, ast.Name) else (source, value)
+        for original in _imported(node, name):
+            assert isinstance(node, ast.ImportFrom)
+            module = _imported_source(source, node)
+            found = _bound(module, original, hops - 1) if module is not None else (None, None)
+            if found[1] is not None:
+                return found
+    return None, None
+
+
+def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
+    """Return what a statement assigns to `name`, if it does."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return None
+    return node.value if any(isinstance(target, ast.Name) and target.id == name for target in targets) else None
+
+
+def _imported(node: ast.stmt, name: str) -> Iterator[str]:
+    """Yield what a statement's `from module import` calls a name in that module."""
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            if alias.name == "*" or (alias.asname or alias.name) == name:
+                yield name if alias.name == "*" else alias.name
+
+
+def _imported_source(source: Source, node: ast.ImportFrom) -> Source | None:
+    """Return the file that a `from module import` names; None where there is none that can be read."""
+    if node.level:
+        folder = source.path.parents[min(node.level, len(source.path.parents)) - 1]
+        path = _file_in(folder, node.module.split(".") if node.module else [])
+    else:
+        parts = (node.module or "").split(".")
+        path = (_file_in(source.folder, parts) if source.folder else None) or module_file(".".join(parts))
+    if path is None:
+        return None
+    try:
+        return Source(path, ast.parse(path.read_bytes(), filename=path.name), source.folder)
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def module_file(module: str) -> Path | None:
+    """Return a module's file. Only the outermost package is asked for: Python imports all that is around a module."""
+    outermost, *parts = module.split(".")
+    try:
+        spec = find_spec(outermost)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not parts:
+        return Path(spec.origin) if spec.has_location and spec.origin else None
+    places = (_file_in(Path(folder), parts) for folder in spec.submodule_search_locations or ())
+    return next((file for file in places if file is not None), None)
+
+
+def _file_in(folder: Path, parts: list[str]) -> Path | None:
+    """Return the file of a module in a folder; without parts, that of the folder as a package."""
+    place = folder.joinpath(*parts)
+    files = (Path(f"{place}.py"), place / "__init__.py") if parts else (place / "__init__.py",)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield a block's own statements and expressions, under `if`, `try` and `with` too, not those of functions."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, ast.ExceptHandler):
+                yield from _statements(child.body)
+            elif isinstance(child, ast.stmt):
+                yield from _statements([child])
+            else:
+                yield from ast.walk(child)
