@@ -147,7 +147,7 @@ def _capture_by_reference(
     force: bool,
 ) -> Path:
     """Write a dump whose ids are the places of the model's values in a reference."""
-    from shardviz.live.capture.by_reference import add_by_reference, known_in, wanted_of
+    from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
@@ -157,10 +157,11 @@ def _capture_by_reference(
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
     known = known_in(open_reference(reference), wanted, names)
+    whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force) as seen:
         add_model(seen, unwrapped(model), mesh, None, part)
-        add_by_reference(seen, locals_, known)
+        add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known)
         _add_step(seen, model, mesh, part, step)
     return path
 

@@ -230,3 +230,15 @@ def test_experts_of_three_dims_and_weights_of_one_are_placed_in_bfloat16(mesh, d
         {("misordered", "up"), ("misordered", "scale")} if exchanged else set()
     )
     assert report.not_checked == ()
+
+
+@spmd(mesh={"dp": 2})
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_plain_weight_that_is_whole_and_in_another_order_is_found(mesh, shard_dump, flipped):
+    model = built()
+    reference = saved(beside(shard_dump), model)
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.flip(0) if flipped else model[0].weight.clone())
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    found = [(one.kind, one.tensor) for one in check_dump(shard_dump).findings]
+    assert found == ([("misordered-within-shard", "0.weight")] if flipped else [])

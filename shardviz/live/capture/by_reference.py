@@ -7,7 +7,7 @@ tensor of that name first and then in those of its shape.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +16,10 @@ import torch
 from shardviz.dump.dump import ID_NONE
 from shardviz.dump.records import Stamp
 from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.meshes import without_axes
 from shardviz.reference.lookup import UNPLACED, bits_of, is_alike, locate, read_region
 from shardviz.reference.names import refuse_strangers, renamed
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records import Role
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry, Reference
@@ -118,6 +121,21 @@ def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[
     if wanted and not entries and all("no tensor of" in why for _, why in unknown):
         refuse_strangers(list(known_as.values()), reference.entries, path)
     return Known(stamps, entries, tuple(unknown))
+
+
+def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -> list[Local]:
+    """Return the tensors, plain ones labelled as copies along all axes of the mesh but those of pipeline stages.
+
+    Beside a reference a plain tensor of the whole shape has only one right content on every rank.
+
+    Args:
+        locals_: What this rank holds, each of the shape that it has in the reference.
+        mesh: The job's mesh.
+        stage_axes: The axes along which ranks have different layers.
+    """
+    copies = mesh, (Replicate(),) * mesh.ndim
+    claim = without_axes(copies, stage_axes, torch.distributed.get_rank())
+    return [local if local.claim or local.flat else replace(local, claim=claim) for local in locals_]
 
 
 def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> None:
