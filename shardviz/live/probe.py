@@ -327,6 +327,8 @@ class ProbeOnRank:
             if is_compared:
                 self.capture.raised.append(("optimizer", failed))
             else:
+                alone = ("", f"the optimizer of the unsharded model: {failed}")
+                self.capture.not_checked = [note for note in self.capture.not_checked if note != alone]
                 self.capture.not_checked.append(("", f"the optimizer: {failed}"))
             return before, []
         after = list(local_tensors(unwrapped(model), self.job.mesh))

@@ -66,9 +66,10 @@ class Reference:
 
     def beside(self, step: StepResult) -> Reference:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this."""
-        if self.whole is None:
-            return self
-        losses = of_all_ranks(_number(step.loss))
+        of_all = of_all_ranks((self.whole is not None, _number(step.loss)))
+        if self.whole is None or not all(has_parts for has_parts, _ in of_all):
+            return self.whole or self  # a forward that asks for its rank may give a rank another reference
+        losses = [loss for _, loss in of_all]
         near = max(_precision(step), _precision(self.whole.step))
         return self.whole if _equal(sum(losses) / len(losses), float(self.whole.step.loss), near) else self
 
