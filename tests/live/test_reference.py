@@ -12,9 +12,7 @@ def build():
     assert (report.findings, report.not_checked) == ((), ())
     report = checked(norm.format(more="nn.BatchNorm1d(8), "), "dp=3", tmp_path / "parts")
     assert report.findings == ()
-    buffers, batch = report.not_checked
-    assert buffers.why.startswith("buffers after the step")
-    assert batch.why.startswith("the step on the whole batch")
+    assert len(report.not_checked) == 1
     own = (
         norm.format(more="")
         + """

@@ -162,6 +162,8 @@ def _in_parts(
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
         f"{mean:.6g} (BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
     )
+    if any(True for _ in found.model.buffers()):
+        note += ", without the buffers after the step: each rank's are of its own part"
     return replace(found, notes=(*whole.notes, note))
 
 
