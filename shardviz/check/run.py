@@ -22,6 +22,7 @@ from shardviz.check.order.shapes import check_dtype, check_global_shape, check_l
 from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
+from shardviz.check.step.together import together
 from shardviz.check.step.unsharded_update import check_unsharded_update
 from shardviz.check.step.update import check_update
 from shardviz.check.step.zero_gradients import check_zero_gradients
@@ -112,9 +113,9 @@ def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
     yield from found
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
-        yield from after
         if not wrong:
-            yield from check_unsharded_update(dump, frozenset(result.tensor for result in after))
+            after += check_unsharded_update(dump, frozenset(result.tensor for result in after))
+        yield from together(after)
         yield from check_zero_gradients(dump, wrong)
 
 

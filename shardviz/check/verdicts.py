@@ -57,7 +57,7 @@ def captured(dump: Dump) -> list[Tensor]:
         tensor
         for tensor in dump.tensors
         if tensor.moment == "stamped"
-        or (tensor.moment not in ("reference", "updated") and (tensor.names[0], tensor.role) not in stamped)
+        or (tensor.moment not in ("reference", "updated", "training") and (tensor.names[0], tensor.role) not in stamped)
     ]
 
 

@@ -244,7 +244,7 @@ def dump_of(files: DumpFiles) -> Dump:
 
 
 def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:
-    moments = ("stamped", "initial", "step", "reference", "updated")
+    moments = ("stamped", "initial", "step", "reference", "updated", "training")
     position = {stamp.name: index for index, stamp in enumerate(files.run.stamps)}
 
     def key(tensor: Tensor) -> tuple[object, ...]:

@@ -45,10 +45,14 @@ IdRun = tuple[
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
 WEIGHTS: tuple[Role, ...] = ("param", "buffer")
 """Roles of what a model is made of; the rest comes of a step."""
-Moment = Literal["initial", "stamped", "step", "reference", "updated"]
+WHOLE_LOSS = "loss.whole"
+"""The unsharded model's loss of the whole batch, where its step was compared over the ranks' parts of the batch."""
+
+Moment = Literal["initial", "stamped", "step", "reference", "updated", "training"]
 """When it was captured: the model's own values after sharding, the ids after sharding, after one training step, or
 after the same step of the unsharded model, which rank 0 writes; `updated` is the unsharded model after its own
-optimizer, where there is one. Parameters of a step are those that a probe's own optimizer has updated; its gradients
+optimizer, where there is one; `training` is one more step of a model that draws random numbers in training, whose
+other steps are in `eval()`. Parameters of a step are those that a probe's own optimizer has updated; its gradients
 are as backward left them, but for those that ranks then scaled each by a number of its own."""
 
 
@@ -235,6 +239,8 @@ class RankRecord(Record, frozen=True):
         calls: Collectives that are to be compared with their definition.
         narrowed_to: Element types to which the step rounded numbers of a wider one.
         raised: What only the sharded model's step raised, and where: `(what, error)`.
+        held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
+        not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         run_id: That of its run.
     """
 
@@ -256,6 +262,8 @@ class RankRecord(Record, frozen=True):
     calls: tuple[CallRecord, ...] = ()
     narrowed_to: tuple[str, ...] = ()
     raised: tuple[tuple[str, str], ...] = ()
+    held_back: tuple[str, ...] = ()
+    not_stepped: tuple[str, ...] = ()
     run_id: RunId = ""
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "flatten_mesh",
     "follow_modules_by",
     "fully_shard",
+    "held_back",
     "in_backward",
     "make_ranks_of_threads",
     "placement_of",
@@ -240,6 +241,25 @@ def dividing_float64_once() -> Iterator[None]:
         yield
     finally:
         collectives._get_gradient_divide_factors = factors
+
+
+def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the parameters whose gradient FSDP2 keeps to itself until a later backward, so that `.grad` is None.
+
+    After `set_requires_gradient_sync(False)` it is on the unsharded parameter, after `set_requires_all_reduce(False)`
+    in `_partial_reduce_output`. Tried on torch 2.13.0; where a name has moved, nothing is held back.
+    """
+    for module in model.modules():
+        find: Any = getattr(module, "_get_fsdp_state", None)
+        state = find() if callable(find) else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            partial = getattr(group, "_partial_reduce_output", None) is not None
+            for param in getattr(group, "fsdp_params", ()):
+                whole = getattr(param, "_unsharded_param", None)
+                kept = getattr(param, "unsharded_accumulated_grad", None), None if whole is None else whole.grad
+                if partial or any(grad is not None for grad in kept):
+                    yield param.sharded_param
 
 
 @dataclass(frozen=True)

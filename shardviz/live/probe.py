@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+from shardviz.dump.records import WHOLE_LOSS
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors, agreed_run_id, in_a_line
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.intended import check_axes, check_intended
-from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import use_public_names
+from shardviz.live.compat import clean_name, held_back, use_public_names
 from shardviz.live.step import placing
+from shardviz.live.step.drawn import drawn_after_sharding, load
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.reference import reference_of
@@ -30,15 +32,18 @@ from shardviz.live.step.step import (
     batch_axes,
     calls,
     gradients,
+    has_last_stage,
     num_parts,
     own_batch,
     results,
     row_axes,
     sharded_step,
+    stages_of,
     unnamed_batch_axes,
     whole_batch,
 )
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,10 +57,16 @@ if TYPE_CHECKING:
     from shardviz.live.capture.stamp import Stamped
     from shardviz.live.job import ProbeJob
     from shardviz.live.step.reference import Reference
-    from shardviz.live.step.step import StepResult
+    from shardviz.live.step.step import Batch, StepResult
     from shardviz.live.world import World
 
 Done = TypeVar("Done")
+
+MAX_LISTED = 4
+DRAWN = (
+    "drawn or loaded after sharding: the unsharded model's step starts from these values, put together as their "
+    "placements say, and whether they are the intended ones is not known"
+)
 
 
 def run_probe(world: World, job: ProbeJob) -> None:
@@ -204,8 +215,11 @@ class ProbeOnRank:
         rows = row_axes(axes)
         parts = math.prod(self.job.mesh.axis_size(axis) for axis in rows)
         batch = whole_batch(self.probe, axes, self.job.mesh, double=double)
+        model = self._initialized(self._parallelized(built()))
+        drawn = drawn_after_sharding(model, built(), self.job.mesh, self.capture.rank)
         try:
-            reference = reference_of(self.probe, built, batch, parts, axes[rows[0]] if rows else 0)
+            dim = axes[rows[0]] if rows else 0
+            reference = reference_of(self.probe, lambda: load(built(), drawn), batch, parts, dim)
         except ProbeError:
             raise
         except Exception as error:
@@ -213,11 +227,11 @@ class ProbeOnRank:
         if reference.draws:
             self.capture.not_checked += [("", note) for note in reference.notes]
             return None
-        model = reference.mode(self._initialized(self._parallelized(built())))
+        if drawn:
+            self.capture.not_checked.append(("", f"{listed(drawn, MAX_LISTED)}: {DRAWN}"))
+        model = reference.mode(model)
         own = own_batch(batch, axes, self.device_mesh)
-        step, failed = self._attempt(
-            "step" if double else "step again", lambda: sharded_step(self.probe, model, own, self.device_mesh)
-        )
+        step, failed = self._sharded_step(model, own, "step" if double else "step again")
         if step is None:
             return Failed(failed)
         reference = reference.beside(step)
@@ -231,24 +245,56 @@ class ProbeOnRank:
         self._add_step(model, step, reference.step, axes, is_compared=any(one.role == "param" for one in update))
         if self.capture.rank == 0:
             after = [*gradients(unsharded), *results(reference.step, self.job.mesh, {})]
+            if reference.is_mean_of_means and reference.whole is not None:
+                after.append(of_tensor(WHOLE_LOSS, "scalar", reference.whole.step.loss))
             for local in [*reference.before, *after]:
                 self.capture.add_values(replace(local, claim=None), "reference")
             for local in update:
                 self.capture.add_values(replace(local, claim=None, grad=None), "updated")
+        if not reference.training:
+            self._add_training(own, axes, reference.step.output, built)
         return None
+
+    def _add_training(
+        self, own: Batch, axes: Mapping[str, int], whole: torch.Tensor | None, built: Callable[[], nn.Module]
+    ) -> None:
+        """Record a step of a model that draws random numbers as it trains: its copies, at least, must be equal."""
+        model = self._initialized(self._parallelized(built()))
+        step, failed = self._sharded_step(model, own, "training")
+        if step is None:
+            self.capture.not_checked.append(("", f"the step in training mode: {failed}"))
+            return
+        of_step = gradients(self.part.own(local_tensors(unwrapped(model), self.job.mesh)))
+        for local in [*of_step, *results(replace(step, logged={}), self.job.mesh, axes, whole)]:
+            self.capture.add_values(local, "training")
+
+    def _sharded_step(self, model: nn.Module, own: Batch, what: str) -> tuple[StepResult | None, str]:
+        """Step the sharded model; return None and the first error if any rank raised one."""
+        probe, mesh = self.probe, self.device_mesh
+        stages, failed = self._attempt(f"{what} stages", lambda: stages_of(probe, model, mesh))
+        if stages is None:
+            return None, failed
+        has_output = has_last_stage(probe, stages, mesh)
+        return self._attempt(what, lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output))
 
     def _updated_reference(self, reference: Reference) -> list[Local]:
         """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
-        model = reference.model
+        model, buffers = reference.model, self._buffers_after(reference)
         if hasattr(self.probe, "optimizer"):
             what, seen = "optimizer of the unsharded model", reference.step.seen
             own, failed = self._attempt(what, lambda: updated(self.probe, model, self.device_mesh, seen))
             if own is None:
                 self.capture.not_checked.append(("", f"the {what}: {failed}"))
             else:
-                after = list(local_tensors(model))
-                return [*after, *optimizer_states(own, model, after)]
-        return [local for local in local_tensors(model) if local.role == "buffer"]
+                params = [local for local in local_tensors(model) if local.role == "param"]
+                return [*params, *optimizer_states(own, model, params), *buffers]
+        return buffers
+
+    def _buffers_after(self, reference: Reference) -> list[Local]:
+        """Return the unsharded model's buffers after a step on the whole batch; none where ranks' parts differ."""
+        whole = reference.whole if reference.is_mean_of_means and reference.whole is not None else reference
+        buffers = [local for local in local_tensors(whole.model) if local.role == "buffer"]
+        return buffers if whole.whole is None else []
 
     def _attempt(self, what: str, work: Callable[[], Done]) -> tuple[Done | None, str]:
         """Do work that may raise on some ranks only. If it raises on any rank, return None and the first error."""
@@ -277,11 +323,14 @@ class ProbeOnRank:
             if is_compared:
                 self.capture.raised.append(("optimizer", failed))
             else:
+                alone = ("", f"the optimizer of the unsharded model: {failed}")
+                self.capture.not_checked = [note for note in self.capture.not_checked if note != alone]
                 self.capture.not_checked.append(("", f"the optimizer: {failed}"))
             return before, []
         after = list(local_tensors(unwrapped(model), self.job.mesh))
         update = update_of(own, unwrapped(model), before, after)
         self.capture.not_checked += [("", why) for why in update.not_checked]
+        self.capture.not_stepped += update.not_stepped
         return distinct_gradients(before, after), update.tensors
 
     def _add_step(
@@ -289,6 +338,9 @@ class ProbeOnRank:
     ) -> None:
         """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
         own = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
+        kept = {id(param) for param in held_back(unwrapped(model))}
+        named = unwrapped(model).named_parameters()
+        self.capture.held_back += [clean_name(name) for name, param in named if id(param) in kept]
         locals_, of_optimizer = self._updated(model, own, step, is_compared=is_compared)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"

@@ -89,3 +89,56 @@ def loss(model, batch): return model(batch).square().mean()
         tmp_path,
     )
     assert not [finding for finding in report.findings if finding.kind == "wrong-shape"]
+
+
+HELD_BACK = """
+def step(model, rows, mesh):
+    for number in range(2):
+        model.set_requires_gradient_sync(LAST and number == 1)
+        loss = model(rows).square().mean() / 2
+        loss.backward()
+    return 2 * loss.detach()
+"""
+STEPPED = "\ndef optimizer(model, mesh): return torch.optim.SGD(model.parameters(), 0.1)\n"
+
+
+def test_gradients_that_fsdp_holds_back_are_a_finding_once_an_optimizer_steps(tmp_path):
+    report = checked(HELD_BACK + "LAST = False", "dp=2", tmp_path / "alone")
+    assert report.findings == ()
+    assert any("FSDP keeps it for a later backward" in entry.why for entry in report.not_checked)
+    (finding,) = checked(HELD_BACK + "LAST = False" + STEPPED, "dp=2", tmp_path / "stepped").findings
+    assert finding.kind == "unreduced-gradient"
+    assert "set_requires_gradient_sync(False)" in finding.cause
+    assert checked(HELD_BACK + "LAST = True" + STEPPED, "dp=2", tmp_path / "right").findings == ()
+
+
+CUT = """
+class Cut(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        return out.detach() if BROKEN and getattr(self, "sharded", False) else out
+def build(): return nn.Sequential(Cut(6, 8), nn.Linear(8, 6))
+def parallelize(model, mesh):
+    model[0].sharded = True
+    fully_shard(model, mesh=mesh["dp"])
+"""
+
+
+def test_a_graph_that_is_cut_on_every_rank_is_one_finding(tmp_path):
+    (finding,) = checked(CUT + "BROKEN = True", "dp=2", tmp_path / "cut").findings
+    assert (finding.kind, finding.tensor) == ("wrong-value", "0.weight")
+    assert "0.bias" in finding.summary
+    assert checked(CUT + "BROKEN = False", "dp=2", tmp_path / "right").findings == ()
+
+
+def test_a_step_that_clears_its_gradients_is_not_checked(tmp_path):
+    cleared = """
+def step(model, rows, mesh):
+    loss = model(rows).square().mean()
+    loss.backward()
+    model.zero_grad()
+    return loss.detach()
+"""
+    report = checked(cleared, "dp=2", tmp_path)
+    assert report.findings == ()
+    assert report.not_checked

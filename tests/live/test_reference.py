@@ -59,10 +59,7 @@ def log(model, batch, loss):
     assert report.not_checked == ()
 
 
-def test_a_mean_of_the_ranks_own_means_is_compared_over_the_parts_and_that_is_said(tmp_path):
-    report = checked(TOKENS + "ACROSS_RANKS = False", "dp=2", tmp_path)
-    assert report.findings == ()
-    (entry,) = report.not_checked
-    assert entry.why.endswith(
-        "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
-    )
+def test_a_mean_of_the_ranks_own_means_is_a_warning_and_gradients_are_compared_over_the_parts(tmp_path):
+    (finding,) = checked(TOKENS + "ACROSS_RANKS = False", "dp=2", tmp_path).findings
+    assert (finding.severity, finding.tensor) == ("warning", "loss")
+    assert "mean of means" in finding.cause

@@ -121,7 +121,8 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_said(t
     (entry, *buffers) = report.not_checked
     assert entry.why.startswith("the step on the whole batch: its loss is ")
     assert entry.why.endswith(
-        "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
+        "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts, without the buffers "
+        "after the step: each rank's are of its own part"
     )
     assert [one.tensor for one in buffers] == ["1.running_mean", "1.running_var"]
 

@@ -42,6 +42,40 @@ def optimizer(model, mesh):
         "wrong-value",
         "learning rate",
     ),
+    "a step too many": (
+        """
+from torch.distributed.tensor import DTensor
+class Twice(torch.optim.SGD):
+    def step(self):
+        super().step()
+        if any(isinstance(p, DTensor) for group in self.param_groups for p in group["params"]): super().step()
+def optimizer(model, mesh): return Twice(model.parameters(), 0.1)
+""",
+        "wrong-value",
+        "stepped 2 times",
+    ),
+    "another factor of decay": (
+        """
+from torch.distributed.tensor import DTensor
+def optimizer(model, mesh):
+    sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    return torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5 if sharded else 0.1)
+""",
+        "wrong-value",
+        "Weight decay",
+    ),
+    "moments of no checkpoint": (
+        """
+from torch.distributed.tensor import DTensor
+def optimizer(model, mesh):
+    made = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for p in model.parameters():
+        made.state[p]["momentum_buffer"] = torch.zeros_like(p) if isinstance(p, DTensor) else torch.ones_like(p)
+    return made
+""",
+        "wrong-value",
+        "never loaded",
+    ),
     "a group that sharding emptied": (
         """
 def optimizer(model, mesh):
@@ -50,7 +84,7 @@ def optimizer(model, mesh):
     return torch.optim.SGD(plain, 0.1)
 """,
         "write-not-applied",
-        "parameter groups",
+        "sharding changed",
     ),
     "moments of the neighbour's shard": (
         """
@@ -69,7 +103,7 @@ class Neighbours(torch.optim.SGD):
 def optimizer(model, mesh): return Neighbours(model.parameters(), 0.1, momentum=0.9)
 """,
         "wrong-value",
-        "rank 0 has rank 1's",
+        "another coordinate",
     ),
 }
 

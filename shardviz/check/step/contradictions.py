@@ -1,4 +1,4 @@
-"""What a step shows before any number is compared: it raised, ranks lack a gradient, a shape contradicts its claim."""
+"""What a step shows before any number is compared: it raised, or a shape contradicts its claim."""
 
 from __future__ import annotations
 

@@ -8,12 +8,15 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.captured import check_captured
+from shardviz.check.step.clipping import without_clipping
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
-from shardviz.check.step.contradictions import check_absent_gradients, check_raised, check_result_shape
+from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
+from shardviz.check.step.means import check_mean_of_means
+from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.norms import check_norm
 from shardviz.check.step.rules.order import check_order
@@ -21,6 +24,7 @@ from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.scale import check_scale
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
+from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
 
 if TYPE_CHECKING:
@@ -55,11 +59,15 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     why = "the unsharded model's step has no tensor of this name"
     yield from (NotChecked(name, why, "step") for name in missing)
     evidence = Evidence(dump, tuple(compared(dump)))
-    why = "its gradient: .grad is None on every rank after the step"
-    yield from (NotChecked(name, why, "step") for name in evidence.without_gradient)
-    yield from check_absent_gradients(dump)
+    yield from check_no_gradient(evidence)
+    yield from check_mean_of_means(evidence)
+    yield from check_training(dump)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
-    results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
+    clipped, notes = without_clipping(evidence)
+    yield from notes
+    explained = set(map(id, clipped))
+    left = [one for one in evidence.results if id(one) not in explained]
+    results = [(one, result) for one in left for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     yield from without_consequences([(one, result) for one, result in results if isinstance(result, Finding)])
 

@@ -1,7 +1,7 @@
 """After the optimizer: weights, its state and buffers beside what the unsharded model's own optimizer makes of them.
 
 `wrong-value` where they are not the same: a state taken from another rank's shard, moments in another order, another
-learning rate. `write-not-applied` where the unsharded optimizer steps a weight and the sharded one leaves it alone.
+learning rate, weight decay of another group. `unreplicated` where each rank keeps a buffer of its own.
 
 Adam divides a gradient by its own size, so that a gradient of nearly zero moves a weight by as much as any other, in
 either direction: elements whose gradient is lost in rounding are left out. Buffers (running statistics) are compared
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.clipping import without_clipping
+from shardviz.check.step.compared import compared, laid_out, rounding_of
+from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.steps import Why, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
-from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,7 +35,6 @@ MARGIN = 1e4
 RELATIVE = 1e-5
 """How far a weight's update may be off, relative to the largest of its tensor."""
 
-MAX_LISTED = 4
 WHAT = {"optim": "the optimizer's state", "param": "the weight", "buffer": "the buffer"}
 """What is compared, causes before what comes of them."""
 
@@ -43,8 +44,14 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
 
     Args:
         dump: The dump.
-        judged: Names of which something is found or said already.
+        judged: Names of which something is found or said already; the empty one stands for all.
     """
+    if "" in judged:
+        return
+    if without_clipping(Evidence(dump, tuple(compared(dump))))[0]:
+        why = "the weights after the optimizer's step: they were stepped by gradients that the step had clipped"
+        yield NotChecked("", why, "step")
+        return
     rounding = rounding_of(dump)
     splitting = _batch_axes(dump)
     known = set(judged)
@@ -52,12 +59,20 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
         for tensor, name in _of_role(dump, role):
             reference = dump.find("updated", role, name)
             weight = _weight(role, name)
-            if reference is not None and weight not in known:
+            if reference is not None and "complex" in reference.first.body.dtype:
+                if not _is_bitwise(tensor, reference, name):
+                    yield NotChecked(name, f"{WHAT[role]} after the step: its numbers are complex", "step")
+            elif reference is not None and weight not in known:
                 wanted = dump.values(reference.first, name)
                 found = list(_check(dump, laid_out(dump, tensor, name, wanted, rounding), splitting))
                 yield from found
                 known |= {weight} if found else set()
-    yield from _not_stepped(dump, judged)
+
+
+def _is_bitwise(tensor: Tensor, reference: Tensor, name: str) -> bool:
+    """Whether every rank has exactly the unsharded model's bytes."""
+    due = reference.first.digest(reference.names.index(name))
+    return all(shard.digest(tensor.names.index(name)) == due for shard in tensor.shards.values())
 
 
 def _of_role(dump: Dump, role: str) -> Iterator[tuple[Tensor, str]]:
@@ -88,11 +103,57 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
         return
     if one.role == "buffer" and splitting:
         own = [axis for axis in one.copies_differ_along if axis not in splitting]
-        if not own:
+        if own:
+            yield _copies_of_buffer(one, own)
+        elif reduction := _reduction(one, splitting):
+            yield _not_reduced(one, *reduction)
+        else:
             parts = f"each rank's is of its own part of the batch, which {', '.join(splitting)} splits"
             yield NotChecked(one.name, f"{what} after the step: {parts}", "step")
-            return
-    yield _finding(one, wrong)
+        return
+    yield _finding(dump, one, wrong)
+
+
+def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
+    along = " and ".join(axes)
+    return Finding(
+        "unreplicated",
+        "error",
+        one.name,
+        tuple(sorted(one.reduced)),
+        f"copies of the buffer differ along {along} after the step, where all ranks see the same rows",
+        claimed=claimed_text(one),
+        held=f"different values along {along}",
+        cause=f"It is updated from activations that differ along {along}: parts of the features, or terms of a sum",
+        fix=f"update it from what is equal along {along}, or all_reduce what it is updated from",
+    )
+
+
+def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the reduction over axes that split the batch that makes every rank's buffer the unsharded model's."""
+    axes = tuple(axis for axis in splitting if axis in one.copies_differ_along)
+    for op in ("max", "min", "avg", "sum") if axes else ():
+        values = one.reduced
+        for axis in axes:
+            values = one.over(axis, op, values)
+        if values and all(one.is_right(rank, value) for rank, value in values.items()):
+            return op, axes
+    return None
+
+
+def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
+    along = " and ".join(axes)
+    return Finding(
+        "unreplicated",
+        "warning",
+        one.name,
+        tuple(sorted(one.reduced)),
+        f"each rank along {along} has its own value after the step; the {op} over {along} is the unsharded model's",
+        claimed=claimed_text(one),
+        held=f"different values along {along}",
+        cause=f"It is updated from each rank's own part of the batch, which {along} splits, and never reduced",
+        fix=f"all_reduce what it is updated from over {along} with ReduceOp.{op.upper()}",
+    )
 
 
 def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
@@ -133,42 +194,44 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     return telling
 
 
-def _finding(one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
+def _finding(dump: Dump, one: Compared, wrong: Mapping[int, tuple[float, float]]) -> Finding:
     ranks = tuple(sorted(wrong))
     held, due = wrong[ranks[0]]
-    cause, fix = _advice(one, ranks)
+    off = f"rank {ranks[0]} has {number(held)} where {number(due)} is due"
+    why = _why(dump, one, ranks)
+    text = f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks)} of {len(one.reduced)} ranks"
     return Finding(
         "wrong-value",
         "error",
         one.name,
         ranks,
-        f"{WHAT[one.role]} is not the unsharded model's after the step on {len(ranks)} of {len(one.reduced)} ranks: "
-        f"rank {ranks[0]} has {number(held)} where {number(due)} is due",
+        f"{why.sentence}; {off}" if why else f"{text}: {off}",
         claimed=claimed_text(one),
-        cause=cause,
-        fix=fix,
+        cause=why.cause if why else OPTIMIZER[0],
+        fix=why.fix if why else OPTIMIZER[1],
+        generic=why is None,
     )
 
 
-def _advice(one: Compared, ranks: tuple[int, ...]) -> tuple[str, str]:
-    """Return the most likely cause and its fix, by what ranks hold instead."""
+def _why(dump: Dump, one: Compared, ranks: tuple[int, ...]) -> Why | None:
+    """Return the most likely cause, by what ranks hold instead; None where nothing fits."""
+    if one.role == "buffer":
+        return Why("the buffer is not the unsharded model's after the step", *BUFFER)
     others = {rank: _owner(one, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
-        pairs = listed((f"rank {rank} has rank {other}'s" for rank, other in others.items()), MAX_LISTED)
-        return (
-            f"Each of these ranks has the part of another rank: {pairs}",
-            "load or build the optimizer's state with the same mesh coordinate as the weight it belongs to",
-        )
-    if one.role == "buffer":
-        return (
-            "The buffer is updated from something else than the unsharded model's activations",
-            "compute it from the whole batch and all features, or reduce it over the axes that split them",
-        )
-    return (
-        "The gradients that backward left are right, and the sharded optimizer makes something else of them: another "
-        "learning rate, another parameter group, clipping by another norm, or a state that is not its own",
-        "make the optimizer from model.parameters() once the model is sharded, with the same groups and options",
-    )
+        return of_others({rank: other for rank, other in others.items() if other is not None})
+    return why_state(dump, one) if one.role == "optim" else why_weight(dump, one)
+
+
+BUFFER = (
+    "The buffer is updated from something else than the unsharded model's activations",
+    "compute it from the whole batch and all features, or reduce it over the axes that split them",
+)
+OPTIMIZER = (
+    "The gradients that backward left are right, and the sharded optimizer makes something else of them: another "
+    "learning rate, another parameter group, clipping by another norm, or a state that is not its own",
+    "make the optimizer from model.parameters() once the model is sharded, with the same groups and options",
+)
 
 
 def _owner(one: Compared, rank: int) -> int | None:
@@ -183,28 +246,3 @@ def _owner(one: Compared, rank: int) -> int | None:
         ),
         None,
     )
-
-
-def _not_stepped(dump: Dump, judged: frozenset[str]) -> Iterator[Finding]:
-    """Yield weights that the unsharded optimizer moves and that the sharded one does not step on any rank."""
-    for tensor in dump.at("updated"):
-        for name in tensor.names if tensor.role == "param" else ():
-            if name not in judged and dump.find("step", "param", name) is None and _moves(dump, tensor, name):
-                yield Finding(
-                    "write-not-applied",
-                    "error",
-                    name,
-                    tuple(dump.files.ranks),
-                    "the unsharded model's optimizer changes it, and the sharded model's does not step it",
-                    cause="It is in none of the sharded optimizer's parameter groups: they were collected before the "
-                    "model was sharded, or by a name or a type that sharding changed",
-                    fix="make the optimizer of model.parameters() once the model is sharded",
-                )
-
-
-def _moves(dump: Dump, tensor: Tensor, name: str) -> bool:
-    before = dump.find("reference", "param", name)
-    captured = dump.find("stamped", "param", name) or dump.find("initial", "param", name)
-    if before is None or captured is None:
-        return False
-    return not np.array_equal(dump.values(before.first, name), dump.values(tensor.first, name))

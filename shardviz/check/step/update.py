@@ -1,11 +1,12 @@
 """After the update of a probe's own optimizer: copies of a weight must still be equal, and what has a gradient moves.
 
 `unreplicated` where copies that were equal before are not any more; `write-not-applied` where a weight is what it was,
-though its gradient is not zero. What the unsharded model's optimizer would make of the weights is not known.
+though its gradient is not zero, and where an optimizer steps it on some ranks only or on none.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
+from shardviz.check.step.steps import FIT, factors_of, scaled
 from shardviz.check.step.words import claimed_text, number
 from shardviz.text import listed
 
@@ -48,16 +50,83 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
             before = dump.find("reference", "param", name)
             if before is not None:
                 one = laid_out(dump, tensor, name, dump.values(before.first, name), rounding)
+                idle = _not_stepped_by(dump, one)
                 if one.incomparable:
                     yield NotChecked(name, f"its value after the optimizer's step: {one.incomparable}", "step")
+                elif idle and _is_meant_to_move(dump, one, idle):
+                    yield _left_out(one, idle)
                 elif one.copies_differ_along:
-                    yield _differing(one)
-                else:
+                    yield _differing(dump, one)
+                elif len(idle) < len(one.values):  # else it is left alone on purpose
                     seen.append(one)
     yield from _check_moved(dump, seen)
 
 
-def _differing(one: Compared) -> Finding:
+def _not_stepped_by(dump: Dump, one: Compared) -> tuple[int, ...]:
+    """Return the ranks whose optimizer has no group with a weight and on which it is what it was."""
+    return tuple(
+        rank
+        for rank, values in one.values.items()
+        if one.name in dump.files.ranks[rank].not_stepped and np.array_equal(values, one.wanted_of(rank))
+    )
+
+
+def _is_meant_to_move(dump: Dump, one: Compared, idle: Sequence[int]) -> bool:
+    """Whether the unsharded model's optimizer moves it; where that did not run, whether other ranks' do."""
+    after = dump.find("updated", "param", one.name)
+    if after is None:
+        return any(one.name not in dump.files.ranks[rank].not_stepped for rank in one.values) and any(
+            one.values[rank].size for rank in idle
+        )
+    moved = dump.values(after.first, one.name).ravel() != one.wanted.ravel()
+    return any(np.any(moved[one.regions[rank].flat_ids(one.wanted.shape)]) for rank in idle)
+
+
+def _left_out(one: Compared, idle: tuple[int, ...]) -> Finding:
+    everywhere = len(idle) == len(one.values)
+    whose = "no rank's optimizer steps it" if everywhere else f"the optimizer does not step it{_where(one, idle)}"
+    others = "the unsharded model's steps it" if everywhere else "the others step it"
+    return Finding(
+        "write-not-applied",
+        "error",
+        one.name,
+        idle,
+        f"{whose}: it is not one of the tensors in param_groups there, or has a learning rate of 0, and {others}",
+        claimed=claimed_text(one),
+        cause="Parameters were collected before the model was sharded, or chosen by a rank, a name or a type that "
+        "sharding changed",
+        fix="make the optimizer of model.parameters() once the model is sharded, with the same groups on every rank",
+    )
+
+
+def _differing(dump: Dump, one: Compared) -> Finding:
+    axes = " and ".join(one.copies_differ_along)
+    factors = factors_of(dump, one)
+    if factors and max(factors.values()) - min(factors.values()) > FIT * max(map(abs, factors.values())):
+        why = scaled(factors)
+        return replace(_apart(one), sentence=f"{_apart(one).sentence}: {why.sentence}", cause=why.cause, fix=why.fix)
+    kinds = _differing_states(dump, one)
+    if kinds:
+        cause = f"Each copy is stepped from an optimizer state of its own: {listed(kinds, MAX_LISTED)} differs along"
+        return replace(_apart(one), cause=f"{cause} {axes} too")
+    return _apart(one)
+
+
+def _differing_states(dump: Dump, one: Compared) -> list[str]:
+    """Return the kinds of state of a weight whose copies differ along the axes along which the weight's do."""
+    rounding, kinds = one.rounding, []
+    for tensor in dump.at("step"):
+        for name in tensor.names if tensor.role == "optim" else ():
+            weight, _, kind = name.rpartition(".")
+            updated = dump.find("updated", "optim", name) if weight == one.name else None
+            if updated is not None:
+                state = laid_out(dump, tensor, name, dump.values(updated.first, name), rounding)
+                if not state.incomparable and set(state.copies_differ_along) & set(one.copies_differ_along):
+                    kinds.append(kind)
+    return kinds
+
+
+def _apart(one: Compared) -> Finding:
     axes = " and ".join(one.copies_differ_along)
     low, high, worst = max(_pairs(one), key=lambda pair: pair[2])
     return Finding(
@@ -87,8 +156,8 @@ def _check_moved(dump: Dump, weights: Sequence[Compared]) -> Iterator[Finding]:
     judged = [one for one in weights if _with_gradient(dump, one)]
     whole = all(set(still) == set(_with_gradient(dump, one)) for one, still in found)
     if found and whole and len(found) == len(judged) > 1:
-        ranks = tuple(sorted({rank for _, still in found for rank in still}))
         text = f"the optimizer's step changed none of the {len(found)} weights, whose gradients are not zero"
+        ranks = tuple(sorted({rank for _, still in found for rank in still}))
         yield Finding("write-not-applied", "error", "", ranks, text, cause=OF_OTHERS, fix=AFTER_SHARDING)
         return
     for one, still in found:

@@ -39,7 +39,7 @@ def _names_with_storage(record: RankRecord) -> set[str]:
     names = set()
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
-        if body.moment not in ("reference", "updated") and 0 not in body.local_shape:
+        if body.moment not in ("reference", "updated", "training") and 0 not in body.local_shape:
             if tensor.numbers:
                 numbers = (number for start, stop in tensor.numbers for number in range(start, stop))
                 names |= {f"{tensor.name}{number}{tensor.suffix}" for number in numbers}

@@ -65,6 +65,8 @@ class Capture:
         calls: Collectives to compare with their definition.
         narrowed_to: Dtypes to which the step rounded values of a wider dtype.
         raised: Errors that only the sharded model's step raised: `(what, error)`.
+        held_back: Parameters whose gradient FSDP keeps to itself after the step.
+        not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         run_id: What names the run in all of its files.
     """
 
@@ -80,6 +82,8 @@ class Capture:
     calls: list[CallRecord] = field(default_factory=list)
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
+    held_back: list[str] = field(default_factory=list)
+    not_stepped: list[str] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
@@ -114,7 +118,7 @@ class Capture:
             self._add(local.name, self._body(local, moment), "")
             return
         small = local.values.numel() <= self.values_limit
-        dense = not small and moment in ("step", "reference", "updated")
+        dense = not small and moment in ("step", "reference", "updated", "training")
         constant = bool(local.values.numel() and (local.values == local.values.flatten()[0]).all())
         values = describe.nested(local.values) if small else None
         body = self._body(local, moment, values=values, constant=constant, dense=dense)
@@ -191,6 +195,8 @@ class Capture:
             narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             raised=tuple(self.raised),
+            held_back=tuple(self.held_back),
+            not_stepped=tuple(self.not_stepped),
             run_id=self.run_id,
         )
 

@@ -52,6 +52,7 @@ class Reference:
         draws: Whether it drew random numbers in the end, so that no other step can be compared with it.
         notes: Notes on how it was stepped.
         whole: The reference over the whole batch, if this one is the mean over parts.
+        is_mean_of_means: Whether it is the loss alone that depends on the parts, and not the outputs.
     """
 
     model: nn.Module
@@ -61,12 +62,14 @@ class Reference:
     draws: bool = False
     notes: tuple[str, ...] = ()
     whole: Reference | None = None
+    is_mean_of_means: bool = False
 
     def beside(self, step: StepResult) -> Reference:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this."""
-        if self.whole is None:
-            return self
-        losses = of_all_ranks(_number(step.loss))
+        of_all = of_all_ranks((self.whole is not None, _number(step.loss)))
+        if self.whole is None or not all(has_parts for has_parts, _ in of_all):
+            return self.whole or self  # a forward that asks for its rank may give a rank another reference
+        losses = [loss for _, loss in of_all]
         near = max(_precision(step), _precision(self.whole.step))
         return self.whole if _equal(sum(losses) / len(losses), float(self.whole.step.loss), near) else self
 
@@ -92,7 +95,7 @@ def reference_of(
         found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{DRAWS}; compared in eval()",))
     if found.draws:
         return replace(found, notes=(DRAWS_IN_EVAL,))
-    return found if parts == 1 or hasattr(probe, "step") else _in_parts(probe, build, batch, parts, found, dim)
+    return found if parts == 1 else _in_parts(probe, build, batch, parts, found, dim)
 
 
 def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0) -> Reference:
@@ -144,22 +147,49 @@ def _generators() -> list[torch.Tensor]:
 def _in_parts(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: Reference, dim: int
 ) -> Reference:
-    """Return the reference over the ranks' parts if it differs from the one over the whole batch."""
-    model = whole.mode(build())
-    restore, losses = _buffers_of(model), []
-    for number in range(parts):
-        restore()
-        losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
-    mean, loss = sum(losses) / parts, float(whole.step.loss)
-    if _equal(mean, loss, _precision(whole.step)):
+    """Return the reference over the ranks' parts if it differs from the one over the whole batch.
+
+    A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
+    """
+    mean, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
+    loss, near = float(whole.step.loss), _precision(whole.step)
+    independent = _are_alike(outputs, whole.step.output, near)
+    if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
     found = _stepped(probe, whole.mode(build()), batch, parts, dim)
     found.step.seen.activations.clear()  # of one part only
+    found = replace(found, training=whole.training, notes=whole.notes, whole=whole)
+    if independent:
+        return replace(found, is_mean_of_means=True)
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
         f"{mean:.6g} (BatchNorm in training, or a loss that is not a mean over rows); compared over the parts"
     )
-    return replace(found, training=whole.training, notes=(*whole.notes, note), whole=whole)
+    if any(True for _ in found.model.buffers()):
+        note += ", without the buffers after the step: each rank's are of its own part"
+    return replace(found, notes=(*whole.notes, note))
+
+
+def _run_in_parts(
+    probe: ModuleType, model: nn.Module, batch: Batch, parts: int, dim: int
+) -> tuple[float, torch.Tensor | None]:
+    """Return the mean of the parts' losses, and the outputs of all parts, joined if there are any."""
+    restore, losses, outputs = _buffers_of(model), [], []
+    for number in range(parts):
+        restore()
+        with observed(model) as seen:
+            losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
+        outputs += [output for output in seen.outputs if output.ndim][-1:]
+    joined = torch.cat(outputs, dim if outputs[0].ndim > dim else 0) if len(outputs) == parts else None
+    return sum(losses) / parts, joined
+
+
+def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision: float) -> bool | None:
+    """Whether the parts' outputs are the whole batch's, so that rows are independent; None if that is not known."""
+    if parts is None or whole is None or parts.shape != whole.shape:
+        return None
+    allowed = max(EQUAL, ROUNDING * precision) * max(float(whole.abs().max()) if whole.numel() else 0.0, 1e-30)
+    return bool(((parts - whole).abs() <= allowed).all())
 
 
 def _equal(loss: float, whole: float, precision: float) -> bool:

@@ -10,7 +10,7 @@ rounding. A probe may define:
     step(model, batch, mesh)   one sharded step, backward included; default: `loss` and its backward
     optimizer(model, mesh)     the optimizer to step and check afterwards; default: Adam, only its state checked
     stages(model, mesh)        this rank's stages of a pipeline, by number; their runs are recorded
-    STAGE_AXES                 the mesh axes along which ranks have different layers; the last has the output
+    STAGE_AXES                 the mesh axes along which ranks have different layers; the last stage has the output
     whole_output(part, mesh)   the output of all ranks in the batch's order, if no placements describe this rank's part
     collective_calls(model, mesh)
                                modules that call one collective each, to compare with its definition: by name, the
@@ -29,6 +29,7 @@ import torch
 from shardviz.dump.records import CallRecord
 from shardviz.errors import ProbeError
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import DTensor, dividing_float64_once
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 Batch = tuple[Any, ...]
+Stages = Mapping[int, "nn.Module"]
 DATA_AXES = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard")
 """Prefixes of the names of mesh axes over which training splits its batch."""
 
@@ -177,10 +179,41 @@ def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:
     )
 
 
-def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: DeviceMesh) -> StepResult:
-    """Step the sharded model on this rank's part of the batch."""
+def stages_of(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> Stages:
+    """Return this rank's stages of a pipeline by number; empty for a probe that does not name them."""
+    return probe.stages(model, mesh) if hasattr(probe, "stages") else {}
+
+
+def has_last_stage(probe: ModuleType, stages: Stages, mesh: DeviceMesh) -> bool:
+    """Whether this rank has the output: the stage of the highest number, or the last place. Every rank calls this."""
+    axes = getattr(probe, "STAGE_AXES", ())
+    mine = max(stages, default=-1)
+    last = max(of_all_ranks(mine)) if axes else mine
+    if last >= 0:
+        return mine == last
+    return all(mesh.get_local_rank(axis) == mesh[axis].size() - 1 for axis in axes)
+
+
+def sharded_step(
+    probe: ModuleType,
+    model: nn.Module,
+    batch: Batch,
+    mesh: DeviceMesh,
+    stages: Stages | None = None,
+    *,
+    has_output: bool = True,
+) -> StepResult:
+    """Step the sharded model on this rank's part of the batch.
+
+    Args:
+        probe: The probe, for its loss or its step.
+        model: The sharded model.
+        batch: This rank's part of the batch.
+        mesh: The mesh, for the probe's step.
+        stages: This rank's stages of a pipeline, by number.
+        has_output: Whether the model's output is this rank's: in a pipeline the last stage has it.
+    """
     torch.manual_seed(2)
-    stages = probe.stages(model, mesh) if hasattr(probe, "stages") else {}
     with dividing_float64_once(), observed(model, stages) as seen:
         if hasattr(probe, "step"):
             loss = probe.step(model, _passed(batch), mesh)
@@ -188,7 +221,8 @@ def sharded_step(probe: ModuleType, model: nn.Module, batch: Batch, mesh: Device
             loss = loss_of(probe, model, batch)
             torch.autograd.backward(loss)
     logged = logged_by(probe, model, batch, loss)
-    output, runs = _output(probe, seen, batch, mesh)
+    output, runs = _output(seen, batch, is_pipeline=hasattr(probe, "STAGE_AXES"))
+    output = output if has_output else None
     if output is not None and hasattr(probe, "whole_output"):
         output = probe.whole_output(output, mesh)
     sizes = next((tuple(tensor.shape) for tensor in tensors_in(batch) if tensor.ndim), ())
@@ -201,15 +235,14 @@ def calls(probe: ModuleType, model: nn.Module, mesh: DeviceMesh) -> list[CallRec
     return [CallRecord(module, op, tuple(ranks)) for module, (op, ranks) in named.items()]
 
 
-def _output(probe: ModuleType, seen: Observed, batch: Batch, mesh: DeviceMesh) -> tuple[torch.Tensor | None, int]:
+def _output(seen: Observed, batch: Batch, *, is_pipeline: bool) -> tuple[torch.Tensor | None, int]:
     """Return the model's last output, joined if it ran on micro-batches one after the other, and its runs."""
-    axes = getattr(probe, "STAGE_AXES", ())
     outputs = [output for output in seen.outputs if output.ndim]
-    if not outputs or any(mesh.get_local_rank(axis) != mesh[axis].size() - 1 for axis in axes):
-        return None, len(outputs)
+    if not outputs:
+        return None, 0
     rows = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
     in_parts = len(outputs) > 1 and len(outputs[-1]) != rows == sum(map(len, outputs))
-    return (torch.cat(outputs), 1) if axes or in_parts else (outputs[-1], len(outputs))
+    return (torch.cat(outputs), 1) if is_pipeline or in_parts else (outputs[-1], len(outputs))
 
 
 def logged_by(probe: ModuleType, model: nn.Module, batch: Batch, loss: torch.Tensor) -> Mapping[str, Any]:
@@ -259,7 +292,7 @@ def results(step: StepResult, mesh: Mesh, axes: Mapping[str, int], whole: torch.
         found.append(_claimed("output", "output", step.output, mesh, _of_output(step, whole, axes, mesh)))
     for name, value in step.logged.items():
         tensor = value if torch.is_tensor(value) else torch.tensor(value, dtype=torch.float64)
-        found.append(_claimed(name, "scalar", tensor.detach(), mesh, {}))
+        found.append(_claimed(_logged_as(name), "scalar", tensor.detach(), mesh, {}))
     return found
 
 
@@ -272,6 +305,11 @@ def _of_output(
     dims = output_dims(own, of_all, step.sizes, num_parts(axes, mesh))
     placements = {dim: Replicate() if at is None else Shard(at) for dim, at in dims.items()}
     return {axis: placements[dim] for axis, dim in axes.items()}
+
+
+def _logged_as(name: str) -> str:
+    """Return the name of a logged value: the step's own loss is the one that is called `loss`."""
+    return "log.loss" if name == "loss" else name
 
 
 def _claimed(name: str, role: Any, tensor: torch.Tensor, mesh: Mesh, by_axis: Mapping[str, Placement]) -> Local:

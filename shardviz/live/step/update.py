@@ -30,12 +30,14 @@ class Update:
     """The result of an optimizer's step.
 
     Attributes:
-        tensors: Its state, and the parameters that it steps, after its step.
+        tensors: Its state, and all parameters, after its step.
         not_checked: The parts of the result that cannot be checked, with the reason.
+        not_stepped: Parameters that it does not step: in none of its groups, or with a learning rate of zero.
     """
 
     tensors: list[Local]
     not_checked: tuple[str, ...] = ()
+    not_stepped: tuple[str, ...] = ()
 
 
 def updated(probe: ModuleType, model: nn.Module, mesh: DeviceMesh, seen: Observed) -> torch.optim.Optimizer:
@@ -71,8 +73,9 @@ def update_of(
         )
     elif not any(own.values()):
         notes = ("the weights after the optimizer's step: its learning rate is 0",)
-    weights = [one for one in after if one.role == "param" and (own.get(one.name) or not own)]
-    return Update([*optimizer_states(optimizer, model, before), *weights], notes)
+    weights = [one for one in after if one.role == "param"]
+    idle = tuple(one.name for one in weights if own and not own.get(one.name))
+    return Update([*optimizer_states(optimizer, model, before), *weights], notes, idle)
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:

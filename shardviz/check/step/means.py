@@ -1,0 +1,38 @@
+"""A loss that is a mean over each rank's part of the batch, where the mean of these means is not the whole batch's.
+
+The outputs of the parts are those of the whole batch, so no batch statistics explain it: the parts count unequally.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.dump.records import WHOLE_LOSS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.evidence import Evidence
+
+
+def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a warning where the ranks' losses have the mean that they should, and the whole batch has another."""
+    whole = evidence.dump.find("reference", "scalar", WHOLE_LOSS)
+    losses = [one for one in evidence.results if one.role == "scalar" and one.name == "loss"]
+    if whole is None or not evidence.loss_is_right:
+        return
+    mean, due = (float(values) for values in (losses[0].wanted, evidence.dump.values(whole.first, WHOLE_LOSS)))
+    yield Finding(
+        "wrong-value",
+        "warning",
+        "loss",
+        tuple(sorted(losses[0].values)),
+        f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
+        "equal outputs",
+        cause="The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels "
+        "that are not ignored, tokens, weights), and these counts are unequal; or it is no mean over rows at all, as "
+        "the loss of pairs within a batch",
+        fix="where it should be the whole batch's, divide each rank's sum by the count of all ranks, all_reduced, and "
+        "multiply by the number of ranks; gradients were compared over the parts",
+    )

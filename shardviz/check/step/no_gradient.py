@@ -1,0 +1,129 @@
+"""Parameters whose `.grad` is None after the sharded step, where the unsharded model has a gradient.
+
+Three rules: on some ranks only; on every rank, because nothing flows back to it; on every rank, because FSDP keeps it
+for a later backward, which is right until an optimizer steps without it. A gradient of zeros may as well be None, and
+a step that leaves no gradient at all has cleared them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.dump.dump import Dump, Tensor
+
+MAX_LISTED = 8
+NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
+
+
+def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
+    """Yield what is known of parameters without a gradient, on some ranks or on all."""
+    dump = evidence.dump
+    yield from _on_some_ranks(dump)
+    absent = list(evidence.without_gradient)
+    kept = {name for record in dump.files.ranks.values() for name in record.held_back}
+    held_back = [name for name in absent if name in kept]
+    yield from _held_back(dump, held_back)
+    rest = [name for name in absent if name not in kept]
+    cut = [name for name in rest if _is_due(dump, name) and _holders(dump, name)]
+    is_judged = bool(evidence.gradients) and not any(
+        one.wrong for one in evidence.results if one.role == "output" or one.name == "loss" if not one.incomparable
+    )
+    if cut and is_judged:
+        yield _cut(dump, cut)
+        rest = [name for name in rest if name not in cut]
+    yield from (NotChecked(name, NONE_ANYWHERE, "step") for name in rest)
+
+
+def _on_some_ranks(dump: Dump) -> Iterator[Finding]:
+    """Yield parameters that have a gradient on some ranks and none on others that hold a part of them."""
+    for tensor in dump.at("step"):
+        for name in tensor.names if tensor.role == "grad" else ():
+            absent = _without(dump, tensor, name)
+            if absent and _is_due(dump, name):
+                yield Finding(
+                    "unreduced-gradient",
+                    "error",
+                    name,
+                    absent,
+                    f"{len(absent)} of {len(absent) + len(tensor.shards)} ranks that hold it have no gradient "
+                    f"after the step (.grad is None): {_ranks(absent)}",
+                    cause="These ranks did not use the weight in their forward, or froze it (requires_grad is False "
+                    "there), or nothing sent them its gradient; their optimizer leaves it alone while the others step "
+                    "it",
+                    fix="compare requires_grad on these ranks with the others; let every rank use the weight, if only "
+                    "times zero, or all_reduce its gradient with zeros where it is None",
+                )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
+
+
+def _without(dump: Dump, gradient: Tensor, name: str) -> tuple[int, ...]:
+    """Return the ranks that hold elements of a weight and have no gradient of it."""
+    return tuple(rank for rank in _holders(dump, name) if rank not in gradient.shards and rank in dump.files.ranks)
+
+
+def _holders(dump: Dump, name: str) -> tuple[int, ...]:
+    """Return the ranks that hold elements of a weight."""
+    weight = dump.find("initial", "param", name) or dump.find("stamped", "param", name)
+    if weight is None:
+        return ()
+    return tuple(rank for rank, shard in weight.shards.items() if math.prod(shard.body.local_shape))
+
+
+def _is_due(dump: Dump, name: str) -> bool:
+    """Whether the unsharded model has a gradient that is not zero everywhere; or none is known."""
+    gradient = dump.find("reference", "grad", name)
+    return gradient is None or bool(np.any(dump.values(gradient.first, name)))
+
+
+def _held_back(dump: Dump, names: Sequence[str]) -> Iterator[Finding | NotChecked]:
+    if not names:
+        return
+    if not any(tensor.role == "param" for tensor in dump.at("step")):
+        why = "its gradient: FSDP keeps it for a later backward (set_requires_gradient_sync or set_requires_all_reduce)"
+        yield from (NotChecked(name, why, "step") for name in names)
+        return
+    yield Finding(
+        "unreduced-gradient",
+        "error",
+        names[0],
+        _holders(dump, names[0]),
+        f"the optimizer steps while .grad is None on every rank{_others(names)}: FSDP holds the gradient back",
+        cause="Gradient reduction of FSDP is still switched off in the last backward before the optimizer: "
+        "set_requires_gradient_sync(False) or set_requires_all_reduce(False)",
+        fix="call it with True before the backward of the last micro-batch",
+    )
+
+
+def _others(names: Sequence[str]) -> str:
+    others = names[1:]
+    if not others:
+        return ""
+    return f", as it is for {len(others)} other{'s' * (len(others) > 1)} ({listed(others, MAX_LISTED)})"
+
+
+def _cut(dump: Dump, names: Sequence[str]) -> Finding:
+    return Finding(
+        "wrong-value",
+        "error",
+        names[0],
+        _holders(dump, names[0]),
+        f"no rank has a gradient of it after the step (.grad is None){_others(names)}, and the unsharded model has",
+        cause="Of outputs that are right, nothing flows back: the graph is cut behind it (.detach(), .data, no_grad, a "
+        "collective of torch.distributed, which has no backward), or the sharded parameter does not require a "
+        "gradient: requires_grad tells these apart",
+        fix="where requires_grad is True, use a collective with a backward "
+        "(torch.distributed.nn.functional, funcol) and no .detach(); where it is False, set it after sharding",
+    )

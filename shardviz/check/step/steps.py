@@ -1,0 +1,221 @@
+"""Why a weight or an optimizer's state is another after the step: what it is beside the unsharded model's own.
+
+A weight's step is what the optimizer added to it. Every rank's step may be the unsharded one times a number, or differ
+from it by a part of the weight itself, as weight decay does. A state may have started from zeros, or from the part of
+another rank: what the gradient added to it is the same in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.words import number
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump
+
+FIT = 1e-4
+"""How far what an explanation leaves over may be, relative to the largest that it explains."""
+
+FEWEST = 4
+"""Of fewer elements any number is some multiple of another."""
+
+MAX_LISTED = 4
+NEVER_LOADED = (
+    "The state started from zeros where the unsharded model's did not: it was never loaded, or it was loaded into "
+    "tensors that the optimizer does not use",
+    "load the state into the optimizer of the sharded model, as torch.distributed.checkpoint.state_dict."
+    "set_optimizer_state_dict does, and check that it took",
+)
+
+
+@dataclass(frozen=True)
+class Why:
+    """An explanation of a wrong weight or state.
+
+    Attributes:
+        sentence: What is wrong, in numbers.
+        cause: The most likely cause.
+        fix: What to change.
+    """
+
+    sentence: str
+    cause: str
+    fix: str
+
+
+def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return for each rank the step of a weight and the unsharded model's step of the same elements."""
+    before, after = dump.find("reference", "param", one.name), dump.find("updated", "param", one.name)
+    if before is None or after is None:
+        return {}
+    start, end = (dump.values(tensor.first, one.name).ravel() for tensor in (before, after))
+    found = {}
+    for rank, values in one.reduced.items():
+        at = one.regions[rank].flat_ids(one.wanted.shape)
+        found[rank] = values - start[at], end[at] - start[at]
+    return found
+
+
+def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
+    """Return the number of unsharded steps that each rank's step is; empty where some rank's is no such multiple."""
+    steps = steps_of(dump, one)
+    found = {rank: _factor(got, due) for rank, (got, due) in steps.items() if np.any(due)}
+    known = {rank: factor for rank, factor in found.items() if factor is not None}
+    enough = sum(np.count_nonzero(due) for _, due in steps.values()) >= FEWEST
+    return known if enough and len(known) == len(found) else {}
+
+
+def _factor(got: NDArray[np.float64], due: NDArray[np.float64]) -> float | None:
+    factor = float(np.sum(got * due) / np.sum(due * due))
+    return factor if _is_near(got, factor * due) else None
+
+
+def _is_near(got: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    size = max(float(np.max(np.abs(one), initial=0.0)) for one in (got, other))
+    return bool(np.max(np.abs(got - other), initial=0.0) <= FIT * size)
+
+
+def why_weight(dump: Dump, one: Compared) -> Why | None:
+    """Return why a weight is another after the step, where its step shows that."""
+    factors = factors_of(dump, one)
+    apart = {rank: factor for rank, factor in factors.items() if abs(factor - 1) > FIT}
+    if apart:
+        return scaled(factors)
+    return _decayed(dump, one)
+
+
+def scaled(factors: Mapping[int, float]) -> Why:
+    """Return why every rank's step is a multiple of the unsharded model's."""
+    low, high = min(factors.values()), max(factors.values())
+    if high - low > FIT * max(abs(low), abs(high)):
+        shown = listed((f"{_times(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
+        return Why(
+            f"ranks step it by different multiples of the unsharded model's step: {shown}",
+            "Each rank has a learning rate of its own, or divides or clips the gradients by a number of its own before "
+            "the step",
+            "give all ranks the same learning rate and the same factor: print param_groups on two ranks, and clip by "
+            "torch.nn.utils.clip_grad_norm_ on the DTensors",
+        )
+    whole = round(high)
+    if whole >= 2 and abs(high - whole) <= FIT * whole:
+        return Why(
+            f"the optimizer's step of it is {whole} times the unsharded model's on every rank",
+            f"The optimizer stepped {whole} times on the same gradient ({'twice, ' if whole == 2 else ''}as where a "
+            f"hook or a wrapper steps too), or its learning rate is {whole} times as large once the model is sharded",
+            "call step() once per batch; where it is called once, compare the learning rates in param_groups",
+        )
+    return Why(
+        f"the optimizer's step of it is {_times(high)} the unsharded model's on every rank",
+        "The learning rate is another once the model is sharded, or gradients are scaled or clipped in the optimizer "
+        "by another number, as a norm that is not the whole model's",
+        "compare the learning rates in param_groups, and the norm that gradients are clipped by, with the unsharded "
+        "model's",
+    )
+
+
+def _times(factor: float) -> str:
+    return "once" if number(factor) == "1" else f"{number(factor)} times"
+
+
+def _decayed(dump: Dump, one: Compared) -> Why | None:
+    """Return the explanation where a step differs from the unsharded model's by one multiple of the weight."""
+    before = dump.find("reference", "param", one.name)
+    if before is None:
+        return None
+    start = dump.values(before.first, one.name).ravel()
+    pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items()]
+    off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
+    own = [start[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for _, rank in pairs]
+    weights = np.concatenate(own) if own else np.zeros(0)
+    if np.count_nonzero(weights) < FEWEST or np.ptp(weights) <= FIT * float(np.max(np.abs(weights))):
+        return None
+    factor = float(np.sum(off * weights) / np.sum(weights * weights))
+    if not factor or not _is_near(off, factor * weights):
+        return None
+    more = "decayed more" if factor < 0 else "decayed less"
+    return Why(
+        f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
+        "Weight decay is another than in the unsharded model: the parameter is in another group, because groups were "
+        "chosen by a shape, a number of dims, a type or a name that sharding changes (shards of FSDP keep their ndim, "
+        "flat parameters do not)",
+        "choose the groups of the optimizer before sharding, by name, or by what sharding leaves alone",
+    )
+
+
+def why_state(dump: Dump, one: Compared) -> Why | None:
+    """Return why an optimizer's state is another after the step, where it shows what it started from."""
+    gradient = dump.find("reference", "grad", one.name.rpartition(".")[0])
+    if gradient is None:
+        return None
+    whole = dump.values(gradient.first, one.name.rpartition(".")[0])
+    if whole.size != one.wanted.size:
+        return None
+    for added in (whole.ravel(), whole.ravel() ** 2):
+        parts = {rank: added[one.regions[rank].flat_ids(one.wanted.shape)] for rank in one.reduced}
+        if _are_multiples(one, parts):
+            return Why(
+                "the optimizer's state is what the first step leaves that starts from zeros; the unsharded model's is "
+                "not",
+                *NEVER_LOADED,
+            )
+        if others := _from_others(one, parts):
+            return of_others(others)
+    return None
+
+
+def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
+    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is no multiple."""
+    got, due = (np.concatenate([values[rank].ravel() for rank in parts]) for values in (one.reduced, _wanted(one)))
+    added = np.concatenate([part.ravel() for part in parts.values()])
+    if np.count_nonzero(added) < FEWEST or not np.any(got):
+        return False
+    return _factor(got, added) is not None and _factor(due, added) is None
+
+
+def _wanted(one: Compared) -> dict[int, NDArray[np.float64]]:
+    return {rank: one.wanted_of(rank) for rank in one.reduced}
+
+
+def _from_others(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> dict[int, int]:
+    """Return for each wrong rank the rank from whose part of the state it started; empty where one has none."""
+    found: dict[int, int] = {}
+    for rank in one.wrong:
+        owner = next((other for other in parts if _is_from(one, parts, rank, other)), None)
+        if owner is None:
+            return {}
+        found[rank] = owner
+    return found
+
+
+def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int, other: int) -> bool:
+    """Whether a rank's state is another's, but for what the two ranks' own gradients add to it."""
+    got, due = one.reduced[rank], one.wanted_of(other)
+    if one.regions[rank] == one.regions[other] or got.shape != due.shape or got.size < FEWEST:
+        return False
+    off, added = got - due, parts[rank] - parts[other]
+    return bool(np.any(added)) and _factor(off, added) is not None
+
+
+def of_others(others: Mapping[int, int]) -> Why:
+    """Return why ranks have the state of other ranks."""
+    pairs = listed((f"rank {rank} has that of rank {other}" for rank, other in others.items()), MAX_LISTED)
+    if len(set(others.values())) == 1:
+        first = next(iter(others.values()))
+        sentence = f"the optimizer's state is of the same part on every rank, rank {first}'s"
+        cause = "The part of the state was chosen without the coordinate on the axis that splits its weight"
+    else:
+        sentence = f"the optimizer's state is of the part of another rank: {pairs}"
+        cause = "The part of the state was chosen by another coordinate or offset than that of its weight"
+    return Why(
+        sentence, cause, "cut the state as its weight: by mesh.get_local_rank() on the axis that splits the weight"
+    )

@@ -1,0 +1,73 @@
+"""A step of a model that draws random numbers in training: no other step can be compared, but its copies must agree.
+
+All ranks are seeded alike before it. Ranks along an axis that does not split the batch and that hold copies of an
+output or a gradient must have drawn the same numbers for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.compared import laid_out, rounding_of
+from shardviz.check.step.rules.reductions import ranks_by_part
+from shardviz.check.step.words import WHAT, claimed_text, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records import Moment
+
+ROLES = ("output", "scalar", "grad")
+"""Causes before what is computed from them."""
+
+
+def check_training(dump: Dump) -> Iterator[Finding]:
+    """Yield the first of output, loss and gradients whose copies differ after a step in training mode."""
+    for role in ROLES:
+        in_eval = {one.name: one for one in _of_role(dump, role, "step")}
+        apart = [
+            one
+            for one in _of_role(dump, role, "training")
+            if not one.incomparable and one.copies_differ_along and _has_equal_copies(in_eval.get(one.name))
+        ]
+        if apart:
+            yield _finding(apart[0], len(apart) - 1)
+            return
+
+
+def _has_equal_copies(one: Compared | None) -> bool:
+    """Whether copies agreed in `eval()`: else another finding names the cause."""
+    return one is not None and not one.incomparable and not one.copies_differ_along
+
+
+def _of_role(dump: Dump, role: str, moment: Moment) -> Iterator[Compared]:
+    rounding = rounding_of(dump)
+    for tensor in dump.at(moment):
+        for name in tensor.names if tensor.role == role else ():
+            reference = dump.find("reference", role, name)
+            if reference is not None:
+                yield laid_out(dump, tensor, name, dump.values(reference.first, name), rounding)
+
+
+def _finding(one: Compared, others: int) -> Finding:
+    along = " and ".join(one.copies_differ_along)
+    groups = ((ranks[0], rank) for ranks in ranks_by_part(one) for rank in ranks[1:])
+    low, high, worst = max(one.neighbours_apart(groups), key=lambda pair: pair[2])
+    more = f"; so do those of {others} other{'s' * (others > 1)}" if others else ""
+    return Finding(
+        "unreplicated",
+        "error",
+        one.name,
+        tuple(sorted(one.values)),
+        f"copies of the {WHAT[one.role]} differ along {along} in training mode, where the model draws random numbers: "
+        f"rank {low} and rank {high} are up to {number(worst)} apart; in eval() they are equal{more}",
+        claimed=claimed_text(one),
+        held=f"different values along {along}",
+        cause=f"Ranks along {along} draw different dropout masks for copies of one activation: they are seeded "
+        "differently, or drew more numbers on some ranks before it",
+        fix=f"give ranks along {along} the same random state (torch.manual_seed, or a generator of its own) where they "
+        "drop copies, and different ones only where they drop different parts",
+    )
