@@ -12,6 +12,7 @@ from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.dims import explain_dims
 from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.flattened import explain_flattened
 from shardviz.check.order.infer.labels import explain_label
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_splits
@@ -46,7 +47,11 @@ def _by_ranges(case: Case) -> list[Explanation]:
     assert case.claimed is not None
     found = []
     if case.held is not None:
-        found.append(explain_label(case.claimed, case.held))
+        found.append(explain_label(case.claimed, case.held, case.dump.files.run.torch))
+    elif not case.ids:
+        found += explain_flattened(case.claimed, case.regions, case.dump.files.mesh)
+        if found:
+            return found
     if not case.ids:
         found += explain_ranks(case.claimed, case.regions)
         found += explain_splits(case.claimed, case.regions)
