@@ -16,7 +16,7 @@ from shardviz.check.order.intent import check_intent, intended_text, is_intended
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.places import check_places
 from shardviz.check.order.reassembly import check_gathered
-from shardviz.check.order.rewritten import check_recomputed, check_zeros
+from shardviz.check.order.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.order.unplaced import check_unplaced
@@ -189,6 +189,9 @@ def _check_case(case: Case) -> list[Result]:
     if recomputed:
         return [*recomputed]
     labels = list(check_label(case))
+    redrawn = list(check_redrawn(case))
+    if redrawn:
+        return [*labels, *redrawn]
     return [*labels, *unhidden(list(check_foreign(case)) or list(check_places(case)), labels)]
 
 
