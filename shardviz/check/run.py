@@ -15,6 +15,7 @@ from shardviz.check.order.foreign import check_foreign
 from shardviz.check.order.intent import check_intent, intended_text, is_intended, unmatched
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.places import check_places
+from shardviz.check.order.plain_copies import check_plain_copies
 from shardviz.check.order.reassembly import check_gathered
 from shardviz.check.order.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.sequence import check_sequence
@@ -172,7 +173,7 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
         found: list[Result] = [*check_global_shape(laid_out, tensor, name)]
         for case in laid_out.cases(tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
-            found += check_zeros(case)
+            found += check_zeros(case) if not found else ()
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
     return [replace(result, intended=intended) if isinstance(result, Finding) else result for result in found]
@@ -185,9 +186,9 @@ def _check_case(case: Case) -> list[Result]:
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
         why = f"a sum over {_pending(case)} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
-    recomputed = list(check_recomputed(case))
+    recomputed = [*check_recomputed(case), *check_plain_copies(case)]
     if recomputed:
-        return [*recomputed]
+        return recomputed
     labels = list(check_label(case))
     redrawn = list(check_redrawn(case))
     if redrawn:

@@ -220,6 +220,17 @@ CATALOGUE: dict[Disorder, Advice] = {
         "Every rank counts its own part of the sequence from the start, as by arange(local_length) or freqs[:length]",
         "take {name} at the global positions that {other} has on this rank, or give both to context_parallel",
     ),
+    "odd-copies": Advice(
+        "Copies of one shard were not made by the same code: what loaded or changed these depends on the coordinate "
+        "along an axis that does not split the tensor",
+        "choose and load each shard by the axes that split the tensor alone, or torch.distributed.broadcast it along "
+        "{axis} from {axis}={right}",
+    ),
+    "slices": Advice(
+        "Some slices of a stack (experts, heads, layers) were loaded in another way than the rest: from a file of "
+        "another convention, or through code that only they go through",
+        "look for what treats these slices otherwise where they are loaded; what undoes it for them alone: {undo}",
+    ),
     "scrambled": Advice(
         "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",
         "start from the first differences below: which code wrote these elements?",

@@ -17,8 +17,11 @@ from shardviz.check.order.infer.labels import explain_label
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.layout.region import MAX_LAID_OUT
+from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardviz.check.order.case import Case
 
 MAX_ELEMENTS = 1 << 26
@@ -38,6 +41,8 @@ def explain(case: Case) -> list[Explanation]:
     """
     assert case.claimed is not None, "a plain tensor claims nothing"
     found = _by_ranges(case)
+    if not found or found[0].name == "permuted-ranks":
+        found = list(_odd_copies(case)) or found
     if not found and _num_held(case) <= MAX_ELEMENTS:
         found = list(explain_elements(case))
     return found or [_scrambled(case)]
@@ -57,6 +62,28 @@ def _by_ranges(case: Case) -> list[Explanation]:
         found += explain_splits(case.claimed, case.regions)
         found += explain_dims(case.claimed, case.regions, most_blocks=FEW_SEGMENTS if found else None)
     return found
+
+
+def _odd_copies(case: Case) -> Iterator[Explanation]:
+    """Yield what the copies at some positions of an axis hold, where those at the others are as claimed."""
+    assert case.claimed is not None
+    claimed = case.claimed
+    right = {
+        coord for coord, region in case.regions.items() if coord not in case.ids and region == claimed.region(coord)
+    }
+    for axis in claimed.replicate_axes:
+        column = claimed.mesh.axis_index(axis)
+        odd = sorted({coord[column] for coord in case.shards if coord not in right})
+        others = sorted({coord[column] for coord in case.shards} - set(odd))
+        if odd and others:
+            fits = explain(case.only([coord for coord in case.shards if coord[column] in odd]))[0]
+            where = f"{axis}={listed(odd, MAX_DIFFERENCES)}"
+            text = (
+                f"the copies on {axis}={listed(others, MAX_DIFFERENCES)} are in order, but on {where} {fits.sentence}"
+            )
+            fix = CATALOGUE["odd-copies"].fix.format(axis=axis, right=others[0])
+            yield Explanation("odd-copies", text, fix, f"on {where}: {fits.held}", details=fits.details)
+            return
 
 
 def _num_held(case: Case) -> int:

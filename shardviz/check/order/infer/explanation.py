@@ -47,6 +47,8 @@ Disorder = Literal[
     "other-tensor",
     "sequence-order",
     "sequence-restart",
+    "odd-copies",
+    "slices",
     "scrambled",
 ]
 """What happened to a tensor; `shardviz.check.order.advice` has the cause and the fix of each."""
