@@ -20,6 +20,7 @@ from shardviz.check.order.reassembly import check_gathered
 from shardviz.check.order.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.suspects import with_suspects
 from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
@@ -64,7 +65,7 @@ def report_on(dump: Dump) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
     laid_out = LaidOut(dump)
     weights = [*_of_shards(laid_out), *_of_run(dump)]
-    results = [*weights, *_of_step(dump, _findings(weights)), *check_collectives(dump)]
+    results = [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)]
     order = {name: index for index, name in enumerate(dump.stamps)}
     findings = _findings(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
@@ -106,9 +107,10 @@ def _of_run(dump: Dump) -> Iterator[Result]:
     yield from _not_checked_by_ranks(dump)
 
 
-def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
+def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
-    found = list(check_step(dump, weights))
+    dump = laid_out.dump
+    found = with_suspects(check_step(dump, weights), laid_out, weights)
     wrong = _findings(found)
     yield from found
     if not any(finding.severity == "error" for finding in weights):
