@@ -15,10 +15,12 @@ from shardviz.check.order.foreign import check_foreign
 from shardviz.check.order.intent import check_intent, intended_text, is_intended, unmatched
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.places import check_places
+from shardviz.check.order.plain_copies import check_plain_copies
 from shardviz.check.order.reassembly import check_gathered
-from shardviz.check.order.rewritten import check_recomputed, check_zeros
+from shardviz.check.order.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.sequence import check_sequence
 from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.suspects import with_suspects
 from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
@@ -64,7 +66,7 @@ def report_on(dump: Dump) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
     laid_out = LaidOut(dump)
     weights = [*_of_shards(laid_out), *_of_run(dump)]
-    results = [*weights, *_of_step(dump, _findings(weights)), *check_collectives(dump)]
+    results = [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)]
     order = {name: index for index, name in enumerate(dump.stamps)}
     findings = _findings(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
@@ -106,9 +108,10 @@ def _of_run(dump: Dump) -> Iterator[Result]:
     yield from _not_checked_by_ranks(dump)
 
 
-def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
+def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
     """Yield the findings of a step and its update, and the gradients that cannot show anything."""
-    found = list(check_step(dump, weights))
+    dump = laid_out.dump
+    found = with_suspects(check_step(dump, weights), laid_out, weights)
     wrong = _findings(found)
     yield from found
     if not any(finding.severity == "error" for finding in weights):
@@ -173,7 +176,7 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
         found: list[Result] = [*check_global_shape(laid_out, tensor, name)]
         for case in laid_out.cases(tensor, name) if not found else ():
             found += _check_case(case) or (check_intent(case, intended) if intended else ())
-            found += check_zeros(case)
+            found += check_zeros(case) if not found else ()
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
     return [replace(result, intended=intended) if isinstance(result, Finding) else result for result in found]
@@ -186,10 +189,13 @@ def _check_case(case: Case) -> list[Result]:
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:
         why = f"a sum over {_pending(case)} is pending, so the values that ranks hold are not ids"
         return [NotChecked(case.name, why, "order")]
-    recomputed = list(check_recomputed(case))
+    recomputed = [*check_recomputed(case), *check_plain_copies(case)]
     if recomputed:
-        return [*recomputed]
+        return recomputed
     labels = list(check_label(case))
+    redrawn = list(check_redrawn(case))
+    if redrawn:
+        return [*labels, *redrawn]
     return [*labels, *unhidden(list(check_foreign(case)) or list(check_places(case)), labels)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -164,6 +164,16 @@ class Dump:
         return {name: tensor for tensor in self.at("stamped") for name in tensor.names}
 
     @cached_property
+    def without_ids(self) -> Mapping[str, Literal["zeros", "values"]]:
+        """Stamped parameters of which no rank holds an id any more: all are zero, or all are other values."""
+        found: dict[str, Literal["zeros", "values"]] = {}
+        for tensor in self.at("stamped"):
+            first = _first_of_runs(tensor) if tensor.role == "param" else None
+            if first in (0, ID_NONE):
+                found.update(dict.fromkeys(tensor.names, "values" if first else "zeros"))
+        return found
+
+    @cached_property
     def first_captured(self) -> Mapping[str, Tensor]:
         """Every tensor by name, as it was captured first."""
         found: dict[str, Tensor] = {}
@@ -235,6 +245,13 @@ class Dump:
         """
         body = shard.body
         return self.files.dense(shard.rank, f"{body.moment}/{body.role}/{name}", body.local_shape)
+
+
+def _first_of_runs(tensor: Tensor) -> int | None:
+    """Return the id with which all runs of a tensor's ids begin on all ranks; None where they differ."""
+    bodies = [shard.body for shard in tensor.shards.values() if 0 not in shard.body.local_shape]
+    found = {run[0] for body in bodies for run in body.runs or ((None, 0, 0),)}
+    return found.pop() if len(found) == 1 else None
 
 
 def dump_of(files: DumpFiles) -> Dump:

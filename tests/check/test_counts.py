@@ -97,6 +97,41 @@ def test_a_shard_that_was_never_written_is_foreign(tmp_path: Path) -> None:
     assert "4 of its own 16 elements are lost" in found.summary
 
 
+@pytest.mark.parametrize(
+    ("zero", "ranks", "words"),
+    [
+        (("w", "bias"), range(4), "names of this model"),
+        (("bias",), range(4), "where other weights were"),
+        (("w", "bias"), (1, 3), "The shards of ranks 1, 3 were never written"),
+    ],
+)
+def test_shards_of_zeros_were_never_written_and_how_far_that_goes_says_why(
+    tmp_path: Path, zero: tuple[str, ...], ranks: range | tuple[int, ...], words: str
+) -> None:
+    blank = dict.fromkeys(ranks, np.zeros((2, 2), np.int64))
+    report = check_made(
+        tmp_path, "tp=4", {name: Made("[8/tp, 2]", ids=blank if name in zero else {}) for name in ("w", "bias")}
+    )
+    assert [found.tensor for found in report.findings] == list(zero)
+    for found in report.findings:
+        assert words in found.cause
+        assert "padding" not in found.cause + found.fix
+
+
+def test_a_shard_that_was_written_in_part_is_no_padding(tmp_path: Path) -> None:
+    part = arange(8, 2)[6:].copy()
+    part[1] = 0
+    found = only(check_made(tmp_path, "tp=4", {"w": Made("[8/tp, 2]", ids={3: part})}))
+    assert "A part of the shard was never written" in found.cause
+
+
+def test_weights_that_rank_0_alone_has_are_to_be_sent(tmp_path: Path) -> None:
+    lost = {rank: np.full((2, 2), -1) for rank in (1, 2, 3)}
+    found = only(check_made(tmp_path, "tp=4", {"w": Made("[8/tp, 2]", ids=lost)}))
+    assert found.cause.startswith("Only rank 0 has the weights")
+    assert found.fix.startswith("torch.distributed.broadcast")
+
+
 def test_values_that_are_no_ids_are_foreign(tmp_path: Path) -> None:
     made = Made("[8/tp, 2]", ids={3: np.full((2, 2), -1)})
     found = only(check_made(tmp_path, "tp=4", {"w": made}))

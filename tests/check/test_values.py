@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from shardviz.check.run import check_dump
+from shardviz.dump.write import rank_file
 from tests.check.checking import check_made, kinds, only
 from tests.check.records import add_values
 from tests.dumps import Made
@@ -75,14 +77,44 @@ def test_a_replica_that_loaded_weights_of_its_own_after_stamping_is_unreplicated
     assert (found.kind, found.ranks) == ("unreplicated", (2, 3))
 
 
-def test_weights_drawn_anew_on_every_rank_alike_have_lost_their_ids_and_that_is_said(tmp_path: Path) -> None:
+def drawn(folder: Path, values: dict[int, np.ndarray]) -> Report:
     lost = {rank: np.full((8, 3), -1) for rank in range(4)}
-    check_made(tmp_path, "dp=2,tp=2", {"w": Made("[16/tp, 3]", ids=lost)})
-    add_values(tmp_path / "made.shardviz", "w", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
+    check_made(folder, "dp=2,tp=2", {"w": Made("[16/tp, 3]", ids=lost)})
+    add_values(folder / "made.shardviz", "w", "[16/tp, 3]", values)
+    return check_dump(folder / "made.shardviz")
+
+
+def test_weights_drawn_on_every_rank_once_they_are_sharded_have_no_order_to_check(tmp_path: Path) -> None:
+    report = drawn(tmp_path, {rank: RANDOM[rank % 2] for rank in range(4)})
+    assert report.findings == ()
+    assert "drawn, loaded or computed after sharding" in report.not_checked[0].why
+
+
+def test_weights_drawn_after_sharding_are_still_compared_by_value(tmp_path: Path) -> None:
+    assert kinds(drawn(tmp_path, {rank: RANDOM[rank] for rank in range(4)})) == ["unreplicated"]
+    assert kinds(drawn(tmp_path, dict.fromkeys(range(4), RANDOM[0]))) == ["identical-shards"]
+
+
+def test_memory_that_is_not_finite_was_not_drawn(tmp_path: Path) -> None:
+    drawn(tmp_path, {rank: RANDOM[rank % 2] for rank in range(4)})
+    file = tmp_path / "made.shardviz" / rank_file(1)
+    file.write_text(re.sub(r'"values":\[\[[^,]+', '"values":[["nan"', file.read_text(), count=1))
     found = only(check_dump(tmp_path / "made.shardviz"))
     assert found.kind == "foreign"
-    assert "after the model was stamped" in found.cause
-    assert found.generic
+    assert "never written" in found.cause
+
+
+@pytest.mark.parametrize(("number", "others", "expected"), [(0, -1, []), (1, -1, []), (0, None, ["foreign"])])
+def test_a_weight_filled_with_one_number_is_right_where_the_others_were_drawn(
+    tmp_path: Path, number: int, others: int | None, expected: list[str]
+) -> None:
+    filled = {rank: np.full((2, 3), number) for rank in range(2)}
+    lost = {} if others is None else {rank: np.full((2, 3), others) for rank in range(2)}
+    check_made(tmp_path, "tp=2", {"w": Made("[4/tp, 3]", ids=lost), "bias": Made("[4/tp, 3]", ids=filled)})
+    folder = tmp_path / "made.shardviz"
+    add_values(folder, "w", "[4/tp, 3]", {rank: RANDOM[rank, :2] for rank in range(2)})
+    add_values(folder, "bias", "[4/tp, 3]", {rank: np.full((2, 3), float(number)) for rank in range(2)})
+    assert kinds(check_dump(folder)) == expected
 
 
 def test_copies_of_another_element_type_are_one_finding(tmp_path: Path) -> None:

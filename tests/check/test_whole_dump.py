@@ -104,7 +104,7 @@ def test_a_plain_tensor_in_no_layout_is_explained_by_what_was_intended(tmp_path:
     made = Made(None, ids={rank: parts[source] for rank, source in enumerate([0, 1, 1, 0])}, shape=(24, 8))
     found = only(with_intent(tmp_path, made, w="[*/tp, *]"))
     assert found.kind == "wrong-placement"
-    assert "hold the shards of ranks [0, 1, 3, 2]" in found.summary
+    assert "the copies on fsdp=0 are in order, but on fsdp=1" in found.summary
     assert "no layout of the notation" not in found.fix
 
 

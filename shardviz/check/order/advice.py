@@ -44,6 +44,18 @@ CATALOGUE: dict[Disorder, Advice] = {
         "upgrade torch to 2.5 or newer, or label the local tensors by {placements}",
         FSDP_OVER_TP,
     ),
+    "cut-inner-first": Advice(
+        "The shards were cut over the inner axis first, as FSDP2 over tensor parallel does or a number that counts the "
+        "outer axis fastest, while the placements, written by hand, read as if the axes had been applied left to right",
+        "label the local tensors by {placements}, which fully_shard writes itself, or cut each shard by its "
+        "placements, as distribute_tensor does",
+        FSDP_OVER_TP,
+    ),
+    "flattened": Advice(
+        "The shard was chosen by a number that was computed from the coordinates on the axes that were flattened, and "
+        "not as flattening counts them: the last axis fastest",
+        "choose the shard by get_local_rank() of the flattened mesh itself, or by {number}",
+    ),
     "mesh-order": Advice(
         "The parts were cut, read or put together by the rank's number, the mesh's first axis first, while the "
         "placements are those of FSDP2 over tensor parallel, which split the dim over the inner axis first: a "
@@ -110,6 +122,12 @@ CATALOGUE: dict[Disorder, Advice] = {
         "choose the shard by mesh.get_local_rank({axis!r})",
         ("vllm-gguf-plugin#103",),
     ),
+    "repeated-shards": Advice(
+        "Several ranks read one and the same part: the shard was chosen by less than the whole coordinate, as where a "
+        "file that several ranks share is read from its start, or the coordinate was divided or wrapped by the number "
+        "of ranks of another job",
+        "choose the shard by the whole of mesh.get_local_rank({axis!r}), also within a file that holds several shards",
+    ),
     "reversed": Advice(
         "The loader counts the coordinate from the other end, or the mesh was built from ranks in falling order",
         "choose the shard by mesh.get_local_rank({axis!r}), and build the mesh by init_device_mesh",
@@ -158,6 +176,21 @@ CATALOGUE: dict[Disorder, Advice] = {
         "Segments of the dim (gate and up; q, k, v; experts) were put together in another order than the model reads",
         "put the segments together in the order that the model reads",
     ),
+    "as-text": Advice(
+        "Names that end in numbers were sorted as text, where 10 comes before 2: sorted(names), glob and os.listdir "
+        "put experts, layers and files of shards in that order",
+        "sort by the number: sorted(names, key=lambda name: int(re.findall(r'\\d+', name)[-1]))",
+    ),
+    "grouped": Advice(
+        "All groups of this size were reordered by one and the same index: the rows of a head, of an expert or of a "
+        "block where it was before the split, or those of every shard where it was after it",
+        "undo it where the weight is loaded: {undo}",
+    ),
+    "within-shards": Advice(
+        "Each shard was reordered after the split, by an index that is not the same on all ranks: one that was drawn, "
+        "sorted or computed on each rank by itself",
+        "look for the index or sort that runs on the local shard, and leave its elements in order",
+    ),
     "permuted-dim": Advice(
         "The dim was reordered before it was split, and no simple rule fits the order",
         "look for the index or gather that reorders this dim where the weight is loaded",
@@ -186,6 +219,17 @@ CATALOGUE: dict[Disorder, Advice] = {
     "sequence-restart": Advice(
         "Every rank counts its own part of the sequence from the start, as by arange(local_length) or freqs[:length]",
         "take {name} at the global positions that {other} has on this rank, or give both to context_parallel",
+    ),
+    "odd-copies": Advice(
+        "Copies of one shard were not made by the same code: what loaded or changed these depends on the coordinate "
+        "along an axis that does not split the tensor",
+        "choose and load each shard by the axes that split the tensor alone, or torch.distributed.broadcast it along "
+        "{axis} from {axis}={right}",
+    ),
+    "slices": Advice(
+        "Some slices of a stack (experts, heads, layers) were loaded in another way than the rest: from a file of "
+        "another convention, or through code that only they go through",
+        "look for what treats these slices otherwise where they are loaded; what undoes it for them alone: {undo}",
     ),
     "scrambled": Advice(
         "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -85,6 +85,15 @@ class Case:
     def claimed_text(self) -> str:
         """What is claimed, in the notation; empty for a plain tensor."""
         return write(self.claimed) if self.claimed else ""
+
+    def only(self, coords: Collection[Coord]) -> Case:
+        """Return the case of some of its coordinates."""
+        return replace(
+            self,
+            shards={coord: shard for coord, shard in self.shards.items() if coord in coords},
+            regions={coord: region for coord, region in self.regions.items() if coord in coords},
+            ids={coord: ids for coord, ids in self.ids.items() if coord in coords},
+        )
 
     def rank(self, coord: Coord) -> int:
         """Return the rank at a coordinate."""

@@ -16,6 +16,7 @@ from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.counts import count_ids
 from shardviz.check.order.infer.elements import explain_elements
+from shardviz.check.order.zeros import advise_zeros
 from shardviz.layout.region import index_of
 from shardviz.text import listed
 
@@ -117,7 +118,6 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
     cause, fix, why = _explained(case, zeros, none)
     details = (f"{lost:,} of its own {case.numel:,} elements are lost{why}",) if lost else ()
-    is_rewritten = all(np.all(ids == -1) for ids in foreign.values())
     return Finding(
         "foreign",
         "error",
@@ -127,9 +127,9 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         f"shard{'' if lost else why}",
         details=details,
         claimed=case.claimed_text,
-        cause=REWRITTEN if is_rewritten else cause,
+        cause=cause,
         fix=fix,
-        generic=is_rewritten,
+        generic=all(np.all(ids == -1) for ids in foreign.values()),
     )
 
 
@@ -137,13 +137,28 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
     shifted = next(explain_elements(case), None) if case.claimed is not None else None
     if shifted is not None:
         return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
+    if none and all(np.all(ids == -1) for ids in case.ids.values()):
+        return (*_rewritten(case), "")
     if none:
         cause = "The memory was never written (torch.empty, to_empty), or the weights were computed with after stamping"
         return cause, "load or initialise this tensor on these ranks after it is materialised", ""
     if zeros:
-        cause = "The elements are padding, or memory that no loader wrote to"
-        return cause, "write every element of the local shard, and cut padding off before it is labelled", ""
+        advice = advise_zeros(case)
+        return advice.cause, advice.fix, ""
     return CATALOGUE["other-tensor"].cause, CATALOGUE["other-tensor"].fix, ""
+
+
+def _rewritten(case: Case) -> tuple[str, str]:
+    """Return cause and fix where whole shards have no ids: other ranks may have kept what these should have."""
+    kept = sorted(case.rank(coord) for coord, region in case.regions.items() if region.size)
+    if len(kept) != 1:
+        return REWRITTEN, "load or initialise this tensor on these ranks as on the others, once it is materialised"
+    cause = (
+        f"Only rank {kept[0]} has the weights that it was to load, the others values of their own: it loaded or drew "
+        "them alone and did not send them"
+    )
+    fix = f"torch.distributed.broadcast every weight from rank {kept[0]} before it is sharded, or load it on every rank"
+    return cause, fix
 
 
 def _first_other(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> str:

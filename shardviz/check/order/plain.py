@@ -7,6 +7,7 @@ have to be, along which axes of the mesh they differ, and how they follow each o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.counts import varies
+from shardviz.check.order.zeros import advise_zeros
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ def advise_plain(case: Case, counts: Counts) -> Advice:
         fix = ", or ".join(known.fix.format(axis=axis) for axis in unused)
         return Advice(known.cause, fix, known.refs, f": all ranks along {' or '.join(unused)} hold the same part")
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in case.ids.values())
+    if zeros and not any(map(np.any, case.ids.values())):
+        advice = advise_zeros(case)
+        return replace(advice, details=(f"{zeros:,} zeros stand in for them",))
     if zeros:
         cause = "Padding stands where a part of the tensor belongs: a rank's first or last index is off"
         fix = "cut the padded tensor with torch.chunk"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
+from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.dump.dump import MAX_ELEMENTS, expand_runs
 from shardviz.layout.notation import write
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.check.finding import NotChecked
     from shardviz.dump.dump import Dump
     from shardviz.dump.records import GatherRecord, Stamp
 
@@ -34,13 +33,20 @@ Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 def check_gathered(dump: Dump, placed: Iterable[Finding | NotChecked]) -> list[Finding | NotChecked]:
     """Add to findings about shards what torch's collectives return for them, and find collectives that are wrong alone.
 
+    What is gathered of shards whose own order could not be checked shows nothing.
+
     Args:
         dump: The dump.
         placed: What the checks of the shards themselves found.
     """
+    placed = list(placed)
     wrong, seen = _gathered(dump)
+    unknown = {one.tensor for one in placed if isinstance(one, NotChecked) and one.about == "order"}
     shards = [_with_consequence(dump, one, wrong, seen) if isinstance(one, Finding) else one for one in placed]
-    return [*shards, *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items()], shards)]
+    return [
+        *shards,
+        *unhidden([_finding(dump, *call, ranks) for call, ranks in wrong.items() if call[0] not in unknown], shards),
+    ]
 
 
 def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:

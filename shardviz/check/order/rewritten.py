@@ -7,11 +7,13 @@ of a row-wise layer, or a copy that was never written: the ids do not show which
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.finding import NotChecked
+from shardviz.check.values.numbers import flat_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +29,52 @@ def check_recomputed(case: Case) -> Iterator[NotChecked]:
     if _is_whole_in_shape(case) and _is_computed_alike(case, case.ids):
         why = "every rank computes it again after the model is filled, with equal results: a step compares its values"
         yield NotChecked(case.name, why, "order")
+
+
+def check_redrawn(case: Case) -> Iterator[NotChecked]:
+    """Yield a tensor that was written on every rank once it was sharded, so that only its own values can be judged.
+
+    They are compared as copies and as shards, and by a step. Where only some ranks have lost their ids, or values are
+    not finite, it is `foreign`.
+    """
+    if _is_written_everywhere(case) and _has_finite_values(case):
+        why = (
+            "the order of its elements: drawn, loaded or computed after sharding, on every rank, so that no ids are "
+            "left; copies and shards are compared by value"
+        )
+        yield NotChecked(case.name, why, "order")
+
+
+def _is_written_everywhere(case: Case) -> bool:
+    """Whether no rank has ids: other values everywhere, or one number in a model whose other weights were drawn."""
+    if not case.ids and "values" not in case.dump.without_ids.values():
+        return False
+    coords = [coord for coord, shard in case.shards.items() if 0 not in shard.body.local_shape]
+    numbers = set().union(*(_numbers(case, coord) for coord in coords))
+    if numbers == {-1}:
+        return case.claimed is not None or case.tensor.role == "param"
+    drawn = "values" in case.dump.without_ids.values() and case.tensor.role == "param"
+    return len(numbers) == 1 and case.numel > 1 and drawn
+
+
+def _numbers(case: Case, coord: Coord) -> set[int]:
+    """Return the ids that a coordinate has, no more than two of them."""
+    if coord in case.ids:
+        ids = case.ids[coord]
+        return {int(ids.min()), int(ids.max())}
+    dims = case.regions[coord].dims
+    first = np.ravel_multi_index([ranges[0][0] for ranges in dims], case.shape) if dims else 0
+    last = np.ravel_multi_index([ranges[-1][1] - 1 for ranges in dims], case.shape) if dims else 0
+    return {int(first) + 1, int(last) + 1, *({0} if any(len(set(ranges)) > 1 for ranges in dims) else ())}
+
+
+def _has_finite_values(case: Case) -> bool:
+    """Whether the model's own values were captured, and none of those in the dump is NaN or infinite."""
+    initial = case.dump.find("initial", case.tensor.role, case.name)
+    if initial is None:
+        return False
+    values = (flat_values(shard) for shard in initial.shards.values())
+    return all(isinstance(number, float | int) and math.isfinite(number) for of in values for number in of or ())
 
 
 def check_zeros(case: Case) -> Iterator[NotChecked]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.order.advice import CATALOGUE
-from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.orders import blocks_of, name_order
 from shardviz.layout.region import Ranges, indices, length
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
     from shardviz.layout.region import Region
-
-MAX_LISTED = 8
 
 MAX_SIZE = 1 << 24
 """A dim of more indices than this is not laid out."""
@@ -47,9 +45,9 @@ def explain_dims(
         if order is None:
             return
         if not np.array_equal(order, np.arange(size)):
-            if most_blocks is not None and len(_blocks(order)[1]) > most_blocks:
+            if most_blocks is not None and len(blocks_of(order)[1]) > most_blocks:
                 return
-            found.append(_name(order, dim))
+            found.append(name_order(order, dim, _shards(pairs)))
     if not found:
         return
     name, _, fix = found[0]
@@ -85,67 +83,8 @@ def _order_of_dim(pairs: Pairs, size: int) -> NDArray[np.int64] | None:
     return order if np.array_equal(np.sort(order), np.arange(size)) else None
 
 
-def _name(order: NDArray[np.int64], dim: int) -> tuple[Disorder, str, str]:
-    """Return the disorder that a dim's order is, the words for it, and its fix."""
-    size = len(order)
-    if np.array_equal(order, np.arange(size)[::-1]):
-        return "reversed-dim", f"dim {dim} is flipped", CATALOGUE["reversed-dim"].fix.format(dim=dim)
-    if np.array_equal(order, (np.arange(size) + order[0]) % size):
-        if 2 * order[0] == size:
-            return "blocks", f"dim {dim}'s halves are exchanged", CATALOGUE["blocks"].fix
-        words = f"dim {dim} is rolled by {-order[0] % size}"
-        return "rotated-dim", words, CATALOGUE["rotated-dim"].fix.format(undo=int(order[0]), dim=dim)
-    digits = transposed_digits(order)
-    if digits is not None:
-        return _name_digits(dim, order, *digits)
-    block, blocks = _blocks(order)
-    name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
-    words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
-    return name, words, CATALOGUE[name].fix
-
-
-def transposed_digits(order: NDArray[np.int64]) -> tuple[int, int, int, int] | None:
-    """Recognise `view(a, b, c, d).transpose(1, 2)` of a dim's own order.
-
-    Returns:
-        (a, b, c, d), read off the order: d is how long the first run is, c the step to the next one in runs, b how
-        many steps it takes to come back; None where the whole order is not so.
-    """
-    size = len(order)
-    bends = np.flatnonzero(np.diff(order) != 1)
-    if order[0] != 0 or not len(bends):
-        return None
-    inner = int(bends[0]) + 1
-    if size % inner:
-        return None
-    steps = order[::inner] // inner
-    columns = int(steps[1])
-    back = np.flatnonzero(steps == 1)
-    rows = int(back[0]) if len(back) else 0
-    if columns < 2 or rows < 2 or size % (rows * columns * inner):
-        return None
-    outer = size // (rows * columns * inner)
-    wanted = np.arange(size).reshape(outer, rows, columns, inner).swapaxes(1, 2).ravel()
-    return (outer, rows, columns, inner) if np.array_equal(order, wanted) else None
-
-
-def _name_digits(
-    dim: int, order: NDArray[np.int64], outer: int, rows: int, columns: int, inner: int
-) -> tuple[Disorder, str, str]:
-    name: Disorder = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
-    view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
-    pieces = "indices" if inner == 1 else f"blocks of {inner}"
-    words = f"dim {dim} is in the order of {view}: its {pieces} come back {_listed(order[::inner] // inner)}"
-    indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
-    return name, words, CATALOGUE[name].fix.format(undo=f"weight.index_select({dim}, {indices_in_order})")
-
-
-def _blocks(order: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-    """Return the largest block that is moved whole, and the order in which such blocks come."""
-    bends = np.flatnonzero(np.diff(order) != 1) + 1
-    block = int(np.gcd.reduce(np.concatenate((bends, order[bends], order[:1], [len(order)]))))
-    return block, order[::block] // block
-
-
-def _listed(order: NDArray[np.int64]) -> str:
-    return " ".join(map(str, order[:MAX_LISTED].tolist())) + (" ..." if len(order) > MAX_LISTED else "")
+def _shards(pairs: Pairs) -> list[tuple[int, int]]:
+    """Return the stretches of a dim that ranks claim; empty where one claims several."""
+    if any(len(places) > 1 for places, _ in pairs):
+        return []
+    return sorted({places[0] for places, _ in pairs if places})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.slices import explain_slices
+from shardviz.check.order.infer.transpositions import transpositions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,36 +33,17 @@ def explain_elements(case: Case) -> Iterator[Explanation]:
     if all(own == wanted for own, wanted in sizes):
         yield from _transposed(case)
         yield from _padded(case)
+        yield from explain_slices(case)
     yield from _transposed_shards(case)
 
 
 def _transposed(case: Case) -> Iterator[Explanation]:
-    shape = case.shape
-    for one, other in combinations(range(len(shape)), 2):
-        swapped = list(shape)
-        swapped[one], swapped[other] = swapped[other], swapped[one]
-        ways: dict[str, Callable[[Ids], Ids]] = {
-            f"view({_listed(swapped)}).transpose({one}, {other})": partial(
-                _swap, read=shape, stored=tuple(swapped), dims=(one, other)
-            ),
-            f"transpose({one}, {other}).reshape({_listed(shape)})": partial(
-                _swap, read=tuple(swapped), stored=shape, dims=(one, other)
-            ),
-        }
-        for text, content in ways.items():
-            if _everywhere(case, content):
-                fix = CATALOGUE["transposed"].fix.format(undo=f"weight.transpose({one}, {other})")
-                words = f"the tensor's own {text}"
-                yield Explanation("transposed", f"the shards are those of {words}", fix, words)
-                return
-
-
-def _swap(at: Ids, read: tuple[int, ...], stored: tuple[int, ...], dims: tuple[int, int]) -> Ids:
-    """Return where the element at `at` of a tensor of shape `read` stands in one of shape `stored`, dims exchanged."""
-    one, other = dims
-    index = list(np.unravel_index(at, read))
-    index[one], index[other] = index[other], index[one]
-    return np.ravel_multi_index(tuple(index), stored).astype(np.int64)
+    for one, other, text, content in transpositions(case.shape):
+        if _everywhere(case, content):
+            fix = CATALOGUE["transposed"].fix.format(undo=f"weight.transpose({one}, {other})")
+            words = f"the tensor's own {text}"
+            yield Explanation("transposed", f"the shards are those of {words}", fix, words)
+            return
 
 
 def _everywhere(case: Case, content: Callable[[Ids], Ids]) -> bool:
@@ -111,7 +92,3 @@ def _transposed_shards(case: Case) -> Iterator[Explanation]:
             return
     words = "each shard transposed"
     yield Explanation("transposed-shards", f"the ranks hold {words}", CATALOGUE["transposed-shards"].fix, words)
-
-
-def _listed(shape: tuple[int, ...] | list[int]) -> str:
-    return ", ".join(map(str, shape))

@@ -12,12 +12,16 @@ from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.dims import explain_dims
 from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.infer.explanation import Explanation
+from shardviz.check.order.infer.flattened import explain_flattened
 from shardviz.check.order.infer.labels import explain_label
 from shardviz.check.order.infer.ranks import explain_ranks
 from shardviz.check.order.infer.splits import explain_splits
 from shardviz.layout.region import MAX_LAID_OUT
+from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardviz.check.order.case import Case
 
 MAX_ELEMENTS = 1 << 26
@@ -37,6 +41,8 @@ def explain(case: Case) -> list[Explanation]:
     """
     assert case.claimed is not None, "a plain tensor claims nothing"
     found = _by_ranges(case)
+    if not found or found[0].name == "permuted-ranks":
+        found = list(_odd_copies(case)) or found
     if not found and _num_held(case) <= MAX_ELEMENTS:
         found = list(explain_elements(case))
     return found or [_scrambled(case)]
@@ -46,12 +52,38 @@ def _by_ranges(case: Case) -> list[Explanation]:
     assert case.claimed is not None
     found = []
     if case.held is not None:
-        found.append(explain_label(case.claimed, case.held))
+        found.append(explain_label(case.claimed, case.held, case.dump.files.run.torch))
+    elif not case.ids:
+        found += explain_flattened(case.claimed, case.regions, case.dump.files.mesh)
+        if found:
+            return found
     if not case.ids:
         found += explain_ranks(case.claimed, case.regions)
         found += explain_splits(case.claimed, case.regions)
         found += explain_dims(case.claimed, case.regions, most_blocks=FEW_SEGMENTS if found else None)
     return found
+
+
+def _odd_copies(case: Case) -> Iterator[Explanation]:
+    """Yield what the copies at some positions of an axis hold, where those at the others are as claimed."""
+    assert case.claimed is not None
+    claimed = case.claimed
+    right = {
+        coord for coord, region in case.regions.items() if coord not in case.ids and region == claimed.region(coord)
+    }
+    for axis in claimed.replicate_axes:
+        column = claimed.mesh.axis_index(axis)
+        odd = sorted({coord[column] for coord in case.shards if coord not in right})
+        others = sorted({coord[column] for coord in case.shards} - set(odd))
+        if odd and others:
+            fits = explain(case.only([coord for coord in case.shards if coord[column] in odd]))[0]
+            where = f"{axis}={listed(odd, MAX_DIFFERENCES)}"
+            text = (
+                f"the copies on {axis}={listed(others, MAX_DIFFERENCES)} are in order, but on {where} {fits.sentence}"
+            )
+            fix = CATALOGUE["odd-copies"].fix.format(axis=axis, right=others[0])
+            yield Explanation("odd-copies", text, fix, f"on {where}: {fits.held}", details=fits.details)
+            return
 
 
 def _num_held(case: Case) -> int:

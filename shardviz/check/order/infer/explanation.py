@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 Disorder = Literal[
     "another-order",
+    "cut-inner-first",
+    "flattened",
     "mesh-order",
     "segments",
     "segments-under-fsdp",
@@ -23,6 +25,7 @@ Disorder = Literal[
     "split",
     "another-layout",
     "same-shard",
+    "repeated-shards",
     "reversed",
     "rotated",
     "global-rank",
@@ -34,6 +37,9 @@ Disorder = Literal[
     "interleaved",
     "rotary",
     "blocks",
+    "as-text",
+    "grouped",
+    "within-shards",
     "permuted-dim",
     "transposed",
     "transposed-shards",
@@ -41,6 +47,8 @@ Disorder = Literal[
     "other-tensor",
     "sequence-order",
     "sequence-restart",
+    "odd-copies",
+    "slices",
     "scrambled",
 ]
 """What happened to a tensor; `shardviz.check.order.advice` has the cause and the fix of each."""

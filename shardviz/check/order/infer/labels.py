@@ -3,6 +3,7 @@ that would be right."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.advice import CATALOGUE
@@ -15,15 +16,32 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
+LABELS_FSDP_OVER_TP = (2, 5)
+"""From this version of torch on, FSDP2 labels shards that tensor parallel split before it by _StridedShard."""
+
 NO_LABEL = "no placements (torch has none for this layout: split the tensor again)"
 
 
-def explain_label(claimed: Layout, held: Layout) -> Explanation:
-    """Name the difference between the claimed and the held layout."""
+def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Explanation:
+    """Name the difference between the claimed and the held layout.
+
+    Args:
+        claimed: What the placements say.
+        held: What the ranks hold.
+        torch: The version of torch that wrote the placements; empty where it is not known.
+    """
     name = disorder_between(claimed, held)
+    if name == "another-order" and _version(torch) >= LABELS_FSDP_OVER_TP:
+        name = "cut-inner-first"
     axis = next((axis for axis in claimed.split_axes if axis not in held.split_axes), "")
     fix = CATALOGUE[name].fix.format(placements=right_label(held), axis=axis, way=_other_dim(claimed, held))
     return Explanation(name, _SENTENCES[name], fix, write(held), held)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return the major and minor version; (0, 0) where the text is none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else (0, 0)
 
 
 def _other_dim(claimed: Layout, held: Layout) -> str:
@@ -35,6 +53,7 @@ def _other_dim(claimed: Layout, held: Layout) -> str:
 
 
 _SENTENCES: dict[Disorder, str] = {
+    "cut-inner-first": "the axes split the dim in another order",
     "another-order": "the axes split the dim in another order",
     "mesh-order": "the axes split the dim in the order of the mesh",
     "segments": "the dim is split segment by segment",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explanation import Disorder, Explanation
+from shardviz.check.order.infer.orders import as_text
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -92,7 +95,27 @@ def _rule(mesh: Mesh, axis: str, seen: Mapping[int, int]) -> tuple[Disorder, str
     if len(steps) == 1:
         return "rotated", f"{axis}=i holds the shard of {axis}=(i+{steps.pop()})%{size}"
     order = listed((seen.get(position, "?") for position in range(size)), MAX_LISTED)
+    if len(sources) < len(seen):
+        repeated = _repeated(axis, size, seen)
+        return "repeated-shards", f"along {axis} the ranks hold the shards [{order}], some of them twice{repeated}"
+    if len(seen) == size and as_text(np.array([seen[position] for position in range(size)])) == 1:
+        return "as-text", f"along {axis} the shards are in the order of their numbers as text: [{order}]"
     return "permuted-ranks", f"along {axis} the shards stand in the order [{order}]"
+
+
+def _repeated(axis: str, size: int, seen: Mapping[int, int]) -> str:
+    """Say by which rule positions share shards, where it is one; empty otherwise."""
+    positions, sources = np.array(list(seen)), list(seen.values())
+    for count in range(2, size):
+        rules = {
+            f"{count}*(i//{count}): {count} neighbours have the first shard of theirs": positions // count * count,
+            f"i//{count}: {count} neighbours have the same": positions // count,
+            f"i%{count}: the first {count} come again": positions % count,
+        }
+        for text, images in rules.items():
+            if images.tolist() == sources:
+                return f": {axis}=i holds the shard of {axis}={text}"
+    return ""
 
 
 def _by_global_rank(claimed: Layout, sources: Mapping[Coord, Coord]) -> Iterator[Explanation]:

@@ -1,0 +1,169 @@
+"""What a dim's order is called: read off the index that each of its places holds.
+
+The shortest period is looked at before an order is called irregular: the rows of every head, of every group or of every
+shard may be in one and the same order of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.advice import CATALOGUE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.order.infer.explanation import Disorder
+
+    Order = NDArray[np.int64]
+    Named = tuple[Disorder, str, str]
+
+MAX_LISTED = 8
+
+MAX_UNDONE = 16
+"""The fix lists the index that undoes an order of no more places than this."""
+
+FIRST_OF_TWO_DIGITS = 10
+"""From ten on, names sorted as text are not in the order of their numbers."""
+
+
+def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -> Named:
+    """Return the disorder that a dim's order is, the words for it, and its fix.
+
+    Args:
+        order: The index that each place of the dim holds: all of them once, not in order.
+        dim: Which dim.
+        shards: The stretches of the dim that ranks claim; empty where they claim several each.
+    """
+    regular = _regular(order, dim)
+    if regular is not None:
+        return regular
+    period = period_of(order)
+    if period < len(order):
+        return _name_period(order[:period], dim, shards)
+    if len(shards) > 1 and _is_within(order, shards):
+        words = f"dim {dim} is reordered within shards, by another order on each: {_listed(order)}"
+        return "within-shards", words, CATALOGUE["within-shards"].fix
+    block, blocks = blocks_of(order)
+    name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
+    words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
+    return name, words, CATALOGUE[name].fix
+
+
+def _regular(order: Order, dim: int) -> Named | None:
+    """Name an order that is a rule of the index."""
+    size = len(order)
+    if np.array_equal(order, np.arange(size)[::-1]):
+        return "reversed-dim", f"dim {dim} is flipped", CATALOGUE["reversed-dim"].fix.format(dim=dim)
+    if np.array_equal(order, (np.arange(size) + order[0]) % size):
+        return _name_rotation(int(order[0]), size, dim)
+    if (text := as_text(order)) is not None:
+        block, blocks = text, order[::text] // text
+        pieces = "indices" if block == 1 else f"blocks of {block}"
+        words = f"dim {dim}'s {pieces} are in the order of their numbers as text: {_listed(blocks)}"
+        return "as-text", words, CATALOGUE["as-text"].fix
+    digits = transposed_digits(order)
+    return _name_digits(dim, order, *digits) if digits is not None else None
+
+
+def _name_rotation(first: int, size: int, dim: int) -> Named:
+    if 2 * first == size:
+        return "blocks", f"dim {dim}'s halves are exchanged", CATALOGUE["blocks"].fix
+    undo = first if 2 * first < size else first - size
+    return "rotated-dim", f"dim {dim} is rolled by {-undo}", CATALOGUE["rotated-dim"].fix.format(undo=undo, dim=dim)
+
+
+def as_text(order: Order) -> int | None:
+    """Return the size of the blocks whose numbers, from 0 or from 1, were sorted as text; None where none were."""
+    bends = np.flatnonzero(np.diff(order) != 1)
+    if order[0] != 0 or not len(bends):
+        return None
+    run = int(bends[0]) + 1
+    for start, block in ((0, run // 2), (1, run)):
+        count, rest = divmod(len(order), block) if block else (0, 1)
+        if not rest and count + start > FIRST_OF_TWO_DIGITS:
+            blocks = np.array(sorted(range(start, start + count), key=str)) - start
+            if np.array_equal(order, (blocks[:, None] * block + np.arange(block)).ravel()):
+                return block
+    return None
+
+
+def period_of(order: Order) -> int:
+    """Return the smallest number of places after which an order repeats itself; all of them where it does not."""
+    size = len(order)
+    for count in range(size // 2, 1, -1):
+        period, rest = divmod(size, count)
+        if not rest and np.array_equal(order[period:], order[:-period] + period):
+            return period
+    return size
+
+
+def _name_period(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
+    """Name the order that all groups of so many indices have."""
+    size = len(order)
+    regular = _regular(order, dim)
+    block, blocks = blocks_of(order)
+    what = f"dim {dim}'s blocks of {block} come" if block > 1 else f"dim {dim} comes"
+    words = regular[1] if regular is not None else f"{what} in the order [{_listed(blocks, ', ')}]"
+    group = " (the shard of a rank)" if {stop - start for start, stop in shards} == {size} else ""
+    inverse = order.argsort().tolist()
+    index = f"torch.tensor({inverse})" if size <= MAX_UNDONE else f"the inverse of the order of {size} indices"
+    undo = f"weight.unflatten({dim}, (-1, {size})).index_select({dim + 1}, {index}).flatten({dim}, {dim + 1})"
+    return "grouped", f"within every {size} indices{group}, {words}", CATALOGUE["grouped"].fix.format(undo=undo)
+
+
+def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
+    """Whether every shard has its own indices, in whatever order."""
+    return all(
+        stop - start > 1 and int(order[start:stop].min()) >= start and int(order[start:stop].max()) < stop
+        for start, stop in shards
+    )
+
+
+def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
+    """Recognise `view(a, b, c, d).transpose(1, 2)` of a dim's own order.
+
+    Returns:
+        (a, b, c, d), read off the order: d is how long the first run is, c the step to the next one in runs, b how
+        many steps it takes to come back; None where the whole order is not so.
+    """
+    size = len(order)
+    bends = np.flatnonzero(np.diff(order) != 1)
+    if order[0] != 0 or not len(bends):
+        return None
+    inner = int(bends[0]) + 1
+    if size % inner:
+        return None
+    steps = order[::inner] // inner
+    columns = int(steps[1])
+    back = np.flatnonzero(steps == 1)
+    rows = int(back[0]) if len(back) else 0
+    if columns < 2 or rows < 2 or size % (rows * columns * inner):
+        return None
+    outer = size // (rows * columns * inner)
+    wanted = np.arange(size).reshape(outer, rows, columns, inner).swapaxes(1, 2).ravel()
+    return (outer, rows, columns, inner) if np.array_equal(order, wanted) else None
+
+
+def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, inner: int) -> Named:
+    name: Disorder = "rotary" if outer > 1 and inner == 1 and 2 in (rows, columns) else "interleaved"
+    view = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
+    pieces = "indices" if inner == 1 else f"blocks of {inner}"
+    words = f"dim {dim} is in the order of {view}: its {pieces} come back {_listed(order[::inner] // inner)}"
+    indices_in_order = f"torch.arange({len(order)}).view({outer}, {columns}, {rows}, {inner}).transpose(1, 2).flatten()"
+    return name, words, CATALOGUE[name].fix.format(undo=f"weight.index_select({dim}, {indices_in_order})")
+
+
+def blocks_of(order: Order) -> tuple[int, Order]:
+    """Return the largest block that is moved whole, and the order in which such blocks come."""
+    bends = np.flatnonzero(np.diff(order) != 1) + 1
+    block = int(np.gcd.reduce(np.concatenate((bends, order[bends], order[:1], [len(order)]))))
+    return block, order[::block] // block
+
+
+def _listed(order: Order, between: str = " ") -> str:
+    return between.join(map(str, order[:MAX_LISTED].tolist())) + (f"{between}..." if len(order) > MAX_LISTED else "")
