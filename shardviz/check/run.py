@@ -22,6 +22,7 @@ from shardviz.check.order.shapes import check_dtype, check_global_shape, check_l
 from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
+from shardviz.check.step.rules.common import is_clipping
 from shardviz.check.step.unsharded_update import check_unsharded_update
 from shardviz.check.step.update import check_update
 from shardviz.check.step.zero_gradients import check_zero_gradients
@@ -113,7 +114,7 @@ def _of_step(dump: Dump, weights: list[Finding]) -> Iterator[Result]:
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
         yield from after
-        if not wrong:
+        if not wrong and not any(map(is_clipping, found)):
             yield from check_unsharded_update(dump, frozenset(result.tensor for result in after))
         yield from check_zero_gradients(dump, wrong)
 
