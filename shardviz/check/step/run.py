@@ -11,6 +11,7 @@ from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_absent_gradients, check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.rules.absent import check_absent
 from shardviz.check.step.rules.common import told_together
 from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.gradients import check_unreduced
@@ -53,8 +54,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     why = "the unsharded model's step has no tensor of this name"
     yield from (NotChecked(name, why, "step") for name in missing)
     evidence = Evidence(dump, tuple(compared(dump)))
-    why = "its gradient: .grad is None on every rank after the step"
-    yield from (NotChecked(name, why, "step") for name in evidence.without_gradient)
+    yield from check_absent(evidence)
     yield from check_absent_gradients(dump)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]

@@ -39,7 +39,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
     if not tensors or not dump.at("reference"):
         return
     if step:
-        why = f"the weights after the optimizer's step: it began with what is wrong ({step[0].kind}: {step[0].tensor})"
+        why = f"the weights after the optimizer's step: it began with what is wrong ({_named(step[0])})"
         yield NotChecked("", why, "step")
         return
     rounding, seen = rounding_of(dump), []
@@ -55,6 +55,10 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
                 else:
                     seen.append(one)
     yield from _check_moved(dump, seen)
+
+
+def _named(finding: Finding) -> str:
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
 def _differing(one: Compared) -> Finding:

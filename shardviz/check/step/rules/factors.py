@@ -88,7 +88,7 @@ def _too_large(over: Over) -> Advice:
         return (
             f"FSDP averages over {axes} by itself; it was told to sum (set_gradient_divide_factor), or the loss that "
             f"backward ran on is multiplied by the size of {axes}",
-            f"take set_gradient_divide_factor out, or pass it {float(size)} times what it has; or divide the loss by "
+            f"take set_gradient_divide_factor out, or pass it a factor {size} times as large; or divide the loss by "
             f"{size}",
         )
     if over.splits:
@@ -129,7 +129,7 @@ def _too_small(over: Over) -> Advice:
         return (
             f"FSDP averages over {axes} already, and something divides by its size once more: the loss that backward "
             "ran on, or the gradient after it",
-            f"take that division by {size} out, or call set_gradient_divide_factor(1.0) so that FSDP only sums",
+            f"take that division by {size} out, or pass set_gradient_divide_factor one {size} times smaller",
         )
     if over.splits:
         return (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.advice import where_to_look
 from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.words import claimed_text, number
 
@@ -36,7 +37,7 @@ FUNCTIONS: Mapping[str, Callable[[float], float]] = {
 }
 """What a training loop logs of a loss: `exp` gives its perplexity."""
 
-MAX_LOSS = 500.0
+MAX_of_loss = 500.0
 """Of a larger loss no function is tried."""
 
 SMALL = 0.01
@@ -51,19 +52,32 @@ def is_loss(evidence: Evidence, one: Compared) -> bool:
     return one is loss or one.near(one.wanted, loss.wanted)
 
 
-def loss_advice(evidence: Evidence, one: Compared) -> Advice | None:
-    """Return where to look for what makes a loss wrong, of outputs that are right; None where that says nothing."""
-    if one.role != "scalar" or one.name != "loss" or not evidence.outputs_are_right:
+def value_advice(evidence: Evidence, one: Compared) -> Advice | None:
+    """Return where to look for what makes a logged value wrong, of right outputs; None where that says nothing."""
+    if one.role != "scalar" or not evidence.outputs_are_right:
         return None
-    excess = {float(np.ravel(values - one.wanted)[0]) for values in one.reduced.values()}
+    logarithm = _logarithm(one) if one.name == "loss" else None
+    batch = batch_axes(evidence.dump)
+    others = [axis for axis in batch if not batch[axis] and one.mesh.axis_size(axis) > 1] if batch else []
+    if logarithm or not batch or not others:
+        return logarithm
+    cause, fix = (_of_loss if one.name == "loss" else _of_value)(" or ".join(others))
+    if any(batch.values()):
+        also = where_to_look(evidence, one)
+        cause, fix = f"{also[0]}; or: {cause[0].lower()}{cause[1:]}", f"{also[1]}; {fix}"
+    return cause, fix
+
+
+def _logarithm(one: Compared) -> Advice | None:
+    """Return the advice for a loss that is off by the logarithm of a number of ranks."""
+    excess = [float(np.ravel(values - one.wanted)[0]) for values in one.reduced.values()]
     for size, axes in _sizes(one.mesh) if max(excess) - min(excess) <= one.tolerance else ():
         if one.tolerance < SMALL * math.log(size):
             if abs(max(excess) - math.log(size)) <= one.tolerance:
                 return _of_logarithm(size, axes, "large", "counts every part of the vocabulary {size} times")
             if abs(max(excess) + math.log(size)) <= one.tolerance:
                 return _of_logarithm(size, axes, "small", "is divided by {size}: averaged over ranks, not summed")
-    batch = batch_axes(evidence.dump)
-    return _WHOLE_BATCH if batch is not None and not any(batch.values()) else None
+    return None
 
 
 def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
@@ -92,7 +106,7 @@ def check_function(evidence: Evidence, one: Compared) -> Finding | None:
         return None
     axes = [axis for axis in batch if batch[axis]]
     wanted = float(np.ravel(loss.wanted)[0])
-    for name, function in FUNCTIONS.items() if axes and abs(wanted) < MAX_LOSS else ():
+    for name, function in FUNCTIONS.items() if axes and abs(wanted) < MAX_of_loss else ():
         if one.near(one.wanted, np.array(function(wanted))):
             own = {rank: np.array(function(float(np.ravel(values)[0]))) for rank, values in loss.values.items()}
             for axis in axes:
@@ -123,10 +137,20 @@ def _loss(evidence: Evidence) -> Compared | None:
     )
 
 
-_WHOLE_BATCH = (
-    "The loss is computed from right outputs, and every rank has the whole batch: what ranks split is the vocabulary "
-    "or another dim of the outputs. Labels that were not moved to a shard's own words, words of other shards that are "
-    "not masked, or a maximum, a sum or a mean over a rank's own part only",
-    "subtract the first word of the rank's shard from the labels and mask those outside it; all_reduce the maximum, "
-    "the sum of exponentials and the chosen logit; or use loss_parallel()",
-)
+def _of_loss(axes: str) -> Advice:
+    return (
+        f"Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
+        "outputs: labels that were not moved to a shard's own words, words of other shards that are not masked, or a "
+        "maximum, a sum or a mean over a rank's own part only",
+        "subtract the first word of the rank's shard from the labels and mask those outside it; all_reduce the "
+        "maximum, the sum of exponentials and the chosen logit; or use loss_parallel()",
+    )
+
+
+def _of_value(axes: str) -> Advice:
+    return (
+        f"Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
+        "outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard is, or "
+        "counts parts that are copies more than once",
+        f"compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part",
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from shardviz.check.finding import Finding
 from shardviz.check.step.advice import UNEXPLAINED, where_to_look
 from shardviz.check.step.rules.factors import splits
-from shardviz.check.step.rules.losses import loss_advice
+from shardviz.check.step.rules.losses import value_advice
 from shardviz.check.step.rules.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.dump.records import WEIGHTS
@@ -47,7 +47,7 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
     mixed = _mixed_shards(one)
     if mixed is not None:
         return mixed
-    cause, fix = loss_advice(evidence, one) or where_to_look(evidence, one)
+    cause, fix = value_advice(evidence, one) or where_to_look(evidence, one)
     right = [rank for rank in one.reduced if rank not in one.wrong]
     is_on_some_ranks = bool(one.copies_differ_along and right)
     if is_on_some_ranks:

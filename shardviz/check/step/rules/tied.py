@@ -88,7 +88,7 @@ def _shared(one: Compared, rank: int, other: Compared) -> bool:
     """Whether another rank has a rank's gradient for another part of the other name."""
     own = one.reduced[rank]
     return bool(np.any(own)) and any(
-        values.shape == own.shape and other.regions[at] != one.regions[rank] and one.near(own, values)
+        values.size == own.size and other.regions[at] != one.regions[rank] and one.near(own.ravel(), values.ravel())
         for at, values in other.reduced.items()
         if at != rank
     )
