@@ -22,6 +22,7 @@ from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import use_public_names
 from shardviz.live.step import placing
+from shardviz.live.step.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.reference import reference_of
 from shardviz.live.step.sequence import add_sequence, sequence_dims
@@ -223,6 +224,7 @@ class ProbeOnRank:
             why = f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES"
             self.capture.not_checked.append(("", why))
         unsharded = copied_gradients(list(local_tensors(reference.model)))
+        of_parts = gradients_of_micro_batches(self.probe, built, batch, parts, step, reference)
         update = self._updated_reference(reference)
         self._add_step(model, step, reference.step, axes, is_compared=any(one.role == "param" for one in update))
         if self.capture.rank == 0:
@@ -231,6 +233,8 @@ class ProbeOnRank:
                 self.capture.add_values(replace(local, claim=None), "reference")
             for local in update:
                 self.capture.add_values(replace(local, claim=None, grad=None), "updated")
+            for local in of_parts:
+                self.capture.add_values(replace(local, claim=None), "reference")
         return None
 
     def _updated_reference(self, reference: Reference) -> list[Local]:

@@ -16,6 +16,7 @@ from shardviz.check.step.rules.common import told_together
 from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.losses import check_function, is_loss
+from shardviz.check.step.rules.micro_batches import told_of_micro_batches
 from shardviz.check.step.rules.norms import check_norm
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.other_layers import check_other_layers
@@ -60,7 +61,8 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
-    yield from said
+    found, of_parts = told_of_micro_batches(evidence, found)
+    yield from (*said, *of_parts)
     yield from without_consequences(found)
 
 
