@@ -96,7 +96,10 @@ def test_a_loss_off_by_the_logarithm_of_an_axis_counts_the_vocabulary_again(tmp_
 
 def test_unequal_numbers_of_tokens_are_a_cause_only_where_the_batch_is_split(tmp_path: Path) -> None:
     step = Step(tmp_path).add("output", "output", on_all(WANTED)).add("loss", "scalar", on_all(4.1), 4.0, COPIES)
-    assert "unequal numbers of tokens" not in the_one(step).cause
+    assert "unequal numbers of tokens" in the_one(step).cause
+    split = Step(tmp_path / "split").add("w", "grad", rows_over_tp(WANTED), claim=ROWS_OVER_TP)
+    split.add("output", "output", on_all(WANTED)).add("loss", "scalar", on_all(4.1), 4.0, COPIES)
+    assert "a shard's own words" in the_one(split).cause
 
 
 def test_the_mean_of_exp_is_not_exp_of_the_mean(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.advice import where_to_look
-from shardviz.check.step.rules.factors import batch_axes
+from shardviz.check.step.rules.factors import batch_axes, splits
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
@@ -58,11 +58,13 @@ def value_advice(evidence: Evidence, one: Compared) -> Advice | None:
         return None
     logarithm = _logarithm(one) if one.name == "loss" else None
     batch = batch_axes(evidence.dump)
-    others = [axis for axis in batch if not batch[axis] and one.mesh.axis_size(axis) > 1] if batch else []
+    gradients = list(evidence.gradients.values())
+    others = [axis for axis in batch or () if any(splits(gradient, axis) for gradient in gradients)]
+    others = [axis for axis in others if batch and not batch[axis]]
     if logarithm or not batch or not others:
         return logarithm
     cause, fix = (_of_loss if one.name == "loss" else _of_value)(" or ".join(others))
-    if any(batch.values()):
+    if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
         also = where_to_look(evidence, one)
         cause, fix = f"{also[0]}; or: {cause[0].lower()}{cause[1:]}", f"{also[1]}; {fix}"
     return cause, fix
