@@ -24,6 +24,7 @@ from shardviz.check.order.suspects import with_suspects
 from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
+from shardviz.check.step.rules.common import is_clipping
 from shardviz.check.step.together import together
 from shardviz.check.step.unsharded_update import check_unsharded_update
 from shardviz.check.step.update import check_update
@@ -116,7 +117,7 @@ def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
     yield from found
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
-        if not wrong:
+        if not wrong and not any(map(is_clipping, found)):
             after += check_unsharded_update(dump, frozenset(result.tensor for result in after))
         yield from together(after)
         yield from check_zero_gradients(dump, wrong)

@@ -56,6 +56,11 @@ other steps are in `eval()`. Parameters of a step are those that a probe's own o
 are as backward left them, but for those that ranks then scaled each by a number of its own."""
 
 
+def of_micro_batch(name: str, number: int) -> str:
+    """Return the name under which the unsharded model's gradient of one micro-batch stands, an activation's role."""
+    return f"{name}.grad of micro-batch {number}"
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a dump's file."""
 

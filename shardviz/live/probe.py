@@ -24,6 +24,7 @@ from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, held_back, use_public_names
 from shardviz.live.step import placing
 from shardviz.live.step.drawn import drawn_after_sharding, load
+from shardviz.live.step.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.reference import reference_of
@@ -241,6 +242,7 @@ class ProbeOnRank:
             why = f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES"
             self.capture.not_checked.append(("", why))
         unsharded = copied_gradients(list(local_tensors(reference.model)))
+        of_parts = gradients_of_micro_batches(self.probe, lambda: load(built(), drawn), batch, parts, step, reference)
         update = self._updated_reference(reference)
         self._add_step(model, step, reference.step, axes, is_compared=any(one.role == "param" for one in update))
         if self.capture.rank == 0:
@@ -253,6 +255,8 @@ class ProbeOnRank:
                 self.capture.add_values(replace(local, claim=None, grad=None), "updated")
         if not reference.training:
             self._add_training(own, axes, reference.step.output, built)
+            for local in of_parts:
+                self.capture.add_values(replace(local, claim=None), "reference")
         return None
 
     def _add_training(

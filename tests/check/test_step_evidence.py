@@ -98,7 +98,9 @@ def step_with_right_outputs(path: Path) -> Step:
 
 
 def test_of_right_outputs_a_wrong_loss_is_the_one_finding_and_gradients_come_of_it(tmp_path: Path) -> None:
-    step = step_with_right_outputs(tmp_path).add("loss", "scalar", on_all(2.345), 4.0)
+    step = step_with_right_outputs(tmp_path).add(
+        "loss", "scalar", on_all(2.345), 4.0, ("Partial('avg')", "Replicate()")
+    )
     (found,), (said,) = step.add("w", "grad", on_all(WANTED**2)).add("v", "grad", on_all(WANTED**3)).check()
     assert (found.kind, found.tensor) == ("wrong-value", "loss")
     assert "unequal numbers of tokens" in found.cause

@@ -49,7 +49,7 @@ def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
                         name,
                         absent,
                         f"{len(absent)} of {len(absent) + len(tensor.shards)} ranks that hold it have no gradient "
-                        f"after the step (.grad is None): {listed(absent, MAX_LISTED)}",
+                        f"after the step (.grad is None): rank{'s' * (len(absent) > 1)} {listed(absent, MAX_LISTED)}",
                         cause="These ranks did not use the weight in their forward, or nothing sent them its gradient; "
                         "their optimizer leaves it alone while the others step it",
                         fix="let every rank use the weight, if only times zero, or all_reduce its gradient with zeros "

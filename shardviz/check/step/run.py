@@ -17,9 +17,14 @@ from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.means import check_mean_of_means
 from shardviz.check.step.no_gradient import check_no_gradient
+from shardviz.check.step.rules.common import told_together
+from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.losses import check_function, is_loss
+from shardviz.check.step.rules.micro_batches import told_of_micro_batches
 from shardviz.check.step.rules.norms import check_norm
 from shardviz.check.step.rules.order import check_order
+from shardviz.check.step.rules.other_layers import check_other_layers
 from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.scale import check_scale
 from shardviz.check.step.rules.terms import check_terms
@@ -69,7 +74,10 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     left = [one for one in evidence.results if id(one) not in explained]
     results = [(one, result) for one in left for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
-    yield from without_consequences([(one, result) for one, result in results if isinstance(result, Finding)])
+    found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
+    found, of_parts = told_of_micro_batches(evidence, found)
+    yield from (*said, *of_parts)
+    yield from without_consequences(found)
 
 
 def _lost_in_rounding(gradients: Sequence[Compared]) -> Iterator[NotChecked]:
@@ -98,13 +106,15 @@ def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
     elif one.incomparable:
         yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
-        found = _explained(evidence, one) or check_scale(one) or check_terms(evidence, one)
+        scaled = check_scale(one, batch_axes(evidence.dump), is_mean=is_loss(evidence, one))
+        found = _explained(evidence, one) or scaled or check_terms(evidence, one)
         yield with_reason(evidence, one, found)
 
 
 def _explained(evidence: Evidence, one: Compared) -> Finding | None:
     """Return what rules of its role say of a wrong result."""
     if one.role == "scalar":
-        return check_scalar(one) or check_norm(evidence, one)
+        return check_scalar(one) or check_norm(evidence, one) or check_function(evidence, one)
     tied = check_tied(evidence, one) if one.role == "grad" else None
-    return check_unreduced(one) or tied or check_order(one)
+    other = check_other_layers(evidence, one) if one.role == "grad" else None
+    return tied or other or check_unreduced(one) or check_order(one)

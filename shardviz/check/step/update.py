@@ -41,7 +41,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
     if not tensors or not dump.at("reference"):
         return
     if step:
-        why = f"the weights after the optimizer's step: it began with what is wrong ({step[0].kind}: {step[0].tensor})"
+        why = f"the weights after the optimizer's step: it began with what is wrong ({_named(step[0])})"
         yield NotChecked("", why, "step")
         return
     rounding, seen = rounding_of(dump), []
@@ -124,6 +124,10 @@ def _differing_states(dump: Dump, one: Compared) -> list[str]:
                 if not state.incomparable and set(state.copies_differ_along) & set(one.copies_differ_along):
                     kinds.append(kind)
     return kinds
+
+
+def _named(finding: Finding) -> str:
+    return f"{finding.kind}: {finding.tensor}" if finding.tensor else finding.kind
 
 
 def _apart(one: Compared) -> Finding:

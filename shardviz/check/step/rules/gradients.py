@@ -93,9 +93,9 @@ def _of_output(axes: str, op: str, over: tuple[str, ...]) -> tuple[str, str]:
     calls = " and ".join(f"all_reduce(output, op=ReduceOp.{op}, group=mesh.get_group({axis!r}))" for axis in over)
     return (
         f"Each rank multiplied its own part of the features and nothing added the products over {axes}, as "
-        "RowwiseParallel does",
-        f"use RowwiseParallel, or the differentiable {calls} of torch.distributed.nn.functional, before anything else "
-        "reads the output",
+        "RowwiseParallel does; or they were labelled as copies",
+        f"use RowwiseParallel; or call {calls} in the forward of a torch.autograd.Function whose backward returns the "
+        "gradient as it is, before anything else reads the output; label terms that are still to be added by Partial()",
     )
 
 

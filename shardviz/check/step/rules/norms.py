@@ -1,47 +1,105 @@
 """`wrong-scale` of a logged gradient norm: its squares were summed over another set of axes than those that split.
 
 A norm over shards is the root of the sum of all squares, each counted once. Summed over an axis that keeps copies too,
-it counts those once a rank (torchtune#2420); not summed over an axis that splits, it is a part's (RLinf#1558).
+it counts those once a rank (torchtune#2420); not summed over an axis that splits, it is a part's (RLinf#1558). Norms
+of parts are not summed or averaged: only their squares add up.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.rules.factors import splits
 from shardviz.check.step.words import claimed_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
+    Values = Mapping[int, NDArray[np.float64]]
+
+EQUAL = 1e-9
+"""How far apart numbers that ranks computed together may be, relative to them."""
+
 
 def check_norm(evidence: Evidence, one: Compared) -> Finding | None:
-    """Return the finding if a value should be the norm of all gradients, and is one over other axes."""
+    """Return the finding if a value should be the norm of all gradients, and is put together in another way."""
     gradients = list(evidence.gradients.values())
-    whole = np.sqrt(np.array(sum(float(np.sum(gradient.wanted**2)) for gradient in gradients)))
+    whole = np.array(total(gradient.wanted for gradient in gradients))
     if one.wanted.ndim or not gradients or not one.near(one.wanted, whole):
         return None
     own = {rank: _square(gradients, rank) for rank in one.reduced}
     for axes in _sets(one.mesh.axes):
-        summed = own
-        for axis in axes:
-            summed = one.over(axis, "sum", summed)
-        if set(summed) == set(own) and all(one.near(one.reduced[rank], np.sqrt(summed[rank])) for rank in own):
+        if _is(one, _over(one, axes, "sum", own), root=True):
             return _finding(one, gradients, axes)
+    norms = {rank: np.sqrt(square) for rank, square in own.items()}
+    for axes in _sets(one.mesh.axes)[1:]:
+        for op, name in (("avg", "mean"), ("sum", "sum")):
+            if _is(one, _over(one, axes, op, norms)):
+                return _of_norms(one, f"the {name} over {' and '.join(axes)} of each rank's own norm", axes)
     return None
 
 
-def _sets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for count in range(len(axes) + 1):
-        yield from combinations(axes, count)
+def total(parts: Iterable[NDArray[np.float64]]) -> float:
+    """Return the norm of all parts together."""
+    return math.sqrt(sum(float(np.sum(part**2)) for part in parts))
+
+
+def norms_of_parts(gradients: list[Compared]) -> Iterator[tuple[str, float]]:
+    """Yield norms that are not the whole's but equal on all ranks, as sentences call them."""
+    ranks = sorted({rank for one in gradients for rank in one.reduced})
+    one = gradients[0]
+    own = {rank: _square(gradients, rank) for rank in ranks}
+    roots = {rank: np.sqrt(square) for rank, square in own.items()}
+    for axes in _sets(one.mesh.axes)[1:]:
+        over = " and ".join(axes)
+        ways = (("avg", "mean", roots), ("sum", "sum", roots), ("sum", "root of the sum of squares", own))
+        for op, name, values in ways:
+            found = [float(value) for value in _over(one, axes, op, values).values()]
+            found = [math.sqrt(value) for value in found] if values is own else found
+            if found and max(found) - min(found) <= EQUAL * max(found):
+                yield f"the {name} over {over} of each rank's own", found[0]
+
+
+def _over(one: Compared, axes: tuple[str, ...], op: str, values: Values) -> Values:
+    for axis in axes:
+        values = one.over(axis, op, values)
+    return values
+
+
+def _is(one: Compared, values: Values, *, root: bool = False) -> bool:
+    """Whether every rank has logged such a value."""
+    found = {rank: np.sqrt(value) for rank, value in values.items()} if root else values
+    return set(found) == set(one.reduced) and all(one.near(one.reduced[rank], found[rank]) for rank in found)
+
+
+def _of_norms(one: Compared, what: str, axes: tuple[str, ...]) -> Finding:
+    over = " and ".join(axes)
+    return Finding(
+        "wrong-scale",
+        "error",
+        one.name,
+        one.wrong,
+        f"the value is {what}, where the norm of all gradients is the root of the sum of all squares",
+        claimed=claimed_text(one),
+        cause=f"Each rank took the root of the squares of its own parts, and the roots were reduced over {over}",
+        fix=f"all_reduce the sum of squares over {over} with ReduceOp.SUM, and take the root once, after it; "
+        "torch.nn.utils.get_total_norm does so for DTensors",
+        refs=("RLinf#1558",),
+    )
+
+
+def _sets(axes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [chosen for count in range(len(axes) + 1) for chosen in combinations(axes, count)]
 
 
 def _square(gradients: list[Compared], rank: int) -> NDArray[np.float64]:
@@ -75,8 +133,4 @@ def _finding(one: Compared, gradients: list[Compared], axes: tuple[str, ...]) ->
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:
     """Yield the gradients that an axis splits, or those of which it keeps copies."""
-    for one in gradients:
-        groups = one.mesh.groups(axis) if axis in one.mesh.axes else []
-        parts = {len({one.regions[rank] for rank in group if rank in one.regions}) > 1 for group in groups}
-        if (True in parts) == split:
-            yield one.name
+    yield from (one.name for one in gradients if splits(one, axis) == split)

@@ -2,6 +2,7 @@
 
 A sum where a mean belongs multiplies by the number of ranks, a mean where a sum belongs divides by it. A number that is
 no axis's size comes of what ranks compute by themselves: clipping by the norm of their own shard, a loss scale.
+`rules.common` looks at all gradients together, `rules.factors` says what an axis's size comes of.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.rules.factors import Over, advice, batch_of, splits
 from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.rules.factors import Batch
     from shardviz.layout.mesh import Mesh
 
 RATIO_PRECISION = 1e-6
@@ -38,25 +41,34 @@ OWN_NUMBER = (
     "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root",
 )
 ONE_NUMBER = (
-    "The sharded step scales this and the unsharded model's does not: clipping, a loss scale, a learning rate",
-    "scale in loss() or not at all in the step that is compared; where it is not yours, look for what scales it",
+    "The sharded step scales this and the unsharded model's does not: clipping by its own norm, a loss scale, a weight "
+    "of its own in the loss",
+    "scale in loss() or not at all in the step that is compared; clip in optimizer(); where it is not yours, look for "
+    "what scales it",
 )
 
 
-def check_scale(one: Compared) -> Finding | None:
-    """Return the finding if every rank is off by the same ratio, or by a number of its own."""
+def check_scale(one: Compared, batch: Batch | None = None, *, is_mean: bool = False) -> Finding | None:
+    """Return the finding if every rank is off by the same ratio, or by a number of its own.
+
+    Args:
+        one: The result.
+        batch: Whether each axis of the run splits the batch; None where that is not known.
+        is_mean: Whether the value is known to be a mean over the batch, as the loss is.
+    """
     ratio = ratio_to_wanted(one, one.reduced)
     if ratio is None or ratio == 1:
         return _by_numbers(one)
-    size = size_in_words(one.mesh, ratio)
+    found = overs([one], ratio, batch)
+    size = " or ".join(over.text for over in found)
     which = f", the size of {size}" if size and ratio > 1 else f", 1 over {size}" if size else ""
-    cause, fix = _advice(one, ratio, size)
+    cause, fix = _of_value(ratio, size, is_mean=is_mean) if one.role == "scalar" else _advice(ratio, found)
     return Finding(
         "wrong-scale",
         "error",
         one.name,
         one.wrong,
-        f"the {WHAT[one.role]} is {_times(ratio)} {one.whose}{which}",
+        f"the {WHAT[one.role]} is {times_text(ratio)} {one.whose}{which}",
         claimed=claimed_text(one),
         cause=cause,
         fix=fix,
@@ -64,23 +76,67 @@ def check_scale(one: Compared) -> Finding | None:
     )
 
 
-def _times(ratio: Fraction) -> str:
+def times_text(ratio: Fraction) -> str:
+    """Return a ratio as a sentence has it: `2 times`, `1/2 of`."""
     return f"{ratio.numerator} times" if ratio.denominator == 1 else f"{ratio} of"
 
 
-def _advice(one: Compared, ratio: Fraction, axes: str) -> tuple[str, str]:
+def _of_value(ratio: Fraction, axes: str, *, is_mean: bool) -> tuple[str, str]:
+    """Return the advice for a logged number."""
     over = f" over {axes}" if axes else ""
     size = f"the size of {axes}" if axes else f"{max(ratio, 1 / ratio)}"
-    if one.role == "scalar" and ratio < 1:
-        return f"It was divided by {size} though it is a mean already", "divide once only: the reduction takes the mean"
     if ratio > 1:
         return (
             f"Equal contributions were summed{over}, or a sum was taken where each rank's mean, or each micro-batch's, "
             "should be averaged",
-            f"reduce{over} with ReduceOp.AVG, or reduce once only; divide by the number of micro-batches",
+            f"reduce{over} with ReduceOp.AVG, or reduce once only; divide the loss by the number of micro-batches",
         )
-    cause = f"An average was taken{over} where the ranks' contributions should be summed"
-    return cause, f"reduce{over} with ReduceOp.SUM; for FSDP2, set_gradient_divide_factor(1.0)"
+    if is_mean:
+        return f"It was divided by {size} though it is a mean already", "divide once only: the reduction takes the mean"
+    return (
+        f"Each rank has the number of its own part, which is the same on all of them, and nothing summed it{over}; or "
+        "it is a mean that was taken twice",
+        f"all_reduce it with ReduceOp.SUM{over}; a mean is taken once only",
+    )
+
+
+def _advice(ratio: Fraction, found: Sequence[Over]) -> tuple[str, str]:
+    if found:
+        return advice(ratio, found)
+    if ratio > 1:
+        return (
+            f"{ratio} contributions, no mesh axis's size, were summed where they should be averaged, as of "
+            "micro-batches; or it was reduced several times",
+            "divide each micro-batch's loss by their number; reduce once, after the last",
+        )
+    return (
+        f"It was divided by {1 / ratio}, which is no mesh axis's size, or has {ratio} of the contributions only",
+        "divide by the number of contributions, once; reduce over all ranks that have one",
+    )
+
+
+def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
+    """Return the fewest axes whose sizes multiply to the ratio, or to one over it, in all ways.
+
+    Axes of which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
+    """
+    first = gradients[0]
+    spread = [axis for axis in first.mesh.axes if any(_spread(one, axis) for one in gradients)]
+    return [
+        Over(
+            axes,
+            _size(ratio),
+            batch_of(axes, batch),
+            any(splits(one, axis) for one in gradients for axis in axes),
+            any(one.claimed is not None and any(splits(one, axis) for axis in axes) for one in gradients),
+        )
+        for axes in _products(first.mesh, ratio)
+        if set(axes) <= set(spread)
+    ]
+
+
+def _spread(one: Compared, axis: str) -> bool:
+    return axis in one.mesh.axes and any(all(rank in one.reduced for rank in group) for group in one.mesh.groups(axis))
 
 
 def ratio_to_wanted(one: Compared, values: Mapping[int, NDArray[np.float64]]) -> Fraction | None:
@@ -142,15 +198,21 @@ def _by_numbers(one: Compared) -> Finding | None:
 
 def size_in_words(mesh: Mesh, ratio: Fraction) -> str:
     """Name the fewest axes whose sizes multiply to the ratio or to one over it: `dp or tp`, `dp * tp`."""
-    size = ratio.numerator if ratio > 1 else ratio.denominator
+    return " or ".join(" * ".join(axes) for axes in _products(mesh, ratio))
+
+
+def _size(ratio: Fraction) -> int:
+    return ratio.numerator if ratio > 1 else ratio.denominator
+
+
+def _products(mesh: Mesh, ratio: Fraction) -> list[tuple[str, ...]]:
+    size = _size(ratio)
     if size < 2 or ratio not in (Fraction(size), Fraction(1, size)):
-        return ""
+        return []
     for count in range(1, mesh.ndim + 1):
         fitting = [
-            " * ".join(axes)
-            for axes in combinations(mesh.axes, count)
-            if math.prod(mesh.axis_size(axis) for axis in axes) == size
+            axes for axes in combinations(mesh.axes, count) if math.prod(mesh.axis_size(axis) for axis in axes) == size
         ]
         if fitting:
-            return " or ".join(fitting)
-    return ""
+            return fitting
+    return []

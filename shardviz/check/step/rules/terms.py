@@ -12,6 +12,8 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.advice import UNEXPLAINED, where_to_look
+from shardviz.check.step.rules.factors import splits
+from shardviz.check.step.rules.losses import value_advice
 from shardviz.check.step.rules.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.dump.records import WEIGHTS
@@ -19,11 +21,15 @@ from shardviz.layout.region import index_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.dump.dump import Dump
+
+    Values = dict[int, NDArray[np.float64]]
 
 DIFFERING = f"{UNEXPLAINED}, and differs from rank to rank along"
 MAX_LISTED = 8
@@ -41,7 +47,7 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
     mixed = _mixed_shards(one)
     if mixed is not None:
         return mixed
-    cause, fix = where_to_look(evidence, one)
+    cause, fix = value_advice(evidence, one) or where_to_look(evidence, one)
     right = [rank for rank in one.reduced if rank not in one.wrong]
     is_on_some_ranks = bool(one.copies_differ_along and right)
     if is_on_some_ranks:
@@ -120,14 +126,27 @@ def _mixed_shards(one: Compared) -> Finding | None:
     for axis in one.mesh.axes:
         groups = [group for group in one.mesh.groups(axis) if all(rank in wanted for rank in group)]
         alike = all(len({wanted[rank].shape for rank in group}) == 1 for group in groups)
-        differ = any(len({one.regions[rank] for rank in group}) > 1 for group in groups)
-        if not groups or not alike or not differ:
+        if not groups or not alike or not splits(one, axis):
             continue
-        for op, name in (("avg", "mean"), ("sum", "sum")):
-            mixed = one.over(axis, op, wanted)
+        for name, mixed in _mixtures(one, axis, wanted, groups):
             if set(mixed) == set(one.reduced) and all(one.near(one.reduced[rank], mixed[rank]) for rank in mixed):
                 return _of_mixed(one, axis, name)
     return None
+
+
+def _mixtures(one: Compared, axis: str, wanted: Values, groups: list[tuple[int, ...]]) -> Iterator[tuple[str, Values]]:
+    """Yield what reductions over an axis make of its parts: of one a rank, or each counted once.
+
+    A part that several ranks share is counted once where each of them had its own contribution to it.
+    """
+    yield "mean", one.over(axis, "avg", wanted)
+    yield "sum", one.over(axis, "sum", wanted)
+    once: Values = {}
+    for group in groups:
+        parts = {one.regions[rank]: wanted[rank] for rank in group}
+        once |= dict.fromkeys(group, np.sum(list(parts.values()), axis=0))
+    yield "sum", once
+    yield "mean", {rank: values / len(group) for group in groups for rank, values in once.items() if rank in group}
 
 
 def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
@@ -138,8 +157,10 @@ def _of_mixed(one: Compared, axis: str, reduction: str) -> Finding:
         one.wrong,
         f"every rank has the {reduction} over {axis} of all parts of the {WHAT[one.role]}, which are different parts",
         claimed=claimed_text(one),
-        cause=f"It was reduced over {axis}, which splits it: only copies are reduced, shards are not",
-        fix=f"reduce it over the axes that do not split it; leave {axis} out of the group",
+        cause=f"It was reduced over all ranks of {axis}, which splits it: only copies of one part are reduced, shards "
+        "are not",
+        fix=f"reduce it over the axes that do not split it; leave {axis} out of the group, or reduce over those of its "
+        "ranks only that hold the same part",
     )
 
 

@@ -6,9 +6,13 @@ sum of both gradients is taken on both (Megatron-LM's embedding group).
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardviz.check.finding import Finding
+from shardviz.check.step.rules.scale import ratio_to_wanted
 from shardviz.check.step.words import claimed_text
 
 if TYPE_CHECKING:
@@ -17,12 +21,16 @@ if TYPE_CHECKING:
 
 
 def check_tied(evidence: Evidence, one: Compared) -> Finding | None:
-    """Return the finding if the gradients of names that were one tensor sum to the unsharded model's."""
+    """Return the finding if the gradients of names that were one tensor were not summed, or not rightly."""
     names = evidence.tied_to(one.name)
     others = [evidence.gradients[name] for name in names if name in evidence.gradients]
-    if not others or not all(_sum_is_right(one, rank, others) for rank in one.reduced):
+    if not others:
         return None
+    if not all(_sum_is_right(one, rank, others) for rank in one.reduced):
+        return _summed_as_they_lie(one, others)
     listed = " and ".join(other.name for other in others)
+    if ratio_to_wanted(one, one.reduced) == Fraction(1, 1 + len(others)):
+        return _averaged(one, listed, 1 + len(others))
     return Finding(
         "unreduced-gradient",
         "error",
@@ -36,6 +44,53 @@ def check_tied(evidence: Evidence, one: Compared) -> Finding | None:
         fix="after backward, all_reduce the gradients of both with ReduceOp.SUM over a group of the ranks that have "
         "them; start from equal weights",
         refs=("Megatron-LM#299",),
+    )
+
+
+def _averaged(one: Compared, listed: str, uses: int) -> Finding:
+    return Finding(
+        "wrong-scale",
+        "error",
+        one.name,
+        one.wrong,
+        f"the gradient is 1/{uses} of the unsharded model's: it was one tensor with {listed}, which other ranks have, "
+        f"and the gradients of its {uses} uses were averaged",
+        claimed=claimed_text(one),
+        cause="A tied weight has a copy on each of several stages; its gradient is the sum of those of all uses, and "
+        "their mean was taken",
+        fix=f"all_reduce the gradients of the copies with ReduceOp.SUM, and do not divide by {uses}",
+        refs=("Megatron-LM#299",),
+    )
+
+
+def _summed_as_they_lie(one: Compared, others: list[Compared]) -> Finding | None:
+    """Return the finding if ranks have one gradient for local shards that are different parts of a tied weight."""
+    other = next((other for other in others if all(_shared(one, rank, other) for rank in one.wrong)), None)
+    if other is None:
+        return None
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        f"the gradient is equal to that of {other.name} on other ranks, with which it was one tensor: but the local "
+        "shards are different parts of it",
+        claimed=claimed_text(one),
+        cause="The copies of a tied weight are split along different dims, or by other ranks, and their local shards' "
+        "gradients were reduced as they lie",
+        fix="split both copies along the same dim, or all_gather each gradient to the whole tensor before the sum and "
+        "take this rank's part of it after",
+        refs=("Megatron-LM#299",),
+    )
+
+
+def _shared(one: Compared, rank: int, other: Compared) -> bool:
+    """Whether another rank has a rank's gradient for another part of the other name."""
+    own = one.reduced[rank]
+    return bool(np.any(own)) and any(
+        values.size == own.size and other.regions[at] != one.regions[rank] and one.near(own.ravel(), values.ravel())
+        for at, values in other.reduced.items()
+        if at != rank
     )
 
 

@@ -1,0 +1,158 @@
+"""What makes a loss wrong that is computed from right outputs, and what is logged of it.
+
+A cross entropy over a vocabulary in shards adds up exponentials over ranks: an axis's size too many makes the loss too
+large by its logarithm. Means of ranks' means are a candidate only where an axis splits the batch. A function of the
+mean loss, as perplexity, is not the mean of the function.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.advice import where_to_look
+from shardviz.check.step.rules.factors import batch_axes, splits
+from shardviz.check.step.words import claimed_text, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.rules.factors import Advice
+    from shardviz.layout.mesh import Mesh
+
+FUNCTIONS: Mapping[str, Callable[[float], float]] = {
+    "exp": math.exp,
+    "log": lambda value: math.log(value) if value > 0 else math.nan,
+    "log2": lambda value: math.log2(value) if value > 0 else math.nan,
+    "sqrt": lambda value: math.sqrt(value) if value >= 0 else math.nan,
+    "square": lambda value: value * value,
+    "1 / x": lambda value: 1 / value if value else math.nan,
+    "exp2": lambda value: 2.0**value,
+}
+"""What a training loop logs of a loss: `exp` gives its perplexity."""
+
+MAX_of_loss = 500.0
+"""Of a larger loss no function is tried."""
+
+SMALL = 0.01
+"""A logarithm is told by a loss that rounding leaves this much nearer to it than it is large."""
+
+
+def is_loss(evidence: Evidence, one: Compared) -> bool:
+    """Whether a logged value is meant to be the loss, which is a mean over the batch."""
+    loss = _loss(evidence)
+    if loss is None or one.wanted.shape != loss.wanted.shape:
+        return False
+    return one is loss or one.near(one.wanted, loss.wanted)
+
+
+def value_advice(evidence: Evidence, one: Compared) -> Advice | None:
+    """Return where to look for what makes a logged value wrong, of right outputs; None where that says nothing."""
+    if one.role != "scalar" or not evidence.outputs_are_right:
+        return None
+    logarithm = _logarithm(one) if one.name == "loss" else None
+    batch = batch_axes(evidence.dump)
+    gradients = list(evidence.gradients.values())
+    others = [axis for axis in batch or () if any(splits(gradient, axis) for gradient in gradients)]
+    others = [axis for axis in others if batch and not batch[axis]]
+    if logarithm or not batch or not others:
+        return logarithm
+    cause, fix = (_of_loss if one.name == "loss" else _of_value)(" or ".join(others))
+    if any(one.mesh.axis_size(axis) > 1 for axis in batch if axis not in others):
+        also = where_to_look(evidence, one)
+        cause, fix = f"{also[0]}; or: {cause[0].lower()}{cause[1:]}", f"{also[1]}; {fix}"
+    return cause, fix
+
+
+def _logarithm(one: Compared) -> Advice | None:
+    """Return the advice for a loss that is off by the logarithm of a number of ranks."""
+    excess = [float(np.ravel(values - one.wanted)[0]) for values in one.reduced.values()]
+    for size, axes in _sizes(one.mesh) if max(excess) - min(excess) <= one.tolerance else ():
+        if one.tolerance < SMALL * math.log(size):
+            if abs(max(excess) - math.log(size)) <= one.tolerance:
+                return _of_logarithm(size, axes, "large", "counts every part of the vocabulary {size} times")
+            if abs(max(excess) + math.log(size)) <= one.tolerance:
+                return _of_logarithm(size, axes, "small", "is divided by {size}: averaged over ranks, not summed")
+    return None
+
+
+def _sizes(mesh: Mesh) -> Iterator[tuple[int, str]]:
+    """Yield the sizes of axes and of their products, with the axes."""
+    for count in range(1, mesh.ndim + 1):
+        for axes in combinations(mesh.axes, count):
+            size = math.prod(mesh.axis_size(axis) for axis in axes)
+            if size > 1:
+                yield size, " * ".join(axes)
+
+
+def _of_logarithm(size: int, axes: str, way: str, what: str) -> Advice:
+    return (
+        f"The loss is too {way} by log({size}) = {number(math.log(size))}, and {size} is the size of {axes}: the sum "
+        f"of exponentials of the softmax {what.format(size=size)}",
+        f"all_reduce the sum of exponentials over {axes} with ReduceOp.SUM, once, where each rank has its own words; "
+        "leave the sum out where each rank has all of them",
+    )
+
+
+def check_function(evidence: Evidence, one: Compared) -> Finding | None:
+    """Return the finding if a logged value is the mean of a function of each rank's loss, not of the mean loss."""
+    loss = _loss(evidence)
+    batch = batch_axes(evidence.dump)
+    if loss is None or one is loss or one.wanted.ndim or not batch:
+        return None
+    axes = [axis for axis in batch if batch[axis]]
+    wanted = float(np.ravel(loss.wanted)[0])
+    for name, function in FUNCTIONS.items() if axes and abs(wanted) < MAX_of_loss else ():
+        if one.near(one.wanted, np.array(function(wanted))):
+            own = {rank: np.array(function(float(np.ravel(values)[0]))) for rank, values in loss.values.items()}
+            for axis in axes:
+                own = one.over(axis, "avg", own)
+            if set(own) == set(one.reduced) and all(one.near(one.reduced[rank], own[rank]) for rank in own):
+                return _of_mean(one, name, " and ".join(axes))
+    return None
+
+
+def _of_mean(one: Compared, name: str, over: str) -> Finding:
+    rank = one.wrong[0]
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        f"the value is the mean over {over} of {name} of each rank's loss, {number(float(one.reduced[rank]))}, where "
+        f"{name} of the mean loss is {number(float(one.wanted))}",
+        claimed=claimed_text(one),
+        cause=f"{name} was taken before the losses were averaged: the mean of {name} is not {name} of the mean",
+        fix=f"average the losses over {over} first, then take {name}",
+    )
+
+
+def _loss(evidence: Evidence) -> Compared | None:
+    return next(
+        (one for one in evidence.results if (one.role, one.name) == ("scalar", "loss") and not one.incomparable), None
+    )
+
+
+def _of_loss(axes: str) -> Advice:
+    return (
+        f"Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
+        "outputs: labels that were not moved to a shard's own words, words of other shards that are not masked, or a "
+        "maximum, a sum or a mean over a rank's own part only",
+        "subtract the first word of the rank's shard from the labels and mask those outside it; all_reduce the "
+        "maximum, the sum of exponentials and the chosen logit; or use loss_parallel()",
+    )
+
+
+def _of_value(axes: str) -> Advice:
+    return (
+        f"Ranks along {axes} have the same batch, and what they may split is the vocabulary or another dim of the "
+        "outputs: the value is of a rank's own part only, as an argmax, a maximum or a count over a shard is, or "
+        "counts parts that are copies more than once",
+        f"compute it of the whole: gather the shards over {axes} first, or reduce what is computed of each part",
+    )

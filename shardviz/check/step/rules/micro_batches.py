@@ -1,0 +1,158 @@
+"""`wrong-value` of gradients in which some micro-batches count more often than others, or not at all.
+
+The unsharded model's gradient is known of every micro-batch. Where a gradient is a sum of these with other weights than
+the right ones, which least squares finds, the weights say what went wrong: only the last one counts where gradients are
+zeroed between them, the earlier ones count more often where each reduction sums what was reduced before.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.words import number
+from shardviz.dump.records import of_micro_batch
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+
+    Found = tuple[Compared, Finding]
+    Weights = tuple[float, ...]
+
+DIGITS = 3
+"""Weights are rounded to this many digits after the point."""
+
+MARGIN = 1e4
+"""A gradient this often the tolerance tells weights."""
+
+MAX_LISTED = 8
+
+
+def told_of_micro_batches(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+    """Return what is left of a step's findings, and what is said once of micro-batches that count wrongly."""
+    unexplained = [one for one, finding in found if one.role == "grad" and finding.generic]
+    weights = {one.name: of for one in unexplained if (of := _weights(evidence, one))}
+    distinct = set(weights.values())
+    has_output = any(one.role == "output" for one, _ in found)
+    if len(distinct) != 1 or (has_output and not _repeated(min(distinct))):
+        return list(found), []
+    told = [one for one in unexplained if one.name in weights or not _tells(evidence, one)]
+    left = [(one, finding) for one, finding in found if one not in told]
+    if has_output:  # what was run is another batch, and its outputs and loss are right for that one
+        left = [(one, finding) for one, finding in left if one.role == "grad" or not finding.generic]
+    ranks = {rank for one in unexplained if one.name in weights for rank in one.wrong}
+    return left, [_finding(evidence, list(weights), min(distinct), tuple(sorted(ranks)))]
+
+
+def _repeated(weights: Weights) -> tuple[int, ...]:
+    """Return the micro-batches that were run in place of others, which do not count; as many runs as there are."""
+    whole = all(weight == round(weight) >= 0 for weight in weights)
+    if not whole or sum(weights) != len(weights) or 0 not in weights:
+        return ()
+    return tuple(index for index, weight in enumerate(weights) if weight > 1)
+
+
+def _parts(evidence: Evidence, one: Compared) -> list[NDArray[np.float64]]:
+    """Return the unsharded model's gradient of each micro-batch."""
+    found: list[NDArray[np.float64]] = []
+    while part := evidence.dump.find("reference", "activation", of_micro_batch(one.name, len(found))):
+        found.append(evidence.dump.values(part.first, of_micro_batch(one.name, len(found))))
+    return found
+
+
+def _tells(evidence: Evidence, one: Compared) -> bool:
+    parts = _parts(evidence, one)
+    sizes = [float(np.max(np.abs(part), initial=0.0)) for part in parts]
+    return bool(parts) and min(sizes) > MARGIN * one.tolerance and one.wanted.size >= 2 * len(parts)
+
+
+def _weights(evidence: Evidence, one: Compared) -> Weights:
+    """Return how often each micro-batch counts, the same on all ranks; empty where that does not explain a gradient."""
+    if not _tells(evidence, one) or len(one.wrong) < len(one.reduced):
+        return ()
+    parts = [part.reshape(one.wanted.shape) / len(_parts(evidence, one)) for part in _parts(evidence, one)]
+    if not one.near(sum(parts, np.zeros(one.wanted.shape)), one.wanted):
+        return ()
+    weights = {_fitted(one, rank, parts) for rank in one.reduced}
+    return weights.pop() if len(weights) == 1 else ()
+
+
+def _fitted(one: Compared, rank: int, parts: Sequence[NDArray[np.float64]]) -> Weights:
+    at = one.regions[rank].flat_ids(one.wanted.shape).ravel()
+    columns = np.stack([part.ravel()[at] for part in parts], axis=1)
+    got = one.reduced[rank].ravel()
+    if len(at) < 2 * len(parts) or not np.all(np.isfinite(got)):
+        return ()
+    solved, _, num_ranks, _ = np.linalg.lstsq(columns, got, rcond=1e-9)
+    weights = tuple(round(float(weight), DIGITS) + 0.0 for weight in solved)
+    fits = one.near(columns @ np.array(weights), got, scale=max(map(abs, weights)))
+    return weights if fits and num_ranks == len(parts) and len(set(weights)) > 1 else ()
+
+
+def _finding(evidence: Evidence, names: list[str], weights: Weights, ranks: tuple[int, ...]) -> Finding:
+    cause, fix = _advice(evidence, names, weights)
+    times = listed(map(number, weights), MAX_LISTED)
+    what = "the gradient has" if len(names) == 1 else f"{len(names)} gradients have"
+    return Finding(
+        "wrong-value",
+        "error",
+        names[0] if len(names) == 1 else "",
+        ranks,
+        f"{what} the {len(weights)} micro-batches {times} times, in turn, where each counts once",
+        details=(f"they are those of {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
+        cause=cause,
+        fix=fix,
+    )
+
+
+def _advice(evidence: Evidence, names: list[str], weights: Weights) -> tuple[str, str]:
+    counted = [index for index, weight in enumerate(weights) if weight]
+    if again := _repeated(weights):
+        return (
+            f"Micro-batch {listed(again, MAX_LISTED)}, counted from 0, was run in place of others: the same rows were "
+            "passed, or sent to the next stage, several times",
+            "pass every micro-batch once; look at the index, and at a buffer that is sent before it is filled again",
+        )
+    if counted == [len(weights) - 1]:
+        return (
+            "Only the last micro-batch counts: gradients were zeroed, or overwritten, before each one's backward",
+            "call zero_grad() once, before the first micro-batch; let backward() add to .grad",
+        )
+    if len(counted) < len(weights):
+        lost = [index for index in range(len(weights)) if index not in counted]
+        return (
+            f"Micro-batches {listed(lost, MAX_LISTED)}, counted from 0, do not count: zero_grad() or an optimizer's "
+            "step came after them, or their backward did not run",
+            "call zero_grad() once, before the first micro-batch, and backward() for each",
+        )
+    if axes := _summed_again(evidence, names, weights):
+        return (
+            f"Gradients were summed over {axes} after every micro-batch, so that what was reduced before was summed "
+            f"again: each counts {number(weights[0] / weights[1])} times as often as the next",
+            f"reduce over {axes} once, after the last micro-batch; or reduce each micro-batch's gradient before it is "
+            "added",
+        )
+    return (
+        "Each micro-batch's loss has a weight of its own: it was divided by its own number of rows or labels, or "
+        "scaled between them",
+        "divide every micro-batch's loss by the same number, of all micro-batches together",
+    )
+
+
+def _summed_again(evidence: Evidence, names: list[str], weights: Weights) -> str:
+    """Name the axes whose size is the ratio of each weight to the next; empty where there is none."""
+    ratios = {round(one / other, DIGITS) for one, other in pairwise(weights)}
+    mesh = evidence.gradients[names[0]].mesh
+    if len(ratios) > 1:
+        return ""
+    fitting = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1 and {mesh.axis_size(axis)} == ratios]
+    return " or ".join(fitting) or ("all ranks" if ratios == {mesh.size} else "")
