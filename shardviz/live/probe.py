@@ -253,10 +253,10 @@ class ProbeOnRank:
                 self.capture.add_values(replace(local, claim=None), "reference")
             for local in update:
                 self.capture.add_values(replace(local, claim=None, grad=None), "updated")
-        if not reference.training:
-            self._add_training(own, axes, reference.step.output, built)
             for local in of_parts:
                 self.capture.add_values(replace(local, claim=None), "reference")
+        if not reference.training:
+            self._add_training(own, axes, reference.step.output, built)
         return None
 
     def _add_training(
