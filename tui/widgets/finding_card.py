@@ -45,7 +45,7 @@ def finding_head(document: Document | None, index: int) -> Text:
     if document is None or not document.findings:
         return Text()
     finding = document.findings[index]
-    name = shortened(printable(finding.tensor), MOST_NAME)
+    name = shortened(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     return Text.assemble(
         (kind, "bold"), f" {name} " if name else " ", (f"· finding {index + 1} of {len(document.findings)}", "dim")

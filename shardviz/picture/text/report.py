@@ -176,7 +176,7 @@ def summary_line(report: Report, terminal: Terminal, results: Container[str] = (
     """
     ranks = counted(report.num_ranks, "rank")
     names = {entry.tensor for entry in report.not_checked if entry.tensor}
-    unchecked = len(names - {finding.tensor for finding in report.findings})
+    unchecked = len(names - set(report.findings_of))
     general = sum(1 for entry in report.not_checked if not entry.tensor)
     but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
     but += f"; {counted(general, 'check')} not made" if general else ""
@@ -193,7 +193,7 @@ def summary_line(report: Report, terminal: Terminal, results: Container[str] = (
 
 
 def _where(report: Report, results: Container[str]) -> str:
-    names = {finding.tensor for finding in report.findings if finding.tensor}
+    names = {name for name in report.findings_of if name}
     tensors = sum(name not in results for name in names)
     parts = [f"{tensors:,} of {counted(report.num_tensors, 'tensor')}"] if tensors else []
     parts += [counted(len(names) - tensors, "result") + " of the step"] if len(names) > tensors else []
