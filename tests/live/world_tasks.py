@@ -158,7 +158,7 @@ def return_a_lambda(world: World) -> Any:
 
 def run_main(world: World, file: str) -> None:
     """Run a script's `main` as `torch.multiprocessing.spawn` does."""
-    runpy.run_path(file)["main"](world.rank)
+    runpy.run_path(file)["main"](world.rank, os.path.dirname(file))
 
 
 def shout(world: World) -> None:

@@ -124,6 +124,13 @@ def test_the_last_line_sums_up_and_never_hides_what_was_not_checked(found: Repor
     assert summary_line(found, TERMINAL).plain == line
 
 
+def test_a_run_without_findings_says_what_was_not_compared_and_is_good_all_the_same(tmp_path: Path) -> None:
+    clean = dump(tmp_path, {"w": "[8/tp]"})
+    text = TERMINAL.render(report_lines(clean, report_on(clean), TERMINAL))
+    assert text.splitlines()[-1] == "✓ the tensor is in order on 8 ranks; not compared: a training step"
+    assert report_on(clean).not_checked == ()
+
+
 def test_what_a_step_put_out_is_not_counted_as_a_tensor_of_the_model() -> None:
     found = report(swapped("a"), swapped("loss"), swapped("output"))
     text = summary_line(found, TERMINAL, {"loss", "output"}).plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.verdicts import WORDS
+from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import section
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
@@ -100,6 +100,7 @@ def _drawn(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str
 
 def _header(dump: Dump, report: Report) -> str:
     run = dump.files.run
+    summary = summary_line(report, Terminal(), step_results(dump), not_compared(dump))
     verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
     facts = [
         ("mesh", words(dump.files.mesh)),
@@ -115,7 +116,7 @@ def _header(dump: Dump, report: Report) -> str:
         "header",
         element("p", "shardviz", class_="soft"),
         element("h1", words(dump.files.path.name)),
-        element("p", words(summary_line(report, Terminal(), step_results(dump)).plain), class_=f"verdict {verdict}"),
+        element("p", words(summary.plain), class_=f"verdict {verdict}"),
         element("dl", *known, class_="facts"),
     )
 
