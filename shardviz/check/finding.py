@@ -129,10 +129,10 @@ class Finding:
 
     @property
     def _other_layouts(self) -> list[tuple[str, str]]:
-        """Where the elements of other tensors are, unless as those of the first: identical ones in one row."""
+        """Where the elements of other tensors are, unless held as those of the first: identical ones in one row."""
         sides = [(one.tensor, (one.claimed, one.held)) for one in self.members]
-        folded = [(names, pair) for names, pair in fold(sides) if pair != sides[0][1]]
-        rows = [f"{names}: {' held as '.join(filter(None, pair))}" for names, pair in folded[:MOST_NAMES]]
+        folded = [(names, (claimed, held)) for names, (claimed, held) in fold(sides) if held != self.held]
+        rows = [f"{names}: claimed {claimed}, held {held}" for names, (claimed, held) in folded[:MOST_NAMES]]
         more = [f"{len(folded) - MOST_NAMES} more"] if len(folded) > MOST_NAMES else []
         return [("and", text) for text in (*rows, *more)]
 

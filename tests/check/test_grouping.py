@@ -93,7 +93,7 @@ def test_one_rule_on_weights_of_different_shapes_is_one_finding_that_shows_both_
     made = {"a": Made("[12/fsdp/tp, 4]", held="[12/tp/fsdp, 4]"), "b": Made("[24/fsdp/tp]", held="[24/tp/fsdp]")}
     found = only(check_made(tmp_path, "fsdp=2,tp=3", made))
     assert found.tensors == ("a", "b")
-    assert ("and", "b: [24/fsdp/tp] held as [24/tp/fsdp]") in found.layouts
+    assert ("and", "b: claimed [24/fsdp/tp], held [24/tp/fsdp]") in found.layouts
     assert "such as a: " in found.summary
 
 
