@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
 from shardviz.dump.whole import whole_values
@@ -88,15 +89,17 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     return Difference(
         tuple(changes),
-        _only_in(other, one),
-        _only_in(one, other),
+        _only_in(other, one, after),
+        _only_in(one, other, before),
         tuple(dict.fromkeys(result for result in results if isinstance(result, NotChecked))),
     )
 
 
-def _only_in(report: Report, other: Report) -> tuple[Finding, ...]:
-    known = {(finding.kind, finding.tensor) for finding in other.findings}
-    return tuple(finding for finding in report.findings if (finding.kind, finding.tensor) not in known)
+def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:
+    """Return the findings of tensors that do not have them in the other report; what is left of a group is one."""
+    known = {(finding.kind, finding.tensor) for finding in ungrouped(other.findings)}
+    left = [one for one in ungrouped(report.findings) if (one.kind, one.tensor) not in known]
+    return tuple(grouped(left, ranks_by_name(dump) if left else {}))
 
 
 def _moment_changes(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardviz.text import fold
+from shardviz.text import fold, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.text import Fold
@@ -47,20 +46,23 @@ About = Literal["order", "no-ids", "gathering", "values", "ties", "step", "run"]
 could hold ids; what torch gathers of it; whether copies are equal; ties; a step; the run as a whole."""
 
 FOR_MACHINES = (
-    *("kind", "severity", "tensor", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
+    *("kind", "severity", "tensor", "tensors", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
     *("also", "refs"),
 )
 """What of a finding is printed as JSON, in this order."""
 
+MOST_NAMES = 4
+"""Names in a title, identical layers counted as one; the row `tensors` has all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One disagreement between two descriptions of a tensor.
+    """One disagreement between two descriptions of a tensor, or of several tensors that have it of one cause.
 
     Attributes:
         kind: Which rule it breaks.
         severity: `error` where numbers are wrong, `warning` where something could not be seen whole.
-        tensor: The tensor's name; empty where it is about the whole dump.
+        tensor: The tensor's name, or the first of several; empty where it is about the whole dump.
         ranks: The ranks that disagree, rising.
         sentence: What is wrong, in numbers.
         details: Clauses that follow the sentence: an example of it, what comes of it.
@@ -72,6 +74,8 @@ class Finding:
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
+        members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
+            the whole are those of the first.
     """
 
     kind: Kind
@@ -89,6 +93,27 @@ class Finding:
     also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
     generic: bool = False
+    members: tuple[Finding, ...] = ()
+
+    @property
+    def each(self) -> tuple[Finding, ...]:
+        """The finding of each tensor, with its own numbers."""
+        return self.members or (self,)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of all tensors that have it, the first one first; empty where it is about the whole dump."""
+        return tuple(dict.fromkeys(one.tensor for one in self.each if one.tensor))
+
+    @property
+    def folds(self) -> list[Fold]:
+        """The names of its tensors, with identical layers in one."""
+        return [names for names, _ in fold((name, None) for name in self.tensors)]
+
+    @property
+    def title(self) -> str:
+        """The names of its tensors, as far as there is room: `layers.[0-3].up.weight, head.weight`."""
+        return listed(self.folds, MOST_NAMES)
 
     @property
     def summary(self) -> str:
@@ -99,7 +124,17 @@ class Finding:
     def layouts(self) -> list[tuple[str, str]]:
         """Where the elements are claimed, held and intended to be, as titled rows, as far as it is known."""
         sides = (("claimed", self.claimed), ("held", self.held), ("intended", self.intended))
-        return [(title, text) for title, text in sides if text]
+        others = [("tensors", ", ".join(map(str, self.folds)))] if len(self.folds) > MOST_NAMES else []
+        return [*others, *((title, text) for title, text in sides if text), *self._other_layouts]
+
+    @property
+    def _other_layouts(self) -> list[tuple[str, str]]:
+        """Where the elements of other tensors are, unless held as those of the first: identical ones in one row."""
+        sides = [(one.tensor, (one.claimed, one.held)) for one in self.members]
+        folded = [(names, (claimed, held)) for names, (claimed, held) in fold(sides) if held != self.held]
+        rows = [f"{names}: claimed {claimed}, held {held}" for names, (claimed, held) in folded[:MOST_NAMES]]
+        more = [f"{len(folded) - MOST_NAMES} more"] if len(folded) > MOST_NAMES else []
+        return [("and", text) for text in (*rows, *more)]
 
     @property
     def advice(self) -> list[tuple[str, str]]:
@@ -139,31 +174,6 @@ class NotChecked:
     about: About
 
 
-NAME = "\0"
-"""Stands for the tensor's name while findings that differ in nothing else are folded."""
-
-
-def fold_findings(findings: Iterable[Finding]) -> list[tuple[Fold, Finding]]:
-    """Fold findings that are the same for identical layers.
-
-    Returns:
-        Each finding once, with the names of all the tensors that have it, and worded for all of them.
-    """
-    folded = fold((finding.tensor, _nameless(finding)) for finding in findings)
-    return [(names, finding.in_words(partial(_named, str(names)))) for names, finding in folded]
-
-
-def _named(name: str, text: str) -> str:
-    return text.replace(NAME, name)
-
-
-def _nameless(finding: Finding) -> Finding:
-    if not finding.tensor:
-        return finding
-    name = re.compile(rf"(?<![\w.]){re.escape(finding.tensor)}(?!\.?\w)")
-    return replace(finding.in_words(partial(name.sub, NAME)), tensor="")
-
-
 @dataclass(frozen=True)
 class Report:
     """What a check of a dump found.
@@ -184,10 +194,11 @@ class Report:
 
     @cached_property
     def findings_of(self) -> Mapping[str, tuple[Finding, ...]]:
-        """The findings of each tensor that has any, worst first."""
+        """The findings of each tensor that has any, worst first, with its own numbers."""
         found: dict[str, list[Finding]] = {}
         for finding in self.findings:
-            found.setdefault(finding.tensor, []).append(finding)
+            for one in finding.each:
+                found.setdefault(one.tensor, []).append(one)
         return {name: tuple(findings) for name, findings in found.items()}
 
     @cached_property
@@ -197,11 +208,6 @@ class Report:
         for unchecked in self.not_checked:
             found.setdefault(unchecked.tensor, []).append(unchecked.why)
         return {name: tuple(reasons) for name, reasons in found.items()}
-
-    @cached_property
-    def folded(self) -> list[tuple[Fold, Finding]]:
-        """The findings, once for identical layers."""
-        return fold_findings(self.findings)
 
     @cached_property
     def folded_not_checked(self) -> list[tuple[Fold, str]]:

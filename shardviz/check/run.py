@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked, Report
+from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
 from shardviz.check.order.foreign import check_foreign
@@ -76,7 +77,7 @@ def report_on(dump: Dump) -> Report:
     return Report(
         num_ranks=dump.files.run.num_ranks,
         num_tensors=len({name for tensor in dump.tensors if tensor.role in WEIGHTS for name in tensor.names}),
-        findings=tuple(findings),
+        findings=tuple(grouped(findings, ranks_by_name(dump) if findings else {})),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
         laid_out=laid_out,
     )

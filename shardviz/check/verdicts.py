@@ -72,6 +72,17 @@ def is_listed(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report |
     return report is not None and any(name in report.findings_of or name in report.why_not_checked for name in names)
 
 
+def not_compared(dump: Dump) -> list[str]:
+    """Return what of a training run nothing was compared with, in words: no fault of the run, and no reason to fail.
+
+    Without an unsharded step beside it, that is the whole step. With one, activations only serve to find where a wrong
+    output begins, and what the optimizer keeps is compared where the unsharded model has been stepped too.
+    """
+    if not dump.at("reference"):
+        return ["a training step"]
+    return ["activations", *([] if dump.at("updated") else ["optimizer state"])]
+
+
 def nothing_checked(dump: Dump, report: Report) -> str:
     """Say in a line that no tensor of a dump could be checked, and why; empty where some were."""
     if report.findings:

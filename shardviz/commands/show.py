@@ -160,6 +160,7 @@ def show(
 
 def _overview(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, and its tensors with their verdicts."""
+    from shardviz.check.verdicts import not_compared
     from shardviz.commands._dumps import checked
     from shardviz.picture.text.meshes import mesh_lines
     from shardviz.picture.text.report import step_results, summary_line, table_lines
@@ -173,7 +174,7 @@ def _overview(dump: Dump, terminal: Terminal) -> list[Text]:
         line(""),
         *table_lines(dump, report, terminal),
         line(""),
-        summary_line(report, terminal, step_results(dump)),
+        summary_line(report, terminal, step_results(dump), not_compared(dump)),
     ]
     if report.findings or report.not_checked:
         print(f"shardviz check {files.path} says why", file=sys.stderr)

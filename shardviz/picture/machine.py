@@ -17,7 +17,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def report_json(report: Report) -> str:
-    """Return the report as JSON, which `check --format json` prints: one finding a tensor, none folded."""
+    """Return the report as JSON, which `check --format json` prints; each finding has the names of all its tensors."""
     return json.dumps(report.to_json(), indent=1) + "\n"
 
 
@@ -29,7 +29,7 @@ def report_github(report: Report) -> str:
     lines = []
     for finding in report.findings:
         level = "error" if finding.severity == "error" else "warning"
-        title = _property(f"shardviz: {finding.kind} {printable(finding.tensor)}".strip())
+        title = _property(f"shardviz: {finding.kind} {printable(finding.title)}".strip())
         lines.append(f"::{level} title={title}::{_data(_details(finding))}")
     lines += [
         f"::notice title=shardviz%3A not checked::{_data(_named(unchecked.tensor, unchecked.why))}"

@@ -164,7 +164,7 @@ def test_experts_renumbered_on_each_rank_collide(tmp_path: Path) -> None:
         "experts.3": Made(None, held="[2, 2]", shape=(2, 2)),
     }
     report = check_made(tmp_path, "ep=2", made)
-    assert kinds(report) == ["name-collision", "name-collision"]
+    assert [(one.kind, one.tensors) for one in report.findings] == [("name-collision", ("experts.0", "experts.1"))]
     assert "experts.0 on rank 0, experts.2 on rank 1" in report.findings[0].summary
 
 

@@ -59,10 +59,13 @@ def test_what_holds_what_it_claims_gives_no_finding(tmp_path: Path, text: str) -
     assert (report.findings, report.not_checked) == ((), ())
 
 
-def test_a_finding_is_one_a_name_for_folded_layers(tmp_path: Path) -> None:
+def test_a_finding_of_many_layers_is_one_with_all_their_names(tmp_path: Path) -> None:
     made = Made("[12/fsdp/tp, 12]", held="[12/tp/fsdp, 12]")
     report = check_made(tmp_path, MESH, {f"layers.{index}.w": made for index in range(12)})
-    assert [finding.tensor for finding in report.findings] == [f"layers.{index}.w" for index in range(12)]
+    (found,) = report.findings
+    assert found.tensors == tuple(f"layers.{index}.w" for index in range(12))
+    assert found.summary.startswith("12 tensors alike: ")
+    assert all(len(report.findings_of[name]) == 1 for name in found.tensors)
 
 
 @pytest.mark.parametrize(

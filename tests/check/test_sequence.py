@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardviz.check.run import check_dump
-from tests.check.checking import arange, check_made, kinds, only
+from tests.check.checking import arange, check_made, only
 from tests.check.records import change_run
 from tests.dumps import Made
 
@@ -88,7 +88,8 @@ def test_positions_that_start_anew_on_every_rank_are_one_finding_with_its_own_ca
 
 def test_tokens_that_are_on_no_rank_are_missing_though_all_are_ordered_alike(tmp_path: Path) -> None:
     parts = {rank: part[:-1] for rank, part in plain(arange(LENGTH)).items()}
-    assert kinds(along(tmp_path, tokens=parts, labels=parts)) == ["missing", "missing"]
+    found = only(along(tmp_path, tokens=parts, labels=parts))
+    assert (found.kind, found.tensors) == ("missing", ("tokens", "labels"))
 
 
 def test_a_finer_split_of_the_sequence_is_said_to_be_unchecked(tmp_path: Path) -> None:

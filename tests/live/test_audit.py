@@ -7,7 +7,7 @@ import pytest
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
-from shardviz.layout.placements import Replicate, Shard
+from shardviz.layout.placements import Partial, Replicate, Shard
 from shardviz.live.audit.cases import Case, all_cases, is_permuted
 from shardviz.live.audit.repro import repro
 from shardviz.live.audit.sweep import audit
@@ -89,3 +89,31 @@ def test_every_repro_is_python_that_says_what_is_wanted(case):
 def test_gathering_wants_the_whole_tensor_everywhere():
     case = Case("gather", MESH, (5,), (Shard(0), Shard(0)), (Shard(0), Shard(0)))
     assert case.wanted_layout == Layout.replicated(MESH, (5,))
+
+
+PENDING = Case("redistribute", MESH, (5,), (Partial(), Shard(0)), (Shard(0), Replicate()))
+"""A reduce-scatter over one axis beside a gather over the other."""
+
+
+def test_what_ranks_begin_with_under_a_pending_sum_sums_to_the_ids():
+    for tp in range(2):
+        parts = [PENDING.start(rank) for rank in MESH.ranks if MESH.coord_of(rank)[1] == tp]
+        assert parts[0] != parts[1], "a rank that is left out or counted twice shows"
+        ids = PENDING.layout(PENDING.source).region((0, tp))
+        assert [sum(pair) for pair in zip(*parts, strict=True)] == PENDING.ids(ids)
+
+
+def test_partial_sources_reduce_scatters_and_flattened_meshes_are_among_the_cases():
+    cases = all_cases(MESH, 3)
+    assert {(case.operation, case.flattened) for case in cases if Partial() in case.source} == {
+        ("gather", False),
+        ("gather", True),
+        ("redistribute", False),
+        ("redistribute", True),
+    }
+    assert any(case.source == PENDING.source and case.target == PENDING.target for case in cases)
+    assert not [case for case in cases if Partial() in case.source and case.operation == "checkpoint"]
+
+
+def test_a_repro_of_a_pending_sum_gives_every_rank_its_share(tmp_path):
+    run_repro(PENDING, tmp_path)

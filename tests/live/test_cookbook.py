@@ -132,21 +132,20 @@ def test_a_collective_that_gives_something_else_is_a_finding_with_what_it_is_def
     largest = "distributed.all_reduce(row, op=distributed.ReduceOp.MAX, group=group)"
     broken = _changed("collectives", tmp_path, "distributed.all_reduce(row, group=group)", largest)
     report = report_on(run_probe(broken, "outer=2,inner=2", tmp_path / "dump"))
-    assert [(finding.kind, finding.tensor, finding.ranks) for finding in report.findings] == [
-        ("collective-mismatch", "inner.all_reduce", (0, 1, 2, 3)),
-        ("collective-mismatch", "world.all_reduce", (0, 1, 2, 3)),
-    ]
-    assert report.findings[0].summary == (
-        "all_reduce over ranks 0, 1 gave rank 0 [10, 11], where [10, 12] follows from what they had before"
+    (found,) = report.findings
+    assert (found.kind, found.ranks) == ("collective-mismatch", (0, 1, 2, 3))
+    assert found.tensors == ("inner.all_reduce", "world.all_reduce")
+    assert found.summary == (
+        "2 tensors, such as inner.all_reduce: all_reduce over ranks 0, 1 gave "
+        "rank 0 [10, 11], where [10, 12] follows from what they had before"
     )
 
 
 def test_a_collective_that_is_not_called_at_all_is_a_finding_too(tmp_path):
     broken = _changed("collectives", tmp_path, "distributed.broadcast(row, src=first, group=group)", "pass")
     report = report_on(run_probe(broken, "outer=1,inner=3", tmp_path / "dump"))
-    assert [(finding.tensor, finding.ranks) for finding in report.findings] == [
-        ("inner.broadcast", (1, 2)),
-        ("world.broadcast", (1, 2)),
+    assert [(finding.tensors, finding.ranks) for finding in report.findings] == [
+        (("inner.broadcast", "world.broadcast"), (1, 2))
     ]
 
 

@@ -122,7 +122,7 @@ def optimizer(model, mesh):
 def test_what_an_optimizer_does_wrong_to_weights_and_gradients_is_found(text, wrong, right, kind, names, tmp_path):
     report = checked(text + wrong, "dp=2", tmp_path / "wrong")
     assert {finding.kind for finding in report.findings} == {kind}
-    said = " ".join(f"{finding.tensor} {finding.summary}" for finding in report.findings)
+    said = " ".join(f"{finding.tensors} {finding.summary}" for finding in report.findings)
     assert all(name in said for name in names)
     report = checked(text + right, "dp=2", tmp_path / "right")
     assert (report.findings, beside_the_unsharded(report)) == ((), [])

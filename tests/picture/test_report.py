@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from shardviz.check.finding import Finding, NotChecked, Report
+from shardviz.check.grouping import grouped
 from shardviz.check.run import report_on
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files
@@ -50,7 +51,7 @@ WEIRD = "[red]w\x1b[31m:100%,\n"
 
 
 def report(*findings: Finding, not_checked: tuple[NotChecked, ...] = (), num_tensors: int = 12) -> Report:
-    return Report(8, num_tensors, findings, not_checked)
+    return Report(8, num_tensors, tuple(grouped(findings)), not_checked)
 
 
 def dump(tmp_path: Path, tensors: dict[str, Made | str]) -> Dump:
@@ -83,17 +84,17 @@ def test_the_report_of_a_dump_with_findings(tmp_path: Path) -> None:
 
 def test_findings_that_differ_in_more_than_the_layer_stay_apart() -> None:
     other = Finding("misordered", "error", "layers.2.w", (1,), "1 of 8 ranks holds other rows")
-    text = TERMINAL.render(findings_lines([swapped("layers.0.w"), other, swapped("layers.1.w")], TERMINAL))
+    text = TERMINAL.render(findings_lines(grouped([swapped("layers.0.w"), other, swapped("layers.1.w")]), TERMINAL))
     assert [row for row in text.splitlines() if "misordered" in row] == [
-        "✗ misordered  layers.[0-1].w (2 tensors)  ranks 1-6",
+        "✗ misordered  layers.[0-1].w  ranks 1-6",
         "✗ misordered  layers.2.w  rank 1",
     ]
 
 
 def test_a_short_name_is_folded_in_a_sentence_only_where_it_stands_alone() -> None:
     found = [Finding("missing", "error", name, (), f"20 of 31 ids of {name} are held.") for name in ("0", "1")]
-    text = TERMINAL.render(findings_lines(found, TERMINAL))
-    assert "20 of 31 ids of [0-1] are held." in text
+    text = TERMINAL.render(findings_lines(grouped(found), TERMINAL))
+    assert "2 tensors alike: 20 of 31 ids of [0-1] are held." in text
 
 
 def test_a_fix_to_copy_is_not_broken_in_two() -> None:
@@ -107,7 +108,7 @@ def test_a_fix_to_copy_is_not_broken_in_two() -> None:
         (report(), "✓ all 12 tensors are in order on 8 ranks"),
         (report(num_tensors=1), "✓ the tensor is in order on 8 ranks"),
         (report(num_tensors=0), "? the dump of 8 ranks has no tensors"),
-        (report(swapped("a"), swapped("b"), LATE), "✗ 3 findings in 2 of 12 tensors on 8 ranks"),
+        (report(swapped("a"), swapped("b"), LATE), "✗ 2 findings in 2 of 12 tensors on 8 ranks"),
         (report(LATE), "✗ 1 finding on 8 ranks"),
         (
             report(not_checked=(NotChecked("a", "no ids", "order"),)),
@@ -123,10 +124,17 @@ def test_the_last_line_sums_up_and_never_hides_what_was_not_checked(found: Repor
     assert summary_line(found, TERMINAL).plain == line
 
 
+def test_a_run_without_findings_says_what_was_not_compared_and_is_good_all_the_same(tmp_path: Path) -> None:
+    clean = dump(tmp_path, {"w": "[8/tp]"})
+    text = TERMINAL.render(report_lines(clean, report_on(clean), TERMINAL))
+    assert text.splitlines()[-1] == "✓ the tensor is in order on 8 ranks; not compared: a training step"
+    assert report_on(clean).not_checked == ()
+
+
 def test_what_a_step_put_out_is_not_counted_as_a_tensor_of_the_model() -> None:
     found = report(swapped("a"), swapped("loss"), swapped("output"))
     text = summary_line(found, TERMINAL, {"loss", "output"}).plain
-    assert text == "✗ 3 findings in 1 of 12 tensors and 2 results of the step on 8 ranks"
+    assert text == "✗ 1 finding in 1 of 12 tensors and 2 results of the step on 8 ranks"
     only = summary_line(report(swapped("loss")), TERMINAL, {"loss", "output"}).plain
     assert only == "✗ 1 finding in 1 result of the step on 8 ranks"
 
@@ -138,7 +146,7 @@ def test_names_with_markup_and_control_characters_are_shown_as_text(tmp_path: Pa
     assert "\x1b" not in text
 
 
-def test_json_is_one_finding_a_tensor_with_the_fields_of_the_format() -> None:
+def test_json_has_each_finding_with_the_fields_of_the_format() -> None:
     found = report(swapped("a"), LATE, not_checked=(NotChecked("b", "no ids", "order"),))
     read = json.loads(report_json(found))
     assert list(read) == ["schema", "num_ranks", "num_tensors", "findings", "not_checked"]

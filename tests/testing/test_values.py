@@ -58,13 +58,57 @@ def test_values_in_another_order_are_told_by_what_is_held(mesh):
     local = whole.chunk(2)[mesh.get_local_rank("tp")].chunk(2)[mesh.get_local_rank("fsdp")].contiguous()
     lines = text_of(assert_same, DTensor.from_local(local, mesh, [Shard(0), Shard(0)]), whole).splitlines()
     assert lines[:4] == [
-        "tensor: the values are the reference's, but not where the placements claim: the axes split the dim in another "
-        "order",
+        "tensor: the values are the reference's, but 2 of 4 ranks do not hold the elements their placements claim: the "
+        "axes split the dim in another order",
         "  ranks     1-2",
         "  claimed   [8/fsdp/tp, 6]",
         "  held      [8/tp/fsdp, 6]",
     ]
-    assert lines[-1].endswith("label the local tensors by (_StridedShard(0, split_factor=2), Shard(0))")
+    assert any("label the local tensors by (_StridedShard(0, split_factor=2), Shard(0))" in line for line in lines)
+    assert any(line.startswith("  cause ") for line in lines)
+
+
+@spmd(mesh={"tp": 4})
+def test_exchanged_shards_are_named_though_values_repeat_and_in_any_dtype(mesh):
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = torch.randn(64, 32).to(dtype)
+        whole[5] = whole[6]
+        local = whole.chunk(4)[[0, 2, 1, 3][mesh.get_local_rank("tp")]].contiguous()
+        text = text_of(assert_same, DTensor.from_local(local, mesh, [Shard(0)]), whole)
+        assert text.startswith("tensor: the values are the reference's, but 2 of 4 ranks do not hold the elements")
+        assert "rank" in text.partition("cause")[2]
+
+
+@spmd(mesh={"tp": 2})
+def test_a_shard_that_two_ranks_hold_is_missing_and_duplicated_as_in_a_check(mesh):
+    whole = torch.randn(8, 16)
+    text = text_of(assert_same, DTensor.from_local(whole[:4].contiguous(), mesh, [Shard(0)]), whole)
+    assert "64 of 128 elements are on no rank" in text
+    assert "held up to 2 times instead of once" in text
+
+
+@spmd(mesh={"tp": 2})
+def test_weights_that_differ_are_not_blamed_on_the_batch(mesh):
+    whole = {"w": torch.randn(8, 16)}
+    own = whole["w"].clone() + distributed.get_rank()
+    model, reference = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(own)
+        reference.weight.copy_(whole["w"])
+    text = text_of(assert_same, model, reference)
+    assert "cause     The other ranks have the reference's values" in text
+    with torch.no_grad():
+        model.weight.zero_()
+    assert "was never written: it is all zeros" in text_of(assert_same, model, reference)
+    assert "of other weights or another batch" in text_of(assert_same, own.sin(), whole["w"].cos())
+
+
+@spmd(mesh={"tp": 2})
+def test_a_wrong_shape_says_which_side_is_smaller(mesh):
+    whole = torch.randn(8, 4)
+    assert "The sharded side is smaller: dim 0 has 4 of the reference's 8" in text_of(assert_same, whole[:4], whole)
+    assert "The reference is smaller: dim 0 has 4 of the sharded side's 8" in text_of(assert_same, whole, whole[:4])
+    assert "Neither is a part of the other" in text_of(assert_same, whole, whole.T)
 
 
 @spmd(mesh={"tp": 2})

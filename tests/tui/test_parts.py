@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shardviz.check.diff import compare
 from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.grouping import grouped
 from shardviz.dump.dump import dump_of
 from shardviz.dump.memory import memory_table
 from shardviz.dump.read import read_files
@@ -97,12 +98,13 @@ def test_findings_that_differ_in_the_layer_they_name_are_one(tmp_path: Path) -> 
     doc = document(tmp_path / "a.shardviz", "tp=2", dict.fromkeys(names, "[4/tp]"))
     alike = [Finding("misordered", "error", name, (0,), f"of {name} one row is elsewhere") for name in names]
     other = Finding("misordered", "error", names[7], (0,), f"of {names[7]} two rows are elsewhere")
-    changed = replace(doc, report=replace(doc.report, findings=(*alike, other)))
-    assert [(finding.tensor, finding.summary) for finding in changed.findings] == [
-        ("layers.[0-31].weight", "of layers.[0-31].weight one row is elsewhere"),
+    changed = replace(doc, report=replace(doc.report, findings=tuple(grouped([*alike, other]))))
+    assert [(finding.title, finding.summary) for finding in changed.findings] == [
+        ("layers.[0-31].weight", "32 tensors alike: of layers.[0-31].weight one row is elsewhere"),
         ("layers.7.weight", "of layers.7.weight two rows are elsewhere"),
     ]
     assert changed.by_finding == {0: 0, 1: 0}
+    assert changed.entries[0].findings == (0, 1)
 
 
 def test_a_tensor_has_the_same_verdict_as_in_text_and_on_the_page(tmp_path: Path) -> None:

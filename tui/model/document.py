@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.picture.model.sides import Sides
-    from shardviz.text import Fold
 
 
 @dataclass(frozen=True)
@@ -85,18 +84,14 @@ class Document:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, worst first; the same finding in identical layers is one."""
-        return tuple(replace(finding, tensor=str(names)) for names, finding in self._folded)
-
-    @cached_property
-    def _folded(self) -> list[tuple[Fold, Finding]]:
-        return self.report.folded if self.report else []
+        """The findings, worst first; one that many tensors have is one."""
+        return self.report.findings if self.report else ()
 
     @cached_property
     def _findings_of(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for index, (names, _) in enumerate(self._folded):
-            for name in names.names():
+        for index, finding in enumerate(self.findings):
+            for name in finding.tensors:
                 found.setdefault(name, []).append(index)
         return found
 

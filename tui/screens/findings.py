@@ -37,7 +37,7 @@ class FindingsView(View):
     HELP = """\
 ## The findings
 
-One line per finding, errors first; the same finding in identical layers is one line.
+One line per finding, errors first; one that many tensors have is one line.
 
 - **arrows** go from finding to finding, **enter** goes to its place on the map.
 - **c** copies the fix.
@@ -79,7 +79,7 @@ class FindingLines(Lines):
 
 def _line(document: Document, index: int) -> Text:
     finding = document.findings[index]
-    name = shortened(printable(finding.tensor)) or "(the dump)"
+    name = shortened(printable(finding.title)) or "(the dump)"
     return Text.assemble(
         (f" {UNICODE.of(finding.severity)} ", verdict_style(finding.severity)),
         (f"{name:<28}", "bold"),

@@ -9,7 +9,9 @@ from rich.table import Table
 from rich.text import Text
 from textual.widgets import Static
 
+from shardviz.check.verdicts import not_compared
 from shardviz.picture.model.palette import GREEN
+from shardviz.picture.text.report import uncompared_text
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import printable
 
@@ -45,7 +47,7 @@ def finding_head(document: Document | None, index: int) -> Text:
     if document is None or not document.findings:
         return Text()
     finding = document.findings[index]
-    name = shortened(printable(finding.tensor), MOST_NAME)
+    name = shortened(printable(finding.title), MOST_NAME)
     kind = f"{UNICODE.of(finding.severity)} {finding.kind}"
     return Text.assemble(
         (kind, "bold"), f" {name} " if name else " ", (f"· finding {index + 1} of {len(document.findings)}", "dim")
@@ -74,6 +76,7 @@ def verdict_text(document: Document) -> Text:
     text = Text.assemble(
         ("✓ no findings", verdict_style("good")),
         f": all {count} tensors match their placements" if count > 1 else ": the tensor matches its placements",
+        (uncompared_text(not_compared(document.dump)), "dim"),
     )
     for names, why in document.report.folded_not_checked:
         name = f"{printable(str(names))}: " if str(names) else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
-from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard, spell
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard, spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,22 @@ class Case:
         """Return the ids of a region; they count from 1, so that padding is none of them."""
         found: list[int] = (region.flat_ids(self.shape) + 1).ravel().tolist()
         return found
+
+    def start(self, rank: int) -> list[int]:
+        """Return what a rank begins with, in memory order: ids, or its share of them where a sum is pending."""
+        share = self.share(rank)
+        return [share * number for number in self.ids(self.layout(self.source).region(self.mesh.coord_of(rank)))]
+
+    def share(self, rank: int) -> int:
+        """Return by what a rank multiplies its ids where a sum over axes is pending: another number on every rank.
+
+        The shares of ranks that are summed give 1, so that a rank left out, counted twice or taken for another shows.
+        """
+        coord, index, count = self.mesh.coord_of(rank), 0, 1
+        for at, placement in enumerate(self.source):
+            if isinstance(placement, Partial):
+                index, count = index * self.mesh.shape[at] + coord[at], count * self.mesh.shape[at]
+        return index + 1 if index else 1 - sum(range(2, count + 1))
 
     @property
     def wanted_layout(self) -> Layout:
@@ -112,15 +128,15 @@ def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     plain: list[Placements] = list(product(kinds, repeat=mesh.ndim))
     strided = list(_strided(mesh, len(shape)))
+    summed = [one for one in product([*kinds, Partial()], repeat=mesh.ndim) if Partial() in one]
+    is_flattened = [False, True] if mesh.ndim > 1 and not is_permuted(mesh) else [False]
     for placements in plain:
         yield Case("distribute", mesh, shape, placements, placements)
-    for placements in [*plain, *strided]:
-        yield Case("gather", mesh, shape, placements, placements)
-    for source, target in product([*plain, *strided], plain):
+    for placements, flat in product([*plain, *strided, *summed], is_flattened):
+        yield Case("gather", mesh, shape, placements, placements, flattened=flat)
+    for source, target, flat in product([*plain, *strided, *summed], plain, is_flattened):
         if source != target:
-            yield Case("redistribute", mesh, shape, source, target)
-            if mesh.ndim > 1 and not is_permuted(mesh):
-                yield Case("redistribute", mesh, shape, source, target, flattened=True)
+            yield Case("redistribute", mesh, shape, source, target, flattened=flat)
     if is_permuted(mesh):
         return
     if mesh.ndim >= 2 and len(shape) == 2:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardviz.layout.placements import Placement, Shard
+from shardviz.layout.placements import Partial, Placement, Shard
 from shardviz.live import compat
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ def whole(case: Case) -> torch.Tensor:
 
 
 def sharded(case: Case, mesh: DeviceMesh, placements: Sequence[Placement], values: torch.Tensor) -> Any:
-    """Return a DTensor whose shards are cut by the oracle, not by torch."""
+    """Return a DTensor whose shards are cut by the oracle, not by torch; where a sum is pending, a share of them."""
     region = case.layout(tuple(placements)).region(case.mesh.coord_of(distributed.get_rank()))
     local = values.flatten()[torch.from_numpy(region.flat_ids(case.shape))]
+    if any(isinstance(one, Partial) for one in placements):
+        local = local * case.share(distributed.get_rank())
     spelled = [compat.torch_placement(p) for p in placements]
     return compat.DTensor.from_local(local, mesh, spelled, shape=values.shape, stride=values.stride(), run_check=False)
 

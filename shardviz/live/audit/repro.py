@@ -91,7 +91,8 @@ def _held(case: Case, placements: tuple[object, ...]) -> dict[int, list[int]]:
 def _source(case: Case) -> str:
     """Spell out what each rank starts with, so that the script relies on no other part of torch."""
     shapes = {rank: region.shape for rank, region in sorted(case.layout(case.source).regions())}
-    return f"HELD = {_held(case, case.source)}  # what each rank starts with\nSHAPES = {shapes}"
+    held = {rank: case.start(rank) for rank in sorted(case.mesh.ranks)}
+    return f"HELD = {held}  # what each rank starts with\nSHAPES = {shapes}"
 
 
 def _body(case: Case) -> list[str]:

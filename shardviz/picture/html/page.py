@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.check.verdicts import WORDS
+from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import section
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
@@ -100,6 +100,7 @@ def _drawn(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str
 
 def _header(dump: Dump, report: Report) -> str:
     run = dump.files.run
+    summary = summary_line(report, Terminal(), step_results(dump), not_compared(dump))
     verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
     facts = [
         ("mesh", words(dump.files.mesh)),
@@ -115,7 +116,7 @@ def _header(dump: Dump, report: Report) -> str:
         "header",
         element("p", "shardviz", class_="soft"),
         element("h1", words(dump.files.path.name)),
-        element("p", words(summary_line(report, Terminal(), step_results(dump)).plain), class_=f"verdict {verdict}"),
+        element("p", words(summary.plain), class_=f"verdict {verdict}"),
         element("dl", *known, class_="facts"),
     )
 
@@ -140,16 +141,15 @@ def _nav(anchors: Sequence[str]) -> str:
 def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
     """Write every finding, and return by entry the finding that its map stands in: the first one of it."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
-    folded = report.folded
     parts, seen = [], dict[int, int]()
-    for at, (names, finding) in enumerate(folded[:MOST_FINDINGS]):
-        entry = of_name.get(names.names()[0])
+    for at, finding in enumerate(report.findings[:MOST_FINDINGS]):
+        entry = of_name.get(finding.tensor)
         is_first = entry is not None and entry.picture != "" and entry.at not in seen
-        parts.append(_finding(at, names, finding, entry, drawn=is_first))
+        parts.append(_finding(at, finding, entry, drawn=is_first))
         if entry is not None and is_first:
             seen[entry.at] = at
-    if len(folded) > MOST_FINDINGS:
-        parts.append(element("p", f"{len(folded) - MOST_FINDINGS:,} more: shardviz check prints them"))
+    if len(report.findings) > MOST_FINDINGS:
+        parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
     if report.not_checked:
         folded_reasons = report.folded_not_checked
         items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in folded_reasons)
@@ -157,11 +157,10 @@ def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, 
     return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
 
 
-def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
+def _finding(at: int, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
     """Write one finding as an article: its summary, layouts, cause, fix and picture."""
     is_error = finding.severity == "error"
     ranks = ranks_text(mask_of(finding.ranks))
-    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     facts = [*((title, element("code", words(text))) for title, text in finding.layouts)]
     facts += [(title, words(text)) for title, text in finding.advice]
     facts += [("ranks", words(cut_at_comma(ranks, 80)))] if ranks else []
@@ -172,7 +171,7 @@ def _finding(at: int, names: Fold, finding: Finding, entry: Entry | None, *, dra
     kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
     return element(
         "article",
-        element("h3", kind, " ", element("code", words(names)), count),
+        element("h3", kind, " ", element("code", words(finding.title))),
         element("p", words(finding.summary)),
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from shardviz.check.step.agreement import agreement
-from shardviz.check.verdicts import captured, is_listed, verdict_on
+from shardviz.check.verdicts import captured, is_listed, not_compared, verdict_on
 from shardviz.layout import notation
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.text.findings import findings_lines
@@ -18,7 +18,7 @@ from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrappe
 from shardviz.text import counted, fold, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
     from rich.text import Text
 
@@ -62,7 +62,7 @@ def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
         *([line((f"  step: {step}", DIM))] if step else []),
-        summary_line(report, terminal, step_results(dump)),
+        summary_line(report, terminal, step_results(dump), not_compared(dump)),
     ]
 
 
@@ -166,17 +166,20 @@ def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
     return lines
 
 
-def summary_line(report: Report, terminal: Terminal, results: Container[str] = ()) -> Text:
+def summary_line(
+    report: Report, terminal: Terminal, results: Container[str] = (), uncompared: Sequence[str] = ()
+) -> Text:
     """Sum up in one line: all in order, or how many findings in how many tensors.
 
     Args:
         report: What the check found.
         terminal: What the line is for.
         results: Names that are not tensors of the model: a step's outputs and logged scalars.
+        uncompared: What nothing was compared with, for a run without findings (`check.verdicts.not_compared`).
     """
     ranks = counted(report.num_ranks, "rank")
     names = {entry.tensor for entry in report.not_checked if entry.tensor}
-    unchecked = len(names - {finding.tensor for finding in report.findings})
+    unchecked = len(names - set(report.findings_of))
     general = sum(1 for entry in report.not_checked if not entry.tensor)
     but = f"; {counted(unchecked, 'tensor')} not checked" if unchecked else ""
     but += f"; {counted(general, 'check')} not made" if general else ""
@@ -189,11 +192,16 @@ def summary_line(report: Report, terminal: Terminal, results: Container[str] = (
     if report.num_tensors == 0:
         return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors", WARNING))
     many = f"all {counted(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
-    return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD))
+    return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD), (uncompared_text(uncompared), DIM))
+
+
+def uncompared_text(things: Sequence[str]) -> str:
+    """Return what nothing was compared with, as the end of a line."""
+    return f"; not compared: {', '.join(things)}" if things else ""
 
 
 def _where(report: Report, results: Container[str]) -> str:
-    names = {finding.tensor for finding in report.findings if finding.tensor}
+    names = {name for name in report.findings_of if name}
     tensors = sum(name not in results for name in names)
     parts = [f"{tensors:,} of {counted(report.num_tensors, 'tensor')}"] if tensors else []
     parts += [counted(len(names) - tensors, "result") + " of the step"] if len(names) > tensors else []

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.check.order.infer import infer_layout
-from shardviz.check.order.infer.labels import explain_label
+from shardviz.check.order.case import Case
+from shardviz.check.order.places import check_places
 from shardviz.check.step.rules.gradients import check_unreduced
+from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.scale import check_scale
+from shardviz.errors import ShardvizError
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
+from shardviz.reference.lookup import UNPLACED, bits_of, is_alike, locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,30 +25,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Tensor
-    from shardviz.layout.layout import Layout
+    from shardviz.dump.dump import Dump, Tensor
 
-MAX_TRACED = 1 << 20
-"""In tensors with more elements, a rank's values are not searched for in the reference."""
+WEIGHTS = ("param", "buffer", "optim")
 
 
-def explained(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
-    """Return the finding with the known cause of a difference, or else with the element that is farthest off.
+def explained(dump: Dump, tensor: Tensor, one: Compared, far: Sequence[int], tolerance: str) -> list[Finding]:
+    """Return the findings with the known cause of a difference, or else with the element that is farthest off.
 
     Args:
-        one: A tensor and its reference.
+        dump: The dump that the tensor is of.
+        tensor: The tensor, or its fold.
+        one: The same, beside its reference.
         far: The ranks whose values are too far from it.
         tolerance: The tolerance, as text.
     """
+    if placed := misplaced(dump, tensor, one):
+        return placed
     alike = replace(one, role=one.role if one.role == "grad" else "scalar", whose="the reference's")
-    known = _misplaced(one) or (check_unreduced(alike) if one.role == "grad" else None) or check_scale(alike)
-    if known is None:
-        return _value(one, far, tolerance)
-    return replace(known, ranks=tuple(far))
+    known = _of_step(alike if one.role == "grad" else replace(alike, role="output"), one.role) or check_scale(alike)
+    return [_value(one, far, tolerance) if known is None else replace(known, ranks=tuple(far))]
+
+
+def _of_step(one: Compared, role: str) -> Finding | None:
+    """Return what the rules of a step say; weights are not computed."""
+    return None if role in WEIGHTS else check_unreduced(one) or check_order(one)
 
 
 def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
-    """Return the finding for a tensor whose shape is not its reference's."""
+    """Return the finding for a tensor whose shape is not its reference's, with the side that must be wrong."""
+    cause, fix = _of_shapes(tensor, tuple(shape))
     return Finding(
         "wrong-shape",
         "error",
@@ -54,43 +63,65 @@ def misshapen(tensor: Tensor, name: str, shape: Sequence[int]) -> Finding:
         f"its shape is {list(tensor.shape)} ({list(tensor.first.body.local_shape)} on rank {tensor.first.rank}), but "
         f"the reference's is {list(shape)}",
         claimed=write(tensor.claimed) if tensor.claimed else "",
-        fix="attach placements to the local tensor with DTensor.from_local, so that its part is known",
+        cause=cause,
+        fix=fix,
     )
 
 
-def _misplaced(one: Compared) -> Finding | None:
-    """Return the finding if ranks hold the reference's own values, but not in the claimed places."""
-    held = _held(one) if one.claimed and not one.claimed.flat and one.wanted.size <= MAX_TRACED else None
-    if one.claimed is None or held is None:
-        return None
-    label = explain_label(one.claimed, held)
-    return Finding(
-        "misordered",
-        "error",
-        one.name,
-        (),
-        f"the values are the reference's, but not where the placements claim: {label.sentence}",
-        claimed=write(one.claimed),
-        held=label.held,
-        fix=label.fix,
+def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> tuple[str, str]:
+    """Return the cause and the fix of a shape: which side is the other's part, or has local shapes of its own."""
+    own = tensor.shape
+    if own == shape:
+        return (
+            "The sharded side is wrong: a local tensor does not have the shape that its placements give this rank",
+            "give DTensor.from_local the shape and stride of the whole, and local tensors cut as torch.chunk cuts them",
+        )
+    odd = [dim for dim, (one, other) in enumerate(zip(own, shape, strict=False)) if one != other]
+    if len(own) != len(shape) or len(odd) != 1 or not min(own[odd[0]], shape[odd[0]]):
+        return (
+            "Neither is a part of the other: they are not the same tensor, or one was reshaped or transposed",
+            "compare tensors that mean the same, in the same order of dims",
+        )
+    dim = odd[0]
+    if own[dim] < shape[dim]:
+        side = "sharded side" if tensor.claimed is None else "sharded side's whole"
+        return (
+            f"The {side} is smaller: dim {dim} has {own[dim]} of the reference's {shape[dim]}, as one rank's part has",
+            "attach placements to the local tensor with DTensor.from_local, so that its part is known",
+        )
+    return (
+        f"The reference is smaller: dim {dim} has {shape[dim]} of the sharded side's {own[dim]}. Either the reference "
+        "is one rank's part or of a part of the batch, or copies were put one after the other on the sharded side",
+        "give the whole as reference; where it is, label equal copies Replicate() or add them instead of concatenating",
     )
 
 
-def _held(one: Compared) -> Layout | None:
-    """Return the layout of the reference's values on the ranks; None if values differ from them or repeat."""
-    flat = one.wanted.ravel()
-    order = np.argsort(flat)
-    values = flat[order]
-    if not flat.size or np.any(values[1:] == values[:-1]):
-        return None
-    regions = {}
+def misplaced(dump: Dump, tensor: Tensor, one: Compared) -> list[Finding]:
+    """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
+
+    Values are as good as ids where neighbours are near-unique; what repeats is told apart by what lies beside it.
+    """
+    if one.claimed is None or one.claimed.flat or not set(one.reduced) <= set(one.mesh.ranks):
+        return []
+    whole = bits_of(one.wanted + 0.0)  # minus zero is zero
+    if is_alike(whole):
+        return []
+    regions, ids = {}, {}
     for rank, got in one.reduced.items():
-        at = order[np.minimum(np.searchsorted(values, got), flat.size - 1)]
-        region = region_of(at + 1, one.wanted.shape) if np.array_equal(flat[at], got) else None
-        if region is None:
-            return None
-        regions[one.mesh.coord_of(rank)] = region
-    return infer_layout(one.mesh, one.wanted.shape, regions, one.claimed)
+        found = locate(bits_of(got + 0.0), whole, one.claimed.region(one.mesh.coord_of(rank)))
+        if (found == UNPLACED).any():
+            return []
+        region, coord = region_of(found, one.wanted.shape), one.mesh.coord_of(rank)
+        if region is not None:
+            regions[coord] = region
+        else:
+            ids[coord] = found
+    shards = {one.mesh.coord_of(rank): tensor.shards[rank] for rank in one.reduced}
+    try:
+        findings = list(check_places(Case(dump, tensor, one.name, one.mesh, one.claimed, shards, regions, ids)))
+    except ShardvizError:
+        return []
+    return [replace(found, sentence=f"the values are the reference's, but {found.sentence}") for found in findings]
 
 
 def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
@@ -98,6 +129,7 @@ def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
     rank = max(far, key=lambda rank: float(np.max(apart[rank], initial=0.0)))
     at = int(np.argmax(apart[rank]))
     got, wanted = one.reduced[rank].ravel()[at], one.wanted_of(rank).ravel()[at]
+    cause, fix = _of_values(one, far)
     return Finding(
         "wrong-value",
         "error",
@@ -106,7 +138,35 @@ def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
         f"{len(far)} of {len(one.reduced)} ranks differ from the reference: at {_index(one, rank, at)} rank {rank} has "
         f"{got:.6g}, the reference has {wanted:.6g} ({tolerance})",
         claimed=write(one.claimed) if one.claimed else "",
-        fix="start both from the same weights and the same batch; if they do, these ranks compute this tensor wrongly",
+        cause=cause,
+        fix=fix,
+    )
+
+
+def _of_values(one: Compared, far: Sequence[int]) -> tuple[str, str]:
+    """Return what may have made values differ that no rule explains, and what tells the causes apart."""
+    ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
+    if one.role not in WEIGHTS:
+        return (
+            f"On {ranks} it was computed of other weights or another batch than the reference, or computed otherwise",
+            'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if '
+            "that passes, compare the outputs of modules, first to last: the first that differs computes otherwise",
+        )
+    if all(not one.reduced[rank].any() for rank in far):
+        return (
+            f"What {ranks} hold was never written: it is all zeros",
+            "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a "
+            "temporary and full_tensor() are copies",
+        )
+    if len(far) < len(one.reduced):
+        return (
+            "The other ranks have the reference's values: these ranks drew, loaded or changed theirs by themselves",
+            "look at what fills it on these ranks alone: their seed, their file, a broadcast that leaves them out",
+        )
+    return (
+        "No rank has the reference's values: they were drawn from another seed, loaded from another file, or one side "
+        "was stepped since",
+        "load both from one state dict, and compare them before either is trained",
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from shardviz.check.finding import fold_findings
+from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.testing.assertions import current
-from shardviz.text import Fold, printable
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,19 +57,19 @@ def _rank_in_job() -> int:
 
 
 def report(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut | None = None) -> str:
-    """Return the text for findings: the first ones in full, and identical layers once."""
-    folded = fold_findings(findings)
-    parts = [_in_full(dump, names, finding, laid_out) for names, finding in folded[:MAX_IN_FULL]]
-    if rest := [names for names, _ in folded[MAX_IN_FULL:]]:
-        parts.append(f"and {sum(map(len, rest))} more: {printable(', '.join(map(str, rest)))}")
+    """Return the text for findings: the first ones in full, and one cause on many tensors once."""
+    whole = grouped(ungrouped(findings), ranks_by_name(dump) if dump else {})
+    parts = [_in_full(dump, finding, laid_out) for finding in whole[:MAX_IN_FULL]]
+    if rest := [finding.title or finding.kind for finding in whole[MAX_IN_FULL:]]:
+        parts.append(f"and {len(rest)} more: {printable('; '.join(rest))}")
     return "\n\n".join(parts)
 
 
-def _in_full(dump: Dump | None, names: Fold, finding: Finding, laid_out: LaidOut | None) -> str:
-    lines = [printable(f"{str(names) or finding.kind}: {finding.summary}")]
+def _in_full(dump: Dump | None, finding: Finding, laid_out: LaidOut | None) -> str:
+    lines = [printable(f"{finding.title or finding.kind}: {finding.summary}")]
     ranks = _ranks(finding)
     lines += _rows([*([("ranks", ranks)] if ranks else []), *finding.layouts])
-    if picture := _picture(dump, names.names()[0], laid_out):
+    if picture := _picture(dump, finding.tensor, laid_out):
         lines += ["", *picture, ""]
     return "\n".join([*lines, *_rows(finding.advice)])
 

@@ -255,5 +255,5 @@ def _compare(dump: Dump, tensor: Tensor, wanted: Mapping[Key, Expected]) -> list
         if any(values.shape != one.regions[rank].shape for rank, values in one.values.items()):
             found.append(misshapen(tensor, name, reference.values.shape))
         elif far := [rank for rank, got in one.reduced.items() if reference.is_far(got, one.wanted_of(rank))]:
-            found.append(explained(one, far, str(reference)))
+            found += explained(dump, tensor, one, far, str(reference))
     return found

@@ -76,7 +76,7 @@ def _finding(one: Compared, dim: int, moved: dict[int, int]) -> Finding:
         "error",
         one.name,
         one.wrong,
-        f"the {WHAT[one.role]} is the unsharded model's with dim {dim} in another order: on rank {one.wrong[0]} "
+        f"the {WHAT[one.role]} is {one.whose} with dim {dim} in another order: on rank {one.wrong[0]} "
         f"{sum(at != index for at, index in moved.items())} of {len(moved)} slices are out of place, position {first} "
         f"holds the slice that belongs at {there}",
         claimed=claimed_text(one),

@@ -1,0 +1,116 @@
+"""One cause on many tensors is one finding; different causes stay apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.diff import compare
+from shardviz.check.finding import Finding, Report
+from shardviz.check.grouping import grouped, ungrouped
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.machine import report_github, report_junit
+from shardviz.picture.text.report import summary_line
+from shardviz.picture.text.terminal import Terminal
+from tests.check.checking import check_made, only
+from tests.dumps import Made, make_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.dump.dump import Dump
+
+NAMES = ("up.weight", "up.bias", "down.weight")
+
+
+def zeros(tensor: str, number: int = 8, **changes: object) -> Finding:
+    found = Finding("foreign", "error", tensor, (0, 1), f"{number} zeros", cause="Not written", fix="write it")
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def scaled(tensor: str, times: int, cause: str = "Summed over dp") -> Finding:
+    return Finding("wrong-scale", "error", tensor, (0, 1), f"{times} times the other", cause=cause, fix="divide")
+
+
+def test_one_cause_on_three_tensors_is_one_finding_with_the_numbers_of_the_first() -> None:
+    (found,) = grouped([zeros(name, 8 * at) for at, name in enumerate(NAMES, 1)])
+    assert (found.tensor, found.tensors) == ("up.weight", NAMES)
+    assert found.summary == "3 tensors, such as up.weight: 8 zeros"
+    assert [one.sentence for one in ungrouped([found])] == ["8 zeros", "16 zeros", "24 zeros"]
+    assert found.to_json()["tensors"] == NAMES
+
+
+def test_what_is_said_alike_of_all_has_no_example() -> None:
+    (found,) = grouped([scaled(name, 4) for name in NAMES])
+    assert found.summary == "3 tensors alike: 4 times the other"
+
+
+def test_another_cause_fix_severity_or_set_of_ranks_is_another_finding() -> None:
+    others = [
+        zeros("b", cause="Padding"),
+        zeros("c", fix="cut it"),
+        zeros("d", severity="warning"),
+        zeros("e", ranks=(1,)),
+        zeros("f", kind="missing"),
+    ]
+    assert len(grouped([zeros("a"), *others])) == 6
+
+
+def test_another_factor_is_another_cause() -> None:
+    found = grouped([scaled("a", 4), scaled("b", 2), scaled("c", 4)])
+    assert [one.tensors for one in found] == [("a", "c"), ("b",)]
+
+
+def test_without_a_cause_only_the_same_sentence_belongs_together() -> None:
+    found = [zeros("a", 8, cause=""), zeros("b", 8, cause=""), zeros("c", 9, cause="")]
+    assert [one.tensors for one in grouped(found)] == [("a", "b"), ("c",)]
+
+
+def test_stages_that_are_wrong_on_all_of_their_ranks_belong_together() -> None:
+    found = [zeros("layers.0.w", ranks=(0, 1)), zeros("layers.1.w", ranks=(2, 3)), zeros("layers.2.w", ranks=(2,))]
+    ranks_of = {"layers.0.w": frozenset({0, 1}), "layers.1.w": frozenset({2, 3}), "layers.2.w": frozenset({2, 3})}
+    first, alone = grouped(found, ranks_of)
+    assert (first.tensors, first.ranks) == (("layers.0.w", "layers.1.w"), (0, 1, 2, 3))
+    assert alone.tensors == ("layers.2.w",)
+
+
+def test_findings_about_the_whole_dump_stay_apart() -> None:
+    assert len(grouped([zeros("", 1), zeros("", 2)])) == 2
+
+
+def test_two_findings_of_one_tensor_are_not_two_tensors() -> None:
+    assert [len(one.tensors) for one in grouped([zeros("a", 1), zeros("a", 2), zeros("b", 1)])] == [2, 1]
+
+
+def test_the_name_in_a_cause_becomes_the_names_of_all() -> None:
+    found = grouped([zeros(name, cause=f"{name} was never loaded") for name in ("h.0.w", "h.1.w", "x")])
+    assert [one.cause for one in found] == ["h.[0-1].w, x was never loaded"]
+
+
+def test_one_rule_on_weights_of_different_shapes_is_one_finding_that_shows_both_layouts(tmp_path: Path) -> None:
+    made = {"a": Made("[12/fsdp/tp, 4]", held="[12/tp/fsdp, 4]"), "b": Made("[24/fsdp/tp]", held="[24/tp/fsdp]")}
+    found = only(check_made(tmp_path, "fsdp=2,tp=3", made))
+    assert found.tensors == ("a", "b")
+    assert ("and", "b: claimed [24/fsdp/tp], held [24/tp/fsdp]") in found.layouts
+    assert "such as a: " in found.summary
+
+
+def test_every_format_counts_the_finding_once_and_names_every_tensor() -> None:
+    report = Report(2, 4, tuple(grouped([zeros(name) for name in NAMES])))
+    assert summary_line(report, Terminal()).plain.endswith("1 finding in 3 of 4 tensors on 2 ranks")
+    assert report_github(report).count("::error") == 1
+    assert "foreign up.weight%2C up.bias%2C down.weight" in report_github(report)
+    assert report_junit(report, [*NAMES, "fine"]).count("<failure") == 3
+
+
+def test_a_difference_has_only_the_tensors_of_a_group_that_are_new(tmp_path: Path) -> None:
+    wrong, right = Made("[12/fsdp/tp, 4]", held="[12/tp/fsdp, 4]"), Made("[12/tp/fsdp, 4]")
+
+    def dump(name: str, **made: Made) -> Dump:
+        return dump_of(read_files(make_dump(tmp_path / name, parse_mesh("fsdp=2,tp=3"), made)))
+
+    difference = compare(dump("one", a=wrong, b=right, c=right), dump("two", a=wrong, b=wrong, c=wrong))
+    assert [found.tensors for found in difference.gained] == [("b", "c")]
+    assert difference.lost == ()
