@@ -107,6 +107,10 @@ def test_a_fix_to_copy_is_not_broken_in_two() -> None:
         (report(), "✓ all 12 tensors are in order on 8 ranks"),
         (report(num_tensors=1), "✓ the tensor is in order on 8 ranks"),
         (report(num_tensors=0), "? the dump of 8 ranks has no tensors"),
+        (
+            report(num_tensors=0, not_checked=(NotChecked("a", "no ids", "order"),)),
+            "? the dump of 8 ranks has no tensors; 1 tensor not checked",
+        ),
         (report(swapped("a"), swapped("b"), LATE), "✗ 3 findings in 2 of 12 tensors on 8 ranks"),
         (report(LATE), "✗ 1 finding on 8 ranks"),
         (
