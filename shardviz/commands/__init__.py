@@ -1,1 +1,1 @@
-"""The command line: one module a verb, each imported only when its verb is typed."""
+"""The command line: one module per verb, imported only when that verb is typed."""

@@ -51,7 +51,7 @@ def checked(dump: Dump) -> Report:
 
 
 def terminal_for(colour: str, output: Path | None = None) -> Terminal:
-    """Return what the answer is written for: a file is like a pipe that can say every character."""
+    """Return what the answer is written for: a file is like a pipe that takes every character."""
     from shardviz.picture.text.terminal import Terminal
 
     return Terminal.of(sys.stdout, colour) if output is None else Terminal(colour=colour == "always")

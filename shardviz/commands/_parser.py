@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are shardviz's own."""
 
     def read(self, args: Sequence[str]) -> argparse.Namespace:
-        """Read arguments, those that are no options of this verb first: argparse would name what they displace.
+        """Read arguments, and refuse unknown options first: argparse would complain about the argument after them.
 
         Raises:
             ShardvizError: They are not what the verb takes.

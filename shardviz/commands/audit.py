@@ -32,9 +32,11 @@ MAX_SIZE = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("--mesh", default="2,2", help="the mesh to try on; default: 2,2")
-    parser.add_argument("--max-size", type=int, default=6, metavar="N", help="the longest vector; default: 6")
+    parser.add_argument(
+        "--max-size", type=int, default=6, metavar="N", help="elements of the longest vector that is tried; default: 6"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write each class's repro to a folder")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -167,7 +167,7 @@ def _fsdp1(layout: Layout) -> str:
 
 
 def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
-    """Look for another chain of splits that gives every rank the same, and that torch can say."""
+    """Look for another chain of splits that gives every rank the same elements, and that torch has placements for."""
     from shardviz.check.order.infer import infer_layout
 
     held = {coord: layout.region(coord) for coord in layout.mesh.coords()}

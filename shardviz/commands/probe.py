@@ -46,16 +46,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4.shardviz"
     )
     parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
-    parser.add_argument("--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started")
-    parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
-    parser.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="how long ranks may take")
     parser.add_argument(
-        "--values", type=count, default=VALUES_LIMIT, metavar="N", help="write out shards of at most N values"
+        "--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started; default: fork"
+    )
+    parser.add_argument("--backend", help="gloo, nccl, mpi; default: nccl where every rank has a GPU, else gloo")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"how long ranks may take; default: {TIMEOUT:g}",
+    )
+    parser.add_argument(
+        "--values",
+        type=count,
+        default=VALUES_LIMIT,
+        metavar="N",
+        help=f"also write the values of shards that have at most N; default: {VALUES_LIMIT}",
     )
     parser.add_argument(
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
 
 
@@ -154,7 +166,7 @@ def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> Pr
 
 
 def _show_prints(rank: int, text: str) -> None:
-    """Pass on what the probe printed, from one rank and without torch's log: eight copies of it are noise."""
+    """Pass on what the probe printed, from rank 0 only and without torch's log: eight copies of it are noise."""
     if rank == 0:
         sys.stderr.writelines(line for line in text.splitlines(keepends=True) if not LOG_LINE.match(line))
 

@@ -1,4 +1,4 @@
-"""The collectives of a step: which ran in which module over which axes, and what a rank receives in them."""
+"""The collectives of a step: which ran in which module over which axes, and how many bytes each rank receives."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Traffic:
 
     @property
     def received(self) -> int:
-        """The bytes that the busiest rank takes in."""
+        """The bytes that the busiest rank receives."""
         return received(self.record)
 
 
 def received(record: CollectiveRecord) -> int:
-    """Return the bytes that a rank takes in, counted as rings: n - 1 of n parts, and twice that for an all_reduce."""
+    """Return the bytes that one rank receives in a ring: n - 1 of n parts, and twice that for an all_reduce."""
     if record.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return ring(record.op, record.bytes, record.size)
     return 0 if record.op in ("send", "barrier") else record.bytes
@@ -58,7 +58,7 @@ def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecor
 
 
 def received_by_axes(dump: Dump) -> dict[Axes, int]:
-    """Return the bytes that the busiest rank takes in, by the axes that groups run along, single axes first."""
+    """Return the bytes that the busiest rank receives, by the axes that groups run along, single axes first."""
     most: dict[Axes, int] = {}
     for rank in dump.files.ranks.values():
         own: dict[Axes, int] = {}

@@ -1,5 +1,5 @@
-"""Values as ids: what a rank holds is compared with a reference, and where it differs the reference says whose it is.
+"""Values as ids: a rank's values are looked up in a reference, a checkpoint, which shows where they belong.
 
 A real job's weights must not be overwritten, and a few neighbouring values are nearly unique even in bfloat16. `files`
-reads slices of a checkpoint, `lookup` finds where content belongs. Needs numpy only.
+reads slices of a checkpoint, `lookup` finds values in it. Needs numpy only; `live/capture/by_reference.py` calls them.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
-"""Bytes of a header: safetensors reads no longer one."""
+"""Bytes of a header: safetensors itself refuses a longer one."""
 
 INDEX = "model.safetensors.index.json"
 
@@ -35,7 +35,7 @@ DTYPES = {
     **{"U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8"},
     **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
 }
-"""Element types as safetensors and as torch write them."""
+"""How safetensors names element types, and how torch does."""
 
 WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
@@ -80,7 +80,7 @@ class Reference:
     entries: Mapping[str, Entry]
 
     def find(self, name: str) -> Entry | None:
-        """Return the tensor of a name, also where one side has a wrapper's prefix before all names."""
+        """Return the tensor of this name; a wrapper's prefix that only one side has does not count."""
         if name in self.entries:
             return self.entries[name]
         return self._by_suffix.get(name) or next(
@@ -89,7 +89,7 @@ class Reference:
 
     @cached_property
     def _by_suffix(self) -> dict[str, Entry]:
-        """Tensors by their names without a prefix, where only one has it."""
+        """Tensors by their names without a wrapper's prefix, where only one tensor has that shorter name."""
         found: dict[str, list[Entry]] = {}
         for name, entry in self.entries.items():
             for short in _shortened(name):
@@ -108,7 +108,7 @@ def _shortened(name: str) -> Iterator[str]:
 
 
 def open_reference(path: Path | str) -> Reference:
-    """Open a safetensors file, or a folder of them with or without an index; nothing but headers is read.
+    """Open a safetensors file, or a folder of them with or without an index; only headers are read.
 
     Raises:
         DumpError: There is no such file, or one is damaged: the message names the file and what was expected.
@@ -176,7 +176,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Entry]]:
             header.pop("__metadata__", None)
             found = {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}
     except FileNotFoundError as error:
-        raise DumpError(f"{path} is missing", "give a safetensors file, or a folder of them") from error
+        raise DumpError(f"{path} does not exist", "give a safetensors file, or a folder of them") from error
     except (OSError, msgspec.DecodeError) as error:
         raise DumpError(f"{path} is damaged: {printable(str(error))}", "copy it again") from error
     for name, one in found.items():

@@ -1,4 +1,4 @@
-"""Where the content of a shard stands in its reference: neighbouring values, taken together, are as good as an id.
+"""Where the content of a shard is in its reference: several neighbouring values together are as good as an id.
 
 Values are compared as bits, so that NaN equals itself and no tolerance is guessed. Whole lines are matched first. The
 rest is cut into windows of `WINDOW` neighbours along one dim, each looked up by a hash of its bits among all windows of
@@ -26,19 +26,19 @@ WINDOW = 16
 """Neighbours that are looked up together."""
 
 MIN_WINDOW = 8
-"""A dim shorter than this has no windows."""
+"""A dim shorter than this is not cut into windows: so few neighbours are equal by chance."""
 
 UNPLACED = 0
-"""The id of an element of which the reference does not say where it belongs."""
+"""The id of an element whose place in the reference is not known."""
 
 MAX_SINGLE = 1 << 22
-"""Elements that are still looked up one by one."""
+"""The largest reference, in elements, in which single values are looked up."""
 
 SAMPLES = 8
-"""Lines of which a window is looked up first."""
+"""Lines whose first windows are looked up, to find where whole lines may lie."""
 
 SINGLE_BYTES = 4
-"""A single value of fewer bytes is found by chance."""
+"""Single values of fewer bytes are not looked up: equal ones are found by chance."""
 
 BLOCK = 1 << 20
 """Elements of the reference that are hashed at a time."""
@@ -73,16 +73,16 @@ def read_region(reference: NDArray[Any], region: Region) -> NDArray[Any]:
 
 
 def locate(local: NDArray[Any], reference: NDArray[Any], claimed: Region | None = None) -> NDArray[np.int64]:
-    """Return where each element of a shard stands in its reference.
+    """Return where each element of a shard is in its reference.
 
     Args:
         local: The shard's bits, of any shape with the reference's number of dims.
         reference: The whole tensor's bits; may be mapped from a file.
-        claimed: The part that the shard claims to be. It is looked at first, and decides where the content is the same
+        claimed: The part that the shard claims to be. It is compared first, and is the answer where the same content is
             in several places.
 
     Returns:
-        Ids in the local shape: row-major positions in the reference, from 1; `UNPLACED` where there is no answer.
+        Ids in the local shape: row-major positions in the reference, from 1; `UNPLACED` where the place is not known.
 
     Example:
         >>> whole = bits_of(np.arange(64, dtype=np.float32).reshape(4, 16))
@@ -111,7 +111,7 @@ def locate(local: NDArray[Any], reference: NDArray[Any], claimed: Region | None 
 
 
 def _orientations(local: NDArray[Any], reference: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the dims along which windows are laid, of the shard and of the reference: the last ones first."""
+    """Yield the dims along which windows are cut, of the shard and of the reference: the last ones first."""
     if local.ndim != reference.ndim:
         return
     dims = range(local.ndim - 1, -1, -1)
@@ -122,13 +122,9 @@ def _orientations(local: NDArray[Any], reference: NDArray[Any]) -> Iterator[tupl
 
 def _in_order(ids: NDArray[np.int64], shape: Sequence[int], dim: int) -> NDArray[np.int64]:
     """Turn positions in a reference whose dim `dim` was moved last into positions in the reference itself."""
-    moved = (
-        np.moveaxis(np.arange(math.prod(shape), dtype=np.int64).reshape(shape), dim, -1).ravel()
-        if dim != (len(shape) - 1)
-        else None
-    )
-    if moved is None:
+    if dim == len(shape) - 1:
         return ids
+    moved = np.moveaxis(np.arange(math.prod(shape), dtype=np.int64).reshape(shape), dim, -1).ravel()
     return np.where(ids == UNPLACED, UNPLACED, moved[np.maximum(ids, 1) - 1] + 1)
 
 
@@ -137,7 +133,7 @@ class _Lines:
     """An array as lines along its last dim.
 
     Attributes:
-        table: Its elements, a line a row.
+        table: Its elements, one row for each line.
         width: How many elements a window has.
     """
 
@@ -152,7 +148,7 @@ class _Lines:
         return starts
 
     def at(self, starts: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the windows that start at flat positions, a window a row."""
+        """Return the windows that start at flat positions, one row for each."""
         lines, columns = np.divmod(starts, self.table.shape[1])
         windows: NDArray[Any] = self.table[lines[:, None], columns[:, None] + np.arange(self.width)]
         return windows
@@ -180,9 +176,9 @@ def _by_windows(local: NDArray[Any], reference: NDArray[Any]) -> NDArray[np.int6
 
 
 def _by_lines(own: _Lines, whole: _Lines) -> NDArray[np.int64]:
-    """Place lines that are one stretch of a line of the reference: the usual case, without a hash of every window.
+    """Place lines that are one stretch of a line of the reference. This is the usual case, and hashes no windows.
 
-    A few windows say at which columns stretches begin; then lines are matched as wholes.
+    A few windows show at which columns stretches begin; then whole lines are matched.
     """
     lines, length = own.table.shape
     others = whole.table.shape[1]
@@ -325,7 +321,7 @@ def _follow(
     which: NDArray[np.int64],
     neighbour: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return where windows would stand if they lay to their neighbours as they do in the shard."""
+    """Return where windows would start if they were as far from their neighbours as in the shard."""
     length, others = own.table.shape[1], whole.table.shape[1]
     lines = starts[which] // length - starts[neighbour] // length
     columns = starts[which] % length - starts[neighbour] % length

@@ -8,6 +8,8 @@ from shardviz.check.diff import compare
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import Mesh
+from shardviz.picture.text.difference import difference_lines
+from shardviz.picture.text.terminal import Terminal
 from tests.check.records import add_values
 from tests.dumps import Made, make_dump
 
@@ -70,6 +72,18 @@ def test_what_only_one_dump_has_of_all_tensors_is_said_once(tmp_path):
     assert [(one.tensor, one.why) for one in difference.not_compared] == [
         ("", "the model's own values: only the first dump has them")
     ]
+
+
+def test_nothing_changed_is_not_claimed_of_what_was_not_compared(tmp_path):
+    whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]"})
+    bare = replace(whole, tensors=[replace(tensor, moment="initial") for tensor in whole.tensors])
+    shown = [line.plain for line in difference_lines(compare(whole, bare), Terminal())]
+    assert shown == [
+        "? not compared: where elements are: only the first dump has them",
+        "? not compared: the model's own values: only the second dump has them",
+        "? no changes found; 2 comparisons not made",
+    ]
+    assert [line.plain for line in difference_lines(compare(whole, whole), Terminal())] == ["✓ nothing changed"]
 
 
 def test_values_of_which_a_rank_claims_another_shape_are_not_compared(tmp_path):

@@ -32,12 +32,12 @@ def test_a_route_is_explained_with_its_bytes_and_torchs_beside_it(capsys: pytest
     assert capsys.readouterr().out == (
         "float32[8, 8/b] +a to float32[8, 8]  on mesh (a=2, b=2)\n"
         "\n"
-        "cheapest: a rank receives up to 256 B\n"
+        "cheapest: each rank receives up to 256 B\n"
         "  collective  over  gives     received\n"
         "  all_reduce  a     [8, 8/b]     128 B\n"
         "  all_gather  b     [8, 8]       128 B\n"
         "\n"
-        "! torch's redistribute takes another route: a rank receives up to 384 B, 1.5 times as much\n"
+        "! torch's redistribute takes another route: each rank receives up to 384 B, 1.5 times as much\n"
         "  collective  over  gives      received\n"
         "  all_gather  b     [8, 8] +a     128 B\n"
         "  all_reduce  a     [8, 8]        256 B\n"
@@ -72,7 +72,7 @@ def test_the_bubble_stands_beside_the_formula(pipeline: Path, capsys: pytest.Cap
 
 def test_comms_are_printed_by_axis(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(pipeline), "--comms"]) == 0
-    assert capsys.readouterr().out.startswith("along pp: a rank receives up to 64 bytes\n")
+    assert capsys.readouterr().out.startswith("along pp: each rank receives up to 64 bytes\n")
 
 
 def test_a_dump_without_tensors_has_no_memory_to_show(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:

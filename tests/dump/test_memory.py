@@ -119,11 +119,11 @@ def test_the_comms_table_goes_by_axis_and_counts_what_a_rank_receives(tmp_path):
     )
     lines = [line.plain.rstrip() for line in comms_lines(_model(tmp_path / "dump", collectives=seen))]
     assert lines == [
-        "along fsdp: a rank receives up to 128 bytes",
+        "along fsdp: each rank receives up to 128 bytes",
         "  collective  module  pass     count  bytes  received  group  on ranks",
         "  all_gather  layer   forward      2    256       128      2         2",
         "",
-        "along tp: a rank receives up to 96 bytes",
+        "along tp: each rank receives up to 96 bytes",
         "  collective  module  pass      count  bytes  received  group  on ranks",
         "  all_reduce  layer   backward      1     64        96      4         2",
     ]

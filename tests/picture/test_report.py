@@ -109,6 +109,10 @@ def test_a_fix_to_copy_is_not_broken_in_two() -> None:
         (report(num_tensors=1), "✓ the tensor is in order on 8 ranks"),
         (report(num_tensors=0), "? the dump of 8 ranks has no tensors"),
         (report(swapped("a"), swapped("b"), LATE), "✗ 2 findings in 2 of 12 tensors on 8 ranks"),
+        (
+            report(num_tensors=0, not_checked=(NotChecked("a", "no ids", "order"),)),
+            "? the dump of 8 ranks has no tensors; 1 tensor not checked",
+        ),
         (report(LATE), "✗ 1 finding on 8 ranks"),
         (
             report(not_checked=(NotChecked("a", "no ids", "order"),)),

@@ -25,11 +25,11 @@ WHAT = {
     "barrier": "each rank waits until all have arrived",
     "broadcast": "each rank gets a copy of one rank's tensor",
     "gather": "one rank gets the parts of all ranks",
-    "recv": "a rank receives from another rank",
+    "recv": "one rank receives from another",
     "reduce": "one rank gets the sum over all ranks",
     "reduce_scatter": "each rank gets its part of the sum over all ranks",
     "scatter": "each rank gets its part of one rank's tensor",
-    "send": "a rank sends to another rank",
+    "send": "one rank sends to another",
 }
 """The effect of each collective within a group, by torch's name for it."""
 
@@ -63,7 +63,7 @@ class Collective:
 
     @property
     def received(self) -> int:
-        """The bytes that a rank receives."""
+        """The bytes that each rank receives."""
         return received(self.record) * len(self.modules)
 
 

@@ -71,7 +71,7 @@ def collective_text(one: Collective, mesh: Mesh, rank: int) -> Text:
     text = Text(WHAT.get(one.record.op, "an operation of torch's own"))
     each = one.bytes // max(one.count, 1)
     times = f"{one.count:,} × " if one.count > 1 else ""
-    text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; a rank receives {one.received:,}", "dim")
+    text.append(f"\n{times}{each:,} byte{'' if each == 1 else 's'}; each rank receives {one.received:,}", "dim")
     return text.append(f"\n{_groups(one, mesh, rank)}", "dim")
 
 

@@ -110,7 +110,7 @@ class StepView(View):
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
         totals = " · ".join(f"{axes_text(axes)} {bytes_text(count)}" for axes, count in step.received)
-        self.query_one("#comms-box", Box).entitle(title + order, f"a rank receives at most: {totals}")
+        self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most: {totals}")
 
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
@@ -191,7 +191,7 @@ The collectives of one training step, in the order in which they began. Identica
 - The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
 - **a** shows the collectives along one axis, **o** puts the most bytes first, **tab** goes to the parts below.
 
-An axis along which a rank receives 0 B was never used: if gradients should be summed over it, they were not.
+An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
 """
 
 

@@ -138,7 +138,7 @@ def _add_held(regions: dict[Region, Mask], runs: dict[Ranges, Mask], case: Case,
 
 
 def _stretches(ids: NDArray[np.int64]) -> Ranges:
-    """Return ids, counted from 1, as rising ranges of row-major indices; what is no id of the tensor is left out."""
+    """Return ids, counted from 1, as rising ranges of row-major indices, leaving out values that are not ids."""
     own = np.unique(ids[ids > 0]) - 1
     if not own.size:
         return ()

@@ -33,7 +33,7 @@ class Subject:
         dtype: Its element type; empty if nothing is known.
         mesh: The mesh that it is on.
         claimed: What its placements say; None for a plain tensor.
-        held: Where its elements are, if that is known and the notation can say it.
+        held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.
         claims: What each rank should hold, in words.
         holds: What each rank holds, in words; empty where that is not known.

@@ -1,4 +1,4 @@
-"""The table of a step's collectives: how many, in which module, over how many ranks, and what a rank receives."""
+"""The table of a step's collectives: how many, in which module, over how many ranks, how many bytes received."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def comms_lines(dump: Dump) -> list[Text]:
         return [line("no collectives ran in a step"), line("only a probe with a batch() runs a step")]
     lines: list[Text] = []
     for axes, most in received_by_axes(dump).items():
-        heading = f"{groups_text(axes)}: a rank receives up to {most:,} bytes"
+        heading = f"{groups_text(axes)}: each rank receives up to {most:,} bytes"
         rows = [_cells(one) for one in found if one.record.axes == axes]
         lines += [*([line("")] if lines else []), line((heading, "bold")), *table([HEADS, *rows], left=3)]
     return lines

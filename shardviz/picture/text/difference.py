@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.terminal import BAD, DIM, GOOD, line, wrapped
+from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         if findings:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
     for one in difference.not_compared:
-        text = f"not compared: {one.tensor}: {one.why}"
+        text = f"not compared: {f'{one.tensor}: ' if one.tensor else ''}{one.why}"
         lines += wrapped(printable(text), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
 
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:
+    but = counted(len(difference.not_compared), "comparison") + " not made" if difference.not_compared else ""
+    if not difference and but:
+        return line((f"{terminal.glyphs.unknown} no changes found; {but}", WARNING))
     if not difference:
         return line((f"{terminal.glyphs.good} nothing changed", GOOD))
     counts = (
@@ -40,4 +43,4 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
         f"{counted(len(difference.gained), 'finding')} gained",
         f"{counted(len(difference.lost), 'finding')} lost",
     )
-    return line((f"{terminal.glyphs.differs} {', '.join(counts)}", BAD))
+    return line((f"{terminal.glyphs.differs} {', '.join(counts)}{f'; {but}' if but else ''}", BAD))

@@ -56,9 +56,9 @@ def report_lines(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the whole report."""
     found = findings_lines(report.findings, terminal)
     unchecked, step = not_checked_lines(report, terminal), step_text(dump)
+    tensors = table_lines(dump, report, terminal)
     return [
-        *table_lines(dump, report, terminal),
-        line(""),
+        *([*tensors, line("")] if tensors else []),
         *([*found, line("")] if found else []),
         *([*unchecked, line("")] if unchecked else []),
         *([line((f"  step: {step}", DIM))] if step else []),
@@ -186,11 +186,11 @@ def summary_line(
     if report.findings:
         text = f"{counted(len(report.findings), 'finding')}{_where(report, results)} on {ranks}{but}"
         return line((f"{terminal.glyphs.error} {text}", BAD))
+    if report.num_tensors == 0:
+        return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors{but}", WARNING))
     if unchecked:
         text = f"no findings in {counted(report.num_tensors, 'tensor')} on {ranks}{but}"
         return line((f"{terminal.glyphs.unknown} {text}", WARNING))
-    if report.num_tensors == 0:
-        return line((f"{terminal.glyphs.unknown} the dump of {ranks} has no tensors", WARNING))
     many = f"all {counted(report.num_tensors, 'tensor')} are" if report.num_tensors > 1 else "the tensor is"
     return line((f"{terminal.glyphs.good} {many} in order on {ranks}{but}", GOOD), (uncompared_text(uncompared), DIM))
 

@@ -1,4 +1,4 @@
-"""A route from one layout to another as lines: each collective, the layout it gives, and the bytes a rank receives."""
+"""A route from one layout to another as lines: each collective, the layout it gives, the bytes each rank receives."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def route_lines(start: Layout, end: Layout, dtype: str, terminal: Terminal) -> l
 
 
 def _cost(legs: Sequence[Leg], dtype: str) -> str:
-    return f"a rank receives up to {elements_text(total(legs), dtype)}"
+    return f"each rank receives up to {elements_text(total(legs), dtype)}"
 
 
 def _legs(legs: Sequence[Leg], dtype: str) -> list[Text]:
