@@ -159,7 +159,7 @@ def _capture_by_reference(
     known = known_in(open_reference(reference), wanted, names)
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     part = replace(part, stamps=tuple(known.stamps.values()))
-    with _dump(path, mesh, part, intended, force=force) as seen:
+    with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:
         add_model(seen, unwrapped(model), mesh, None, part)
         add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known)
         _add_step(seen, model, mesh, part, step)
@@ -266,7 +266,13 @@ def add_model(
 
 @contextmanager
 def _dump(
-    folder: Path, mesh: DeviceMesh, part: PipelinePart, intended: Mapping[str, str] | None, *, force: bool
+    folder: Path,
+    mesh: DeviceMesh,
+    part: PipelinePart,
+    intended: Mapping[str, str] | None,
+    *,
+    force: bool,
+    reference: str = "",
 ) -> Iterator[Capture]:
     """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
     from torch import distributed
@@ -288,7 +294,8 @@ def _dump(
     yield seen
     if rank == 0:
         command = tuple(sys.argv)
-        record = run_record(plain_mesh(mesh), Stamped(part.stamps), intended, command=command, run_id=seen.run_id)
+        stamped, run_id = Stamped(part.stamps), seen.run_id
+        record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
         write_run(folder, record)
     write_rank(folder, seen.record(), seen.dense)
     distributed.barrier()

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardviz.dump.records import WHOLE_LOSS
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
-from shardviz.live.capture.agreement import agreed_errors, agreed_run_id, in_a_line
+from shardviz.live.capture.agreement import agreed_errors, agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
@@ -204,7 +204,7 @@ class ProbeOnRank:
         elif again.unsharded is not None:
             raise again.unsharded
         else:
-            self.capture.raised.append(("step", failed.text))
+            self.capture.raised.append(("step", again.text))
 
     def _step(self, *, double: bool) -> Failed | None:
         """Step both models and capture them; return why that cannot be."""
@@ -218,13 +218,17 @@ class ProbeOnRank:
         batch = whole_batch(self.probe, axes, self.job.mesh, double=double)
         model = self._initialized(self._parallelized(built()))
         drawn = drawn_after_sharding(model, built(), self.job.mesh, self.capture.rank)
+        failure = None
         try:
             dim = axes[rows[0]] if rows else 0
             reference = reference_of(self.probe, lambda: load(built(), drawn), batch, parts, dim)
         except ProbeError:
             raise
         except Exception as error:
-            return Failed(f"the unsharded model raised {in_a_line(error)}", error)
+            failure = error
+        errors = agreed_errors(failure, self.job.folder, "reference" if double else "reference again")
+        if any(errors):
+            return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure)
         if reference.draws:
             self.capture.not_checked += [("", note) for note in reference.notes]
             return None

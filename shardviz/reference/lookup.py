@@ -34,6 +34,9 @@ UNPLACED = 0
 MAX_SINGLE = 1 << 22
 """The largest reference, in elements, in which single values are looked up."""
 
+FEW_SAMPLES = 3
+"""Lines of which a window is looked up in tensors of other names."""
+
 SAMPLES = 8
 """Lines whose first windows are looked up, to find where whole lines may lie."""
 
@@ -72,7 +75,9 @@ def read_region(reference: NDArray[Any], region: Region) -> NDArray[Any]:
     return whole
 
 
-def locate(local: NDArray[Any], reference: NDArray[Any], claimed: Region | None = None) -> NDArray[np.int64]:
+def locate(
+    local: NDArray[Any], reference: NDArray[Any], claimed: Region | None = None, *, singly: bool = True
+) -> NDArray[np.int64]:
     """Return where each element of a shard is in its reference.
 
     Args:
@@ -80,6 +85,7 @@ def locate(local: NDArray[Any], reference: NDArray[Any], claimed: Region | None 
         reference: The whole tensor's bits; may be mapped from a file.
         claimed: The part that the shard claims to be. It is compared first, and is the answer where the same content is
             in several places.
+        singly: Whether values without a window are looked up one by one; in another tensor some are found by chance.
 
     Returns:
         Ids in the local shape: row-major positions in the reference, from 1; `UNPLACED` where the place is not known.
@@ -104,10 +110,24 @@ def locate(local: NDArray[Any], reference: NDArray[Any], claimed: Region | None 
         if found is not None:
             found = np.moveaxis(_in_order(found, reference.shape, others), -1, own)
             ids = np.where(ids == UNPLACED, found, ids)
-    ids = _completed(local, reference, _one_by_one(local, reference, ids))
+    ids = _completed(local, reference, _one_by_one(local, reference, ids) if singly else ids)
     if expected is not None and (ids == UNPLACED).any():
         ids = np.where((ids == UNPLACED) & (wanted == local), expected, ids)
     return ids
+
+
+def has_windows_of(local: NDArray[Any], reference: NDArray[Any]) -> bool:
+    """Whether a reference has any of a few windows of a shard: asked before all of them are looked for."""
+    for own, others in _orientations(local, reference):
+        lines = np.moveaxis(local, own, -1).reshape(-1, local.shape[own])
+        whole = np.moveaxis(reference, others, -1)
+        width = min(WINDOW, lines.shape[1], whole.shape[-1])
+        if width >= MIN_WINDOW and len(lines):
+            table = _Lines(whole.reshape(-1, whole.shape[-1]), width)
+            samples = lines[np.unique(np.linspace(0, len(lines) - 1, FEW_SAMPLES).astype(np.int64)), :width]
+            if any(_only_place(table, sample) >= 0 for sample in samples):
+                return True
+    return False
 
 
 def _orientations(local: NDArray[Any], reference: NDArray[Any]) -> Iterator[tuple[int, int]]:

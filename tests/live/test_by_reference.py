@@ -226,7 +226,7 @@ def test_experts_of_three_dims_and_weights_of_one_are_placed_in_bfloat16(mesh, d
         setattr(model, name, nn.Parameter(DTensor.from_local(mine, mesh, [Shard(cut)])))
     shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
     report = check_dump(shard_dump)
-    assert {(one.kind, one.tensor) for one in report.findings} == (
+    assert {(one.kind, name) for one in report.findings for name in one.tensors} == (
         {("misordered", "up"), ("misordered", "scale")} if exchanged else set()
     )
     assert report.not_checked == ()
@@ -242,3 +242,28 @@ def test_a_plain_weight_that_is_whole_and_in_another_order_is_found(mesh, shard_
     shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
     found = [(one.kind, one.tensor) for one in check_dump(shard_dump).findings]
     assert found == ([("misordered-within-shard", "0.weight")] if flipped else [])
+
+
+@spmd(mesh=TP)
+def test_zeros_that_a_loader_left_where_the_checkpoint_has_values_are_found(mesh, shard_dump):
+    model = built()
+    reference = saved(beside(shard_dump), model)
+    fully_shard(model, mesh=mesh)
+    with torch.no_grad():
+        model[0].weight.to_local().zero_()
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    (finding,) = check_dump(shard_dump).findings
+    assert finding.tensor == "0.weight"
+    assert "zeros" in finding.summary
+
+
+@spmd(mesh=TP)
+def test_a_bias_of_which_one_half_is_zero_is_in_order(mesh, shard_dump):
+    model = built()
+    with torch.no_grad():
+        model[0].bias[:12] = 0
+    reference = saved(beside(shard_dump), model)
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    report = check_dump(shard_dump)
+    assert (report.findings, report.not_checked) == ((), ())

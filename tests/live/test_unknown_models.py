@@ -118,13 +118,12 @@ def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_said(t
     norm = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))"
     report = checked(norm, "dp=3", tmp_path)
     assert report.findings == ()
-    (entry, *buffers) = report.not_checked
+    (entry,) = report.not_checked
     assert entry.why.startswith("the step on the whole batch: its loss is ")
     assert entry.why.endswith(
         "(BatchNorm in training, or a loss that is not a mean over rows); compared over the parts, without the buffers "
         "after the step: each rank's are of its own part"
     )
-    assert [one.tensor for one in buffers] == ["1.running_mean", "1.running_var"]
 
 
 def test_a_gradient_that_nothing_reduces_is_found_whatever_the_model_draws_and_rounds(tmp_path):

@@ -137,6 +137,8 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
     shifted = next(explain_elements(case), None) if case.claimed is not None else None
     if shifted is not None:
         return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
+    if none and case.dump.files.run.reference:
+        return (*_not_in(case.dump.files.run.reference), "")
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return (*_rewritten(case), "")
     if none:
@@ -146,6 +148,15 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
         advice = advise_zeros(case)
         return advice.cause, advice.fix, ""
     return CATALOGUE["other-tensor"].cause, CATALOGUE["other-tensor"].fix, ""
+
+
+def _not_in(reference: str) -> tuple[str, str]:
+    """Return cause and fix where values are nowhere in the checkpoint that they were looked up in."""
+    cause = (
+        f"These values are not in {reference}: the weight was loaded from another checkpoint, was trained since, or was "
+        "never loaded"
+    )
+    return cause, f"pass the checkpoint that the model was loaded from, or load this weight from {reference}"
 
 
 def _rewritten(case: Case) -> tuple[str, str]:

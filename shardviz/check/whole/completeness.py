@@ -12,7 +12,7 @@ from shardviz.check.finding import Finding
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.read import DumpFiles
@@ -38,19 +38,20 @@ def check_completeness(dump: Dump) -> Iterator[Finding]:
             cause="A rank died, hung or wrote to a disk that was not collected",
             fix="copy the rank_* files of every rank into the folder, or run again",
         )
+    known = {name for record in files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.tensors:
-        yield from _absent_shards(files, tensor)
+        yield from _absent_shards(files, tensor, known)
     if not files.missing_ranks:
         yield from _absent_tensors(dump)
 
 
-def _absent_shards(files: DumpFiles, tensor: Tensor) -> Iterator[Finding]:
-    """Yield ranks whose file is there but has no shard of a DTensor on their mesh."""
+def _absent_shards(files: DumpFiles, tensor: Tensor, known: Collection[str]) -> Iterator[Finding]:
+    """Yield ranks whose file is there but has no shard of a DTensor on their mesh, and no word of why."""
     if tensor.moment not in ("initial", "stamped") or len(tensor.shards) == files.run.num_ranks:
         return
     wanted = {rank for layout in tensor.by_claim if layout is not None for rank in layout.mesh.ranks}
     absent = tuple(sorted(rank for rank in wanted - set(tensor.shards) if rank in files.ranks))
-    for name in tensor.names if absent else ():
+    for name in [name for name in tensor.names if name not in known] if absent else ():
         ranks = listed(absent, MAX_LISTED)
         what = f"{len(absent)} of {len(wanted)} ranks of its mesh have no {tensor.moment} shard of it: {ranks}"
         cause = "The module was dropped or renamed on these ranks"

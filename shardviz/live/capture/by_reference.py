@@ -20,7 +20,7 @@ from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import without_axes
-from shardviz.reference.lookup import UNPLACED, bits_of, is_alike, locate, read_region
+from shardviz.reference.lookup import UNPLACED, bits_of, has_windows_of, is_alike, locate, read_region
 from shardviz.reference.names import refuse_strangers, renamed
 
 if TYPE_CHECKING:
@@ -152,15 +152,14 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
         if entry is None or local.values.is_meta:
             continue
         bits = _local_bits(local.values)
-        if is_alike(bits) and bits.size and bits.shape != local.claimed_shape:
-            seen.not_checked.append((local.name, ALIKE))
-            continue
         shape = (math.prod(local.shape),) if local.flat else local.shape
         claimed = _claimed(local, shape)
-        if claimed is not None and claimed.shape == bits.shape and _is_slice(local, bits, entry, claimed, shape):
-            seen.add_region(local, claimed)
-        else:
+        if claimed is None or claimed.shape != bits.shape or not _is_slice(local, bits, entry, claimed, shape):
             seen.add_ids(local, _ids(local, bits, entry, known, claimed))
+        elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
+            seen.not_checked.append((local.name, ALIKE))
+        else:
+            seen.add_region(local, claimed)
 
 
 def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
@@ -177,13 +176,13 @@ def _ids(
     first, dtype = known.stamps[local.name].first, local.values.dtype
     places = locate(bits, _cast(entry.bits.reshape(shape), entry.dtype, dtype), claimed)
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
-    for name, other in known.entries.items():
-        if not (ids == ID_NONE).any():
-            break
+    for name, other in known.entries.items() if (ids == ID_NONE).any() else ():
         if name != local.name and other.shape == entry.shape:
-            places = locate(bits, _cast(other.bits.reshape(shape), other.dtype, dtype))
-            found = (ids == ID_NONE) & (places != UNPLACED)
-            ids = np.where(found, places + known.stamps[name].first - 1, ids)
+            of_other = _cast(other.bits.reshape(shape), other.dtype, dtype)
+            if has_windows_of(bits, of_other):
+                places = locate(bits, of_other, singly=False)
+                found = (ids == ID_NONE) & (places != UNPLACED)
+                ids = np.where(found, places + known.stamps[name].first - 1, ids)
     return np.where((ids == ID_NONE) & (bits == 0), 0, ids)
 
 

@@ -242,6 +242,7 @@ def run_record(
     probe: str = "",
     sequence: Mapping[str, int] | None = None,
     run_id: str = "",
+    reference: str = "",
 ) -> RunRecord:
     """Return the facts about the whole run, for `run.json`."""
     return RunRecord(
@@ -256,4 +257,5 @@ def run_record(
         intended=dict(intended or {}),
         sequence=dict(sequence or {}),
         run_id=run_id,
+        reference=reference,
     )

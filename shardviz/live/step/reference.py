@@ -151,15 +151,16 @@ def _in_parts(
 
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
     """
-    mean, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
-    loss, near = float(whole.step.loss), _precision(whole.step)
+    losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
+    mean, loss, near = sum(losses) / parts, float(whole.step.loss), _precision(whole.step)
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
     found = _stepped(probe, whole.mode(build()), batch, parts, dim)
     found.step.seen.activations.clear()  # of one part only
     found = replace(found, training=whole.training, notes=whole.notes, whole=whole)
-    if independent:
+    # A mean of means weights the parts otherwise: the whole lies between them. Of a sum or a loss of pairs it need not.
+    if independent and min(losses) <= loss <= max(losses):
         return replace(found, is_mean_of_means=True)
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "
@@ -172,8 +173,8 @@ def _in_parts(
 
 def _run_in_parts(
     probe: ModuleType, model: nn.Module, batch: Batch, parts: int, dim: int
-) -> tuple[float, torch.Tensor | None]:
-    """Return the mean of the parts' losses, and the outputs of all parts, joined if there are any."""
+) -> tuple[list[float], torch.Tensor | None]:
+    """Return the parts' losses, and the outputs of all parts, joined if there are any."""
     restore, losses, outputs = _buffers_of(model), [], []
     for number in range(parts):
         restore()
@@ -181,7 +182,7 @@ def _run_in_parts(
             losses.append(float(loss_of(probe, model, part_of(batch, number, parts, dim))))
         outputs += [output for output in seen.outputs if output.ndim][-1:]
     joined = torch.cat(outputs, dim if outputs[0].ndim > dim else 0) if len(outputs) == parts else None
-    return sum(losses) / parts, joined
+    return losses, joined
 
 
 def _are_alike(parts: torch.Tensor | None, whole: torch.Tensor | None, precision: float) -> bool | None:
