@@ -153,8 +153,8 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
 def _not_in(reference: str) -> tuple[str, str]:
     """Return cause and fix where values are nowhere in the checkpoint that they were looked up in."""
     cause = (
-        f"These values are not in {reference}: the weight was loaded from another checkpoint, was trained since, or was "
-        "never loaded"
+        f"These values are not in {reference}: the weight was loaded from another checkpoint, was trained since, or "
+        "was never loaded"
     )
     return cause, f"pass the checkpoint that the model was loaded from, or load this weight from {reference}"
 
