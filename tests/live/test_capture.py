@@ -373,3 +373,16 @@ def test_a_stamped_model_has_no_step(mesh, shard_dump):
     stamps = shardviz.stamp(model)
     with pytest.raises(ShardvizError, match="no values left to step with"):
         shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, step={})
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_buffer_that_every_rank_makes_again_after_stamping_is_quiet(mesh, shard_dump):
+    model = nn.Linear(8, 8)
+    model.register_buffer("table", torch.arange(32.0).view(4, 8), persistent=False)
+    stamps = shardviz.stamp(model)
+    fully_shard(model, mesh=mesh)
+    model.table = torch.arange(32.0).view(4, 8) * 1.5
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    report = check_dump(shard_dump)
+    assert report.findings == ()
+    assert [one.tensor for one in report.not_checked] == ["table"]
