@@ -13,6 +13,7 @@ from shardviz.check.run import check_dump
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
+from tests.lanes import at_night
 
 TP = {"tp": 2}
 
@@ -169,7 +170,7 @@ def test_a_tied_weight_is_stored_once_and_found_under_its_other_name(mesh, excha
 
 
 @spmd(mesh={"dp": 2})
-@pytest.mark.parametrize("wrapper", ["ddp", "compile", "compile-of-ddp", "ddp-of-compile", "fsdp1"])
+@pytest.mark.parametrize("wrapper", ["ddp", "compile", "fsdp1", *at_night(["compile-of-ddp", "ddp-of-compile"])])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_wrappers_leave_the_names_of_a_reference(mesh, wrapper, wrong, shard_dump):
     model = built()

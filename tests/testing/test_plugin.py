@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import nightly
 from tests.testing.sessions import HEAD, ROOT, Run, execute, run, run_alone
 
 FAILING = """
@@ -304,6 +305,7 @@ def test_the_line_of_a_failed_assertion_begins_with_the_rank_and_what_it_found(t
     assert "test_it.py::test_it - rank 0 (tp=0): tensor: 2 of 2 ranks differ" in seen.text
 
 
+@nightly
 def test_worlds_of_xdists_workers_do_not_collide(tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     seen = run_alone(tmp_path, SMALL, "-n2")
