@@ -102,7 +102,7 @@ def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, numbe
         os.killpg(launcher.pid, number)  # as a terminal does
     else:
         os.kill(launcher.pid, number)
-    stderr = launcher.communicate(timeout=10)[1]
+    stderr = launcher.communicate(timeout=60)[1]
     wait_until(lambda: not any(map(is_running, pids)))
     wait_until(lambda: not list((tmp_path / "tmp").glob("shardviz-*")))
     assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == (number == signal.SIGINT)
@@ -113,9 +113,9 @@ def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Pat
     wait_until(lambda: len(children(launcher.pid)) >= 2, 30)
     pids = list(children(launcher.pid))
     os.killpg(launcher.pid, signal.SIGINT)
-    stderr = launcher.communicate(timeout=10)[1]
+    stderr = launcher.communicate(timeout=60)[1]
     assert stderr.count("KeyboardInterrupt") == 1
-    wait_until(lambda: not any(map(is_running, pids)), 3)
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_more_ranks_than_the_machine_can_start_is_one_clear_line(tmp_path: Path) -> None:

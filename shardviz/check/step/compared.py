@@ -137,7 +137,8 @@ class Compared:
 
     def near(self, one: NDArray[np.float64], other: NDArray[np.float64], scale: float = 1.0) -> bool:
         """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
-        return bool(np.all(np.abs(one - other) <= self.tolerance * max(1.0, scale)))
+        with np.errstate(invalid="ignore"):  # the difference of two infinities
+            return bool(np.all(np.abs(one - other) <= self.tolerance * max(1.0, scale)))
 
     @cached_property
     def reduced(self) -> Mapping[int, NDArray[np.float64]]:

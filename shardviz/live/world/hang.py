@@ -56,10 +56,10 @@ Place = tuple[str, stacks.Stack]
 def _ask(late: Sequence[Member], coords: Sequence[str], folder: Path) -> dict[int, Place]:
     """Return where each rank's own thread is; ranks that share a process registered by the first of them."""
     homes = {member.home: member for member in late if member.thread is not None}
-    for member in homes.values():
+    answers = stacks.ask(folder, {rank: member.process.pid for rank, member in homes.items() if member.process.pid})
+    for member in homes.values():  # only now: a thread that runs while its stack is read by signal can crash the rank
         with suppress(OSError):
             member.line.send_bytes(WHERE)
-    answers = stacks.ask(folder, {rank: member.process.pid for rank, member in homes.items() if member.process.pid})
     groups = waiting.read(folder, homes)
     found = {}
     for member in late:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-PATIENCE = 0.3
-"""Seconds that ranks have to answer, beyond the time that their stacks took."""
+PATIENCE = 1.0
+"""Seconds that ranks have to answer."""
 _MESHES = ("mesh", "device_mesh")
 _MESH_DIMS = ("mesh_dim", "i")
 """What torch's redistribution calls the mesh and the axis that it is at."""
