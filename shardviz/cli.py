@@ -12,8 +12,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardviz.commands._parser import Parser
-from shardviz.commands._streams import forget, talk
+from shardviz.commands.common.parser import Parser
+from shardviz.commands.common.streams import forget, talk
 from shardviz.errors import EXIT_BUG, EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
 
 if TYPE_CHECKING:

@@ -206,7 +206,7 @@ def test_an_interrupt_is_one_line(healthy: Path, capsys: pytest.CaptureFixture[s
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardviz.commands._dumps.read_files", interrupt)
+        patch.setattr("shardviz.commands.common.dumps.read_files", interrupt)
         assert main(["check", str(healthy)]) == 130
     assert capsys.readouterr().err == "shardviz: interrupted\n"
 
@@ -343,7 +343,7 @@ def _broken(*args: object, **kwargs: object) -> None:
 def test_a_bug_of_shardviz_is_one_line_that_says_where_to_report_it(
     healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.commands._dumps.read_files", _broken)
+    monkeypatch.setattr("shardviz.commands.common.dumps.read_files", _broken)
     monkeypatch.delenv("SHARDVIZ_DEBUG", raising=False)
     assert main(["check", str(healthy)]) == 70
     line, hint = capsys.readouterr().err.splitlines()
@@ -356,7 +356,7 @@ def test_a_bug_of_shardviz_is_one_line_that_says_where_to_report_it(
 def test_the_traceback_of_a_bug_can_be_asked_for(
     healthy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardviz.commands._dumps.read_files", _broken)
+    monkeypatch.setattr("shardviz.commands.common.dumps.read_files", _broken)
     monkeypatch.setenv("SHARDVIZ_DEBUG", "1")
     assert main(["check", str(healthy)]) == 70
     assert "Traceback (most recent call last):" in capsys.readouterr().err

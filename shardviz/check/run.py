@@ -12,24 +12,24 @@ from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
-from shardviz.check.order.foreign import check_foreign
-from shardviz.check.order.intent import check_intent, intended_text, is_intended, unmatched
 from shardviz.check.order.laid_out import LaidOut
-from shardviz.check.order.places import check_places
-from shardviz.check.order.plain_copies import check_plain_copies
-from shardviz.check.order.reassembly import check_gathered
-from shardviz.check.order.rewritten import check_recomputed, check_redrawn, check_zeros
-from shardviz.check.order.sequence import check_sequence
-from shardviz.check.order.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.rules.foreign import check_foreign
+from shardviz.check.order.rules.intent import check_intent, intended_text, is_intended, unmatched
+from shardviz.check.order.rules.places import check_places
+from shardviz.check.order.rules.plain_copies import check_plain_copies
+from shardviz.check.order.rules.reassembly import check_gathered
+from shardviz.check.order.rules.rewritten import check_recomputed, check_redrawn, check_zeros
+from shardviz.check.order.rules.sequence import check_sequence
+from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.rules.unplaced import check_unplaced
 from shardviz.check.order.suspects import with_suspects
-from shardviz.check.order.unplaced import check_unplaced
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
 from shardviz.check.step.rules.common import is_clipping
-from shardviz.check.step.together import together
-from shardviz.check.step.unsharded_update import check_unsharded_update
-from shardviz.check.step.update import check_update
-from shardviz.check.step.zero_gradients import check_zero_gradients
+from shardviz.check.step.rules.zero_gradients import check_zero_gradients
+from shardviz.check.step.update.copies import check_update
+from shardviz.check.step.update.together import together
+from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.ties import check_ties

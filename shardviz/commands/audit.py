@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.commands._streams import reader_may_leave
+from shardviz.commands.common.streams import reader_may_leave
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh, unnamed_axes
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where torch and the oracle agree in every case, 1 where they do not.
     """
-    from shardviz.commands._progress import Count, progress
+    from shardviz.commands.common.progress import Count, progress
     from shardviz.live.audit.sweep import audit
 
     if not 1 <= args.max_size <= MAX_SIZE:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands._streams import reader_may_leave, talk
+from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
         DumpError: The folder is not a dump.
     """
     from shardviz.check.verdicts import nothing_checked
-    from shardviz.commands._dumps import checked, read_dump
+    from shardviz.commands.common.dumps import checked, read_dump
     from shardviz.text import printable
 
     dump = read_dump(folder)
@@ -70,7 +70,7 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
 
 def _print(dump: Dump, found: Report, style: str, colour: str) -> None:
     if style == "text":
-        from shardviz.commands._dumps import terminal_for, write_answer
+        from shardviz.commands.common.dumps import terminal_for, write_answer
         from shardviz.picture.text.report import report_lines
 
         terminal = terminal_for(colour)

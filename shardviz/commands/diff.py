@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands._streams import reader_may_leave
+from shardviz.commands.common.streams import reader_may_leave
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
         DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
-    from shardviz.commands._dumps import read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
     from shardviz.picture.text.difference import difference_lines
 
     difference = compare(read_dump(before), read_dump(after))

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The layout, the mesh or the shape cannot be read, or they do not fit.
     """
-    from shardviz.commands._dumps import refuse_pixels, terminal_for, write_answer, write_markup
+    from shardviz.commands.common.dumps import refuse_pixels, terminal_for, write_answer, write_markup
     from shardviz.layout.mesh import parse_mesh
     from shardviz.picture.model.subject import MAX_DRAWN_RANKS, of_layout
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MeshError: The sizes or names do not make a mesh.
     """
-    from shardviz.commands._dumps import terminal_for, write_answer
+    from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.layout.mesh import parse_mesh
 
     mesh = parse_mesh(args.mesh)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
-from shardviz.commands._parser import count, seconds
-from shardviz.commands._progress import progress
+from shardviz.commands.common.parser import count, seconds
+from shardviz.commands.common.progress import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError
 from shardviz.layout.mesh import Mesh, parse_mesh
@@ -188,7 +188,7 @@ def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) ->
     code = check.report(folder, args.format, args.color, strict=args.strict)
     print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     if args.save_test:
-        from shardviz.commands._dumps import read_dump
+        from shardviz.commands.common.dumps import read_dump
 
         save_test(args.save_test, read_dump(folder), probe, mesh)
         print(f"wrote {args.save_test}; run it with: pytest {args.save_test}", file=sys.stderr)

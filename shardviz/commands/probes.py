@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the probes, or run those of the bugs and print how each was named."""
     if args.bugs:
-        from shardviz.commands import _bugs
+        from shardviz.commands.common import bugs
 
-        return _bugs.run(args)
+        return bugs.run(args)
     from shardviz import probe_files
-    from shardviz.commands._dumps import terminal_for, write_answer, write_markup
+    from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
     from shardviz.probe_files import installed
 
     others, broken = installed()

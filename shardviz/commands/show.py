@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The dump or the tensor is not there, or the format cannot say what is asked for.
     """
-    from shardviz.commands._dumps import refuse_pixels
+    from shardviz.commands.common.dumps import refuse_pixels
 
     refuse_pixels(args.output)
     if args.memory or args.comms or args.schedule:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
-    from shardviz.commands._dumps import read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
     from shardviz.picture.text.comms import comms_lines
     from shardviz.picture.text.memory import memory_lines
     from shardviz.picture.text.schedule import schedule_lines
@@ -95,7 +95,7 @@ def _format_of(output: Path | None) -> str:
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG; without a name, the only tensor that there is."""
-    from shardviz.commands._dumps import read_dump, write_markup
+    from shardviz.commands.common.dumps import read_dump, write_markup
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.svg.page import svg
@@ -116,8 +116,8 @@ def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
         raise ShardvizError(
             f"an HTML page shows the whole run, not only {pattern}", "leave it out, or use --format svg"
         )
-    from shardviz.commands._dumps import checked, read_dump, write_markup
-    from shardviz.commands._progress import progress
+    from shardviz.commands.common.dumps import checked, read_dump, write_markup
+    from shardviz.commands.common.progress import progress
     from shardviz.picture.html.page import html
 
     dump = read_dump(folder)
@@ -136,7 +136,7 @@ def show(
         DumpError: The folder is not a dump.
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
-    from shardviz.commands._dumps import read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import page_lines, rank_lines
@@ -161,7 +161,7 @@ def show(
 def _overview(dump: Dump, terminal: Terminal) -> list[Text]:
     """Return the dump's mesh, and its tensors with their verdicts."""
     from shardviz.check.verdicts import not_compared
-    from shardviz.commands._dumps import checked
+    from shardviz.commands.common.dumps import checked
     from shardviz.picture.text.meshes import mesh_lines
     from shardviz.picture.text.report import step_results, summary_line, table_lines
     from shardviz.picture.text.terminal import line

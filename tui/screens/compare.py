@@ -20,7 +20,7 @@ from ..model.names import shortened
 from ..model.selection import of_entry
 from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
-from ..widgets.tensor_map import TensorMap
+from ..widgets.map.tensor_map import TensorMap
 from .view import View
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..model.messages import ElementAsked, TensorChosen, TensorOpened
 from ..model.selection import of_entry
 from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
-from ..widgets.map_panel import MapPanel
+from ..widgets.map.panel import MapPanel
 from ..widgets.search import Search
 from ..widgets.tensor_tree import TensorTree
 from .goto import GotoScreen

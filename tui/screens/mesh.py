@@ -13,9 +13,9 @@ from ..model.lights import lights_of
 from ..model.names import shortened
 from ..model.selection import rank_of
 from ..widgets.box import Box, Column, Row, ScrollBox
+from ..widgets.map.tensor_map import TensorMap
 from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
-from ..widgets.tensor_map import TensorMap
 from .view import View
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..model.filters import after
 from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
 from ..model.selection import next_plane
 from ..widgets.box import Column, Entitled
-from ..widgets.side_bar import SIDES
+from ..widgets.map.side_bar import SIDES
 
 if TYPE_CHECKING:
     from textual.geometry import Region

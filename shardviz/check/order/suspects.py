@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.order.rewritten import check_recomputed, check_zeros
+from shardviz.check.order.rules.rewritten import check_recomputed, check_zeros
 from shardviz.errors import ShardvizError
 from shardviz.text import listed
 

@@ -8,19 +8,19 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.captured import check_captured
-from shardviz.check.step.clipping import without_clipping
 from shardviz.check.step.compared import EPSILONS, compared
 from shardviz.check.step.consequences import without_consequences
 from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
-from shardviz.check.step.means import check_mean_of_means
 from shardviz.check.step.no_gradient import check_no_gradient
+from shardviz.check.step.rules.clipping import without_clipping
 from shardviz.check.step.rules.common import told_together
 from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.losses import check_function, is_loss
+from shardviz.check.step.rules.means import check_mean_of_means
 from shardviz.check.step.rules.micro_batches import told_of_micro_batches
 from shardviz.check.step.rules.norms import check_norm
 from shardviz.check.step.rules.order import check_order

@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import distributed
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.stacks import Frame, user_frames
+from shardviz.live.world.failures.stacks import Frame, user_frames
 
 Sent = TypeVar("Sent")
 

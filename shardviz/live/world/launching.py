@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import output, starting
+from shardviz.live.world import starting
+from shardviz.live.world.failures import output
 from shardviz.live.world.protocol import Job
 from shardviz.live.world.watch import Progress, Watch
 

@@ -18,9 +18,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world import output, preload, stacks, waiting
+from shardviz.live.world import preload
+from shardviz.live.world.failures import output, stacks, waiting
+from shardviz.live.world.failures.raised import describe
 from shardviz.live.world.protocol import WHERE, Died, Done, Ready, Started, World
-from shardviz.live.world.raised import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

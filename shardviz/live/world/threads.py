@@ -13,9 +13,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.world import output, preload
+from shardviz.live.world import preload
+from shardviz.live.world.failures import output
+from shardviz.live.world.failures.raised import describe
 from shardviz.live.world.protocol import Died, Done, Ready, Started, World
-from shardviz.live.world.raised import describe
 from shardviz.live.world.rank import Line, call, exit_code, isolate, leave
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.failure import RankFailedError, name_rank
-from shardviz.live.world.raised import describe
+from shardviz.live.world.failures.failure import RankFailedError, name_rank
+from shardviz.live.world.failures.raised import describe
 from shardviz.live.world.rank import load_task
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
-from shardviz.live.world import failure, hang
+from shardviz.live.world.failures import failure, hang
 from shardviz.live.world.protocol import Died, Done, Failed, Ready, Started
 from shardviz.live.world.starting import kill
 

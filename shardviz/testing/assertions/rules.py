@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.order.infer.labels import right_label
-from shardviz.check.order.intent import intended_text
+from shardviz.check.order.rules.intent import intended_text
 from shardviz.layout.notation import parse, write
 from shardviz.testing.assertions.message import ShardAssertionError
 

@@ -49,7 +49,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     preload = session.config.stash.get(_PRELOAD, None)
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
-    from shardviz.testing.plugin import bindings, launching
+    from shardviz.testing.plugin import launching
+    from shardviz.testing.plugin.on_ranks import bindings
 
     items = [item for item in session.items if item.get_closest_marker("mesh")]
     session.config.stash[launching.COLLECTED] = bindings.collected(items)

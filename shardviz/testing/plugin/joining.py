@@ -27,7 +27,7 @@ def run(item: pytest.Function, spmd: Spmd) -> None:
     assert joined is not None
     if joined.num_ranks != spmd.mesh.size:
         pytest.skip(f"mesh {spmd.mesh} has {spmd.mesh.size} ranks, this job has {joined.num_ranks}")
-    from shardviz.testing.plugin import ranks
+    from shardviz.testing.plugin.on_ranks import ranks
 
     _join(item.config, joined)
     ranks.seed(ranks_seed(item.config))

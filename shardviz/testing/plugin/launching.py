@@ -16,10 +16,10 @@ import pytest
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live import world
 from shardviz.testing.plugin import compat, debugging, outcome
-from shardviz.testing.plugin.bindings import Collected, pack_bound
-from shardviz.testing.plugin.modules import source_of
+from shardviz.testing.plugin.on_ranks.bindings import Collected, pack_bound
+from shardviz.testing.plugin.on_ranks.modules import source_of
+from shardviz.testing.plugin.on_ranks.parcel import Parcel, Style, pack_arguments, pack_instance
 from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_of
-from shardviz.testing.plugin.parcel import Parcel, Style, pack_arguments, pack_instance
 from shardviz.testing.plugin.story import Story, find_root, plain_story, story_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardviz.testing.plugin.marks import Spmd
     from shardviz.testing.plugin.outcome import Outcome, Warned
 
-TASK = "shardviz.testing.plugin.ranks:run_test"
+TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
 STORY: pytest.StashKey[Story] = pytest.StashKey()
 """How the last run of a test on ranks failed, until its report is made."""
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()

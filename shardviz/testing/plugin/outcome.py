@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.raised import pickled
+from shardviz.live.world.failures.raised import pickled
 from shardviz.testing.plugin import compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardviz.testing.plugin.compat import ExceptionChainRepr
-    from shardviz.testing.plugin.parcel import Style
+    from shardviz.testing.plugin.on_ranks.parcel import Style
 
 Kind = Literal["failed", "skipped", "xfailed"]
 Warned = tuple[bytes, str, int]

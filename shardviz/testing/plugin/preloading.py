@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.live import world
-from shardviz.testing.plugin.modules import Source, source_of
+from shardviz.testing.plugin.on_ranks.modules import Source, source_of
 from shardviz.testing.plugin.options import launch_method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SERVER = "shardviz.testing.plugin.server"
+SERVER = "shardviz.testing.plugin.on_ranks.server"
 VARIABLE = "SHARDVIZ_TEST_MODULES"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.live.world import RankFailedError
-from shardviz.live.world.failure import is_echo
+from shardviz.live.world.failures.failure import is_echo
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.plugin import compat

@@ -11,12 +11,12 @@ from textual.geometry import Region, Size
 
 from shardviz.picture.text.paint import Frame, Painted, paint
 
-from ..colours import block_style
-from ..keys import arrows, keys
-from ..model.messages import PlaceChosen, Zoomed
-from ..model.zoom import Zoom
-from .grid import BOLD, DIM, Grid
-from .map_edges import column_names, row_name
+from ...colours import block_style
+from ...keys import arrows, keys
+from ...model.messages import PlaceChosen, Zoomed
+from ...model.zoom import Zoom
+from ..grid import BOLD, DIM, Grid
+from .edges import column_names, row_name
 
 if TYPE_CHECKING:
     from textual import events

@@ -11,14 +11,14 @@ from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.moves import found_in_place_of, path_text, paths
 from shardviz.text import printable
 
-from ..colours import verdict_style
+from ...colours import verdict_style
 
 if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Cell, Sides
 
-    from ..model.document import Document, TensorEntry
-    from ..model.selection import Selection
+    from ...model.document import Document, TensorEntry
+    from ...model.selection import Selection
 
 MOST_PATHS = 4
 

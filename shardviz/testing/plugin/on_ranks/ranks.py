@@ -20,9 +20,10 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from shardviz.live.world.raised import pickled
+from shardviz.live.world.failures.raised import pickled
 from shardviz.testing.assertions import current
-from shardviz.testing.plugin import bindings, compat, debugging, modules, outcome, own_fixtures, parcel
+from shardviz.testing.plugin import compat, debugging, outcome
+from shardviz.testing.plugin.on_ranks import bindings, modules, own_fixtures, parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.world import World
+    from shardviz.testing.plugin.on_ranks.parcel import Parcel
     from shardviz.testing.plugin.outcome import Warned
-    from shardviz.testing.plugin.parcel import Parcel
 
 
 def run_test(world: World, sent: Parcel) -> list[Warned]:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from shardviz.testing.plugin.parcel import FixtureError, owner_of
+from shardviz.testing.plugin.on_ranks.parcel import FixtureError, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import pytest
 
-    from shardviz.testing.plugin.parcel import Parcel
+    from shardviz.testing.plugin.on_ranks.parcel import Parcel
 
 Bindings = dict[str, bytes]
 """Pickled values by name."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.clipping import without_clipping
 from shardviz.check.step.compared import compared, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.steps import Why, of_others, why_state, why_weight
+from shardviz.check.step.rules.clipping import without_clipping
+from shardviz.check.step.update.reasons import Why, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from rich.segment import Segment
 
 from shardviz.picture.text.paint import Side
 
-from ..model.messages import SideChosen
-from .grid import DIM
-from .word_line import CHOSEN, Word, WordLine
+from ...model.messages import SideChosen
+from ..grid import DIM
+from ..word_line import CHOSEN, Word, WordLine
 
 SIDES: tuple[Side, ...] = get_args(Side)
 TOOLTIPS: dict[Side, str] = {

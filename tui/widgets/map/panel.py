@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
-from ..clipboard import copy
-from ..keys import keys
-from ..model.lights import lights_of
-from ..model.messages import ElementAsked, PlaneTurned
-from ..model.names import shortened
-from ..model.selection import Selection, next_slice
-from .box import Box, Column, Row
+from ...clipboard import copy
+from ...keys import keys
+from ...model.lights import lights_of
+from ...model.messages import ElementAsked, PlaneTurned
+from ...model.names import shortened
+from ...model.selection import Selection, next_slice
+from ..box import Box, Column, Row
+from ..mesh_grid import LEGEND, MeshGrid
 from .inspector import Inspector
-from .mesh_grid import LEGEND, MeshGrid
 from .side_bar import SideBar
 from .tensor_map import TensorMap
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardviz.picture.model.sides import Sides
 
-    from ..model.document import Document, TensorEntry
+    from ...model.document import Document, TensorEntry
 
 
 class MapPanel(Box):

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from shardviz.errors import RankError, ShardvizError
-from shardviz.live.world import output
+from shardviz.live.world.failures import output
 from shardviz.live.world.protocol import Died, Done, Failed
 from shardviz.text import join_numbers
 

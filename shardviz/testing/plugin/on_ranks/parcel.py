@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.testing.plugin.modules import Source
+    from shardviz.testing.plugin.on_ranks.modules import Source
 
 
 class FixtureError(ShardvizError):

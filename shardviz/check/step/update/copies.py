@@ -14,7 +14,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
-from shardviz.check.step.steps import FIT, factors_of, scaled
+from shardviz.check.step.update.reasons import FIT, factors_of, scaled
 from shardviz.check.step.words import claimed_text, number
 from shardviz.text import listed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardviz.live.world import output, stacks, waiting
-from shardviz.live.world.failure import RankFailedError, name_rank
+from shardviz.live.world.failures import output, stacks, waiting
+from shardviz.live.world.failures.failure import RankFailedError, name_rank
 from shardviz.live.world.protocol import WHERE
 from shardviz.text import join_numbers
 

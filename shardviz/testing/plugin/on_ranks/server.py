@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardviz.live.world.preload import ending_with, is_fork_server
-from shardviz.testing.plugin import modules
+from shardviz.testing.plugin.on_ranks import modules
 from shardviz.testing.plugin.preloading import VARIABLE
 
 NEEDED = (
-    "shardviz.testing.plugin.ranks",
+    "shardviz.testing.plugin.on_ranks.ranks",
     "shardviz.testing.assertions.calls",
     "shardviz.testing.assertions.copies",
     "shardviz.testing.assertions.rules",

@@ -6,8 +6,8 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from shardviz.commands._progress import Count, progress
-from shardviz.commands._streams import reader_may_leave, talk
+from shardviz.commands.common.progress import Count, progress
+from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError

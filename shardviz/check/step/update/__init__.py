@@ -1,0 +1,1 @@
+"""After the optimizer's step: weights, its state and buffers."""

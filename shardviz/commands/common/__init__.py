@@ -1,0 +1,1 @@
+"""What several commands share: arguments, dumps to read, progress, where output goes."""

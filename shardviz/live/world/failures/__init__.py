@@ -1,0 +1,1 @@
+"""When a world does not end well: which rank failed or waits, where, and what it printed."""

@@ -1,0 +1,1 @@
+"""The map of a tensor, and the lines around it."""
