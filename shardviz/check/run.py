@@ -25,10 +25,9 @@ from shardviz.check.order.rules.unplaced import check_unplaced
 from shardviz.check.order.suspects import with_suspects
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
-from shardviz.check.step.rules.common import is_clipping
+from shardviz.check.step.consequences import without_consequences_of_update
 from shardviz.check.step.rules.zero_gradients import check_zero_gradients
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.step.update.together import together
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
@@ -118,9 +117,9 @@ def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
     yield from found
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
-        if not wrong and not any(map(is_clipping, found)):
+        if not wrong:
             after += check_unsharded_update(dump, frozenset(result.tensor for result in after))
-        yield from together(after)
+        yield from without_consequences_of_update(after)
         yield from check_zero_gradients(dump, wrong)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import compared, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.rules.clipping import without_clipping
+from shardviz.check.step.rules.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
 
@@ -48,7 +48,8 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
     """
     if "" in judged:
         return
-    if without_clipping(Evidence(dump, tuple(compared(dump))))[0]:
+    all_alike = multiplied(Evidence(dump, tuple(compared(dump))))
+    if all_alike is not None and all_alike.clipped_to:
         why = "the weights after the optimizer's step: they were stepped by gradients that the step had clipped"
         yield NotChecked("", why, "step")
         return
