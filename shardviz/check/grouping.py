@@ -2,7 +2,8 @@
 
 Findings belong together that have the same kind, cause and fix once the tensor's own name is taken out of the words,
 on the same ranks, or each on all ranks that have its tensor, as on the stages of a pipeline; of a step's results the
-ranks may differ. Where no cause is known, what is wrong must be the same too. Layouts may differ: one rule permutes weights of different shapes.
+ranks may differ. Where no cause is known, what is wrong must be the same too. Layouts may differ: one rule permutes
+weights of different shapes.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
 
 
 def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
-    """Yield what is found after the optimizer's step, but for what others explain: a wrong state makes a wrong weight."""
+    """Yield what is found after the optimizer's step and follows from nothing else that is found there."""
     results = list(results)
     left = unhidden(results, [one for one in results if isinstance(one, Finding) and not one.generic], anywhere=True)
     yield from left
