@@ -99,8 +99,14 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
     if one.incomparable:
         yield NotChecked(one.name, f"{what} after the step: {one.incomparable}", "step")
         return
+    if one.role == "param" and _before(dump, one) is None:
+        yield NotChecked(one.name, f"{what} after the step: its value before the step was not captured", "step")
+        return
     wrong = {rank: far for rank in one.reduced if (far := _distance(dump, one, rank)) is not None}
     if not wrong:
+        if _is_lost(dump, one):
+            why = "it differs, and its gradient is so small beside others that it may be rounding alone"
+            yield NotChecked(one.name, f"{what} after the step: {why}", "step")
         return
     if one.role == "buffer" and splitting:
         own = [axis for axis in one.copies_differ_along if axis not in splitting]
@@ -159,22 +165,38 @@ def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
 
 def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
     """Return the element of a rank that is farthest off, and what it should be; None where all are right."""
-    values, wanted = one.reduced[rank], one.wanted_of(rank)
-    allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
-    if one.role == "param":
-        before = dump.find("reference", "param", one.name)
-        if before is None:
-            return None
-        start = _part(one, dump.values(before.first, one.name), rank)
-        allowed += max(RELATIVE, 100 * one.rounding.epsilon) * float(np.max(np.abs(wanted - start), initial=0.0))
-    off = np.abs(values - wanted)
+    values, wanted, off = one.reduced[rank], one.wanted_of(rank), _beyond(dump, one, rank)
     if one.role != "buffer":
-        off = np.where(_telling(dump, one, rank), off, 0.0)
-    bad = ~(off <= allowed)
-    if not bad.any():
+        off = np.where(_telling(dump, one, rank), off, -1.0)
+    if not (off > 0).any():
         return None
-    at = np.unravel_index(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0)), off.shape)
+    at = np.unravel_index(np.argmax(off), off.shape)
     return float(values[at]), float(wanted[at])
+
+
+def _beyond(dump: Dump, one: Compared, rank: int) -> NDArray[np.float64]:
+    """Return how far each element of a rank is off; -1 for those within what rounding allows, infinity for NaN."""
+    wanted = one.wanted_of(rank)
+    allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
+    before = _before(dump, one)
+    if before is not None:
+        moved = float(np.max(np.abs(wanted - _part(one, before, rank)), initial=0.0))
+        allowed += max(RELATIVE, 100 * one.rounding.epsilon) * moved
+    off = np.abs(one.reduced[rank] - wanted)
+    return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
+
+
+def _before(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
+    """Return what a weight was before the step; None for all else, and where it was not captured."""
+    before = dump.find("reference", "param", one.name) if one.role == "param" else None
+    return dump.values(before.first, one.name) if before is not None else None
+
+
+def _is_lost(dump: Dump, one: Compared) -> bool:
+    """Whether a weight or state is another, and every element that is has a gradient that may be rounding alone."""
+    return one.role != "buffer" and any(
+        (_beyond(dump, one, rank) > 0).any() and not _telling(dump, one, rank).any() for rank in one.reduced
+    )
 
 
 def _part(one: Compared, whole: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
