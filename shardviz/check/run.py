@@ -38,7 +38,7 @@ from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
-from shardviz.dump.records import NO_IDS, WEIGHTS
+from shardviz.dump.records import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.text import natural_key
 
@@ -138,15 +138,16 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in said.items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks)} of {num_ranks} ranks)"
-        yield NotChecked(name, why + where, _about(name, why, ranks, dump.stamped.get(name)))
+        yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 
-def _about(name: str, why: str, ranks: list[int], stamped: Tensor | None) -> About:
+def _about(dump: Dump, name: str, ranks: list[int]) -> About:
     """Return the subject of a check that ranks could not make; not the order, if they wrote the ids all the same."""
     if not name:
         return "run"
-    if why.endswith(NO_IDS):
+    if any(name in dump.files.ranks[rank].without_ids for rank in ranks):
         return "no-ids"
+    stamped = dump.stamped.get(name)
     return "gathering" if stamped is not None and all(rank in stamped.shards for rank in ranks) else "order"
 
 

@@ -16,9 +16,6 @@ from shardviz.layout.mesh import MAX_AXES, MAX_RANKS
 from shardviz.layout.region import MAX_DIMS
 
 SCHEMA = 1
-NO_IDS = "cannot hold ids"
-"""How a reason of `not_checked` ends that is the element type: a mask or a flag has no order that ids could show."""
-
 MAX_NUMBER = 1 << 62
 DIGEST_LENGTH = 16
 
@@ -246,6 +243,7 @@ class RankRecord(Record, frozen=True):
         raised: What only the sharded model's step raised, and where: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
+        without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         run_id: That of its run.
     """
 
@@ -269,6 +267,7 @@ class RankRecord(Record, frozen=True):
     raised: tuple[tuple[str, str], ...] = ()
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
+    without_ids: tuple[str, ...] = ()
     run_id: RunId = ""
 
 

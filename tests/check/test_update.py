@@ -20,7 +20,7 @@ STEP = 0.1
 
 
 def updated(path: Path, stepped: object, *, before: bool = True, gradient: float = 1.0) -> list[Finding | NotChecked]:
-    """Check a weight after a step, beside that of an unsharded model whose gradient is `gradient` times that of another."""
+    """Check a weight after a step, whose gradient is `gradient` times that of another weight."""
     step = Step(path).add("w", "grad", on_all(WANTED * gradient), WANTED * gradient).add("v", "grad", on_all(WANTED))
     for rank in range(4):
         step.put(rank, "w", "param", "step", stepped)

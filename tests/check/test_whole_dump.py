@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shardviz.check.run import check_dump
-from shardviz.dump.records import NO_IDS, Body, GatherRecord, Position, RunRecord, TensorRecord
+from shardviz.dump.records import Body, GatherRecord, Position, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE
 from shardviz.testing.assertions.calls import assert_ordered
 from shardviz.testing.assertions.message import ShardAssertionError
@@ -97,6 +97,13 @@ def test_a_tensor_that_the_plan_passes_over_is_told_so(tmp_path: Path) -> None:
     assert (found.kind, found.held) == ("wrong-placement", "[24, 8]")
     assert found.summary.endswith("every rank has all of it, nothing splits it over tp")
     assert "no entry of the plan" in found.cause
+
+
+def test_a_tensor_that_is_meant_to_be_whole_is_not_to_be_split(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8]"))
+    assert found.fix == "keep it whole, by (Replicate(), Replicate()), or change what is expected to [24/tp, 8]"
+    split = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8/tp]"))
+    assert split.fix.startswith("split it, by (Replicate(), Shard(1)), or")
 
 
 def test_a_plain_tensor_in_no_layout_is_explained_by_what_was_intended(tmp_path: Path) -> None:
@@ -244,21 +251,22 @@ def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why", "about"),
+    ("name", "why", "without_ids", "about"),
     [
-        ("w", "full_tensor was not run: it would not fit", "gathering"),
-        ("mask", "ids collapsed in bfloat16", "order"),
-        ("mask", "its class has no full_tensor", "order"),
-        ("mask", f"torch.bool {NO_IDS}", "no-ids"),
-        ("", "the step", "run"),
+        ("w", "full_tensor was not run: it would not fit", (), "gathering"),
+        ("mask", "ids collapsed in bfloat16", (), "order"),
+        ("mask", "its class has no full_tensor", (), "order"),
+        ("mask", "torch.bool cannot hold ids", ("mask",), "no-ids"),
+        ("mask", "torch.bool cannot hold ids", ("other",), "order"),
+        ("", "the step", (), "run"),
     ],
 )
-def test_whether_an_order_was_looked_at_is_told_by_the_ids_and_not_by_a_word_in_the_reason(
-    tmp_path: Path, name: str, why: str, about: str
+def test_whether_an_order_was_looked_at_is_read_off_the_ids_and_not_off_a_word_in_the_reason(
+    tmp_path: Path, name: str, why: str, without_ids: tuple[str, ...], about: str
 ) -> None:
     check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
     folder = tmp_path / "made.shardviz"
-    change_rank(folder, 0, not_checked=((name, why),))
+    change_rank(folder, 0, not_checked=((name, why),), without_ids=without_ids)
     assert [one.about for one in check_dump(folder).not_checked] == [about]
     if about == "order":
         with pytest.raises(ShardAssertionError, match="the order of mask cannot be checked"):

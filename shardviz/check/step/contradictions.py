@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
@@ -28,8 +29,33 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
             tuple(ranks),
             f"the sharded model's {what} raises where the unsharded model's does not: {error}",
             cause="The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too",
-            fix="read the exception and its line; where a size does not divide, choose one that the axis divides",
+            fix=_fix_of(error),
         )
+
+
+FIXES = (
+    (
+        re.compile(r"mixed torch\.Tensor and DTensor"),
+        "make the plain tensor a DTensor (distribute_tensor, with Replicate() where all ranks have it), or compute on "
+        "the local tensors of both",
+    ),
+    (
+        re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE),
+        "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map",
+    ),
+    (
+        re.compile(
+            r"\b(sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds))\b", re.IGNORECASE
+        ),
+        "read the exception and its line; where a size does not divide, choose one that the axis divides",
+    ),
+)
+"""The fix by what an exception speaks of; the first that fits counts."""
+
+
+def _fix_of(error: str) -> str:
+    """Return what to do about an exception."""
+    return next((fix for words, fix in FIXES if words.search(error)), "read the exception and its line")
 
 
 def check_result_shape(one: Compared) -> Finding | None:

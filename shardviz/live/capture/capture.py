@@ -59,6 +59,7 @@ class Capture:
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
         not_checked: Tensors or facts that could not be checked: `(name, reason)`.
+        without_ids: Names of tensors whose element type holds no ids.
         not_applied: Tensors that did not read back as they were filled: `(name, reason)`.
         collectives: The step's collectives, in the order in which they began.
         schedule: The runs of this rank's pipeline stages, in order.
@@ -76,6 +77,7 @@ class Capture:
     values_limit: int = VALUES_LIMIT
     dense: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     not_checked: list[tuple[str, str]] = field(default_factory=list)
+    without_ids: list[str] = field(default_factory=list)
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
@@ -189,6 +191,7 @@ class Capture:
             tied=tuple(sorted(self._tied)),
             gathered=tuple(self._gathered),
             not_checked=tuple(dict.fromkeys(self.not_checked)),
+            without_ids=tuple(dict.fromkeys(self.without_ids)),
             collectives=tuple(self.collectives),
             schedule=tuple(self.schedule),
             calls=tuple(self.calls),

@@ -96,14 +96,21 @@ def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
     if case.held is None:
         first = explain(replace(case, claimed=wanted))[0]
         return Advice(CATALOGUE[first.name].cause, first.fix, (), f": {first.sentence}", first.details)
-    placements = wanted.placements()
-    by = f"split it by {spell(placements)}" if placements is not None else "split it by hand"
-    fix = f"{by}, or change what is expected to {write(case.held)}"
+    fix = f"{_placed(wanted)}, or change what is expected to {write(case.held)}"
     left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
     if left and not case.held.split_axes:
         cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
         return Advice(cause, fix, (), f": every rank has all of it, nothing splits it over {' or '.join(left)}")
+    if not wanted.split_axes:
+        return Advice("The plan shards this tensor, and its author expects all of it on every rank", fix)
     return Advice("The plan shards this tensor in another way than its author expects", fix)
+
+
+def _placed(wanted: Layout) -> str:
+    """Say how a tensor gets a layout: what nothing splits is kept whole."""
+    placements = wanted.placements()
+    do = "split it" if wanted.split_axes else "keep it whole"
+    return f"{do} by hand" if placements is None else f"{do}, by {spell(placements)}"
 
 
 def _fix_for_segments(wanted: Layout) -> str:
