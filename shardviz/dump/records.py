@@ -216,6 +216,26 @@ class StageRecord(Record, frozen=True):
     backward: bool = False
 
 
+class MaskRecord(Record, frozen=True):
+    """A mask that this rank drew in training mode, as dropout does.
+
+    Attributes:
+        mask: A digest of which elements it keeps, where all ranks were seeded alike.
+        again: The same, where each rank was seeded differently.
+        given: A digest of what it was laid on.
+        size: How many elements it has.
+        num_kept: How many of them it keeps.
+        whole: How many elements the unsharded model's has.
+    """
+
+    mask: str
+    again: str
+    given: str
+    size: Annotated[int, Meta(ge=1)]
+    num_kept: Count
+    whole: Count
+
+
 class RankRecord(Record, frozen=True):
     """`rank_00003.json`: what one rank says.
 
@@ -244,6 +264,7 @@ class RankRecord(Record, frozen=True):
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
+        masks: The masks that a step in training mode drew, in order.
         run_id: That of its run.
     """
 
@@ -268,6 +289,7 @@ class RankRecord(Record, frozen=True):
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()
+    masks: tuple[MaskRecord, ...] = ()
     run_id: RunId = ""
 
 

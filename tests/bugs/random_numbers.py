@@ -64,7 +64,19 @@ INNER = (
     )
 )
 
+TERMS = DROPPED.replace(
+    """        x = Sum.apply(self.down(torch.tanh(self.up(x))), self.group)
+        torch.manual_seed(self.seed)
+        return functional.dropout(x, 0.5, self.training)
+""",
+    """        x = self.down(torch.tanh(self.up(x)))
+        torch.manual_seed(self.seed)
+        return Sum.apply(functional.dropout(x, 0.5, self.training), self.group)
+""",
+).replace("Drop the same numbers of the same activations on all ranks.", "Drop the same numbers of all terms of a sum.")
+
 CASES = (
+    Healthy("one dropout mask on all terms of a sum", "tp=2", TERMS),
     Bug(
         "different dropout masks on copies",
         "tp=2",

@@ -14,6 +14,7 @@ from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
+from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.rules.common import told_together
 from shardviz.check.step.rules.factors import batch_axes
@@ -66,6 +67,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_no_gradient(evidence)
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
+    yield from check_masks(dump)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))

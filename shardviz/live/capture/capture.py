@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import CallRecord, CollectiveRecord, StageRecord, Stamp
+    from shardviz.dump.records import CallRecord, CollectiveRecord, MaskRecord, StageRecord, Stamp
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
@@ -67,6 +67,7 @@ class Capture:
         narrowed_to: Dtypes to which the step rounded values of a wider dtype.
         raised: Errors that only the sharded model's step raised: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step.
+        masks: The masks that a step in training mode drew.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         run_id: What names the run in all of its files.
     """
@@ -85,6 +86,7 @@ class Capture:
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
+    masks: list[MaskRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
@@ -199,6 +201,7 @@ class Capture:
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             raised=tuple(self.raised),
             held_back=tuple(self.held_back),
+            masks=tuple(self.masks),
             not_stepped=tuple(self.not_stepped),
             run_id=self.run_id,
         )
