@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import compared, laid_out, rounding_of
+from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_others, why_state, why_weight
@@ -189,7 +189,7 @@ def _beyond(dump: Dump, one: Compared, rank: int) -> NDArray[np.float64]:
 def _before(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
     """Return what a weight was before the step; None for all else, and where it was not captured."""
     before = dump.find("reference", "param", one.name) if one.role == "param" else None
-    return dump.values(before.first, one.name) if before is not None else None
+    return in_order(dump, "param", one.name, dump.values(before.first, one.name)) if before is not None else None
 
 
 def _is_lost(dump: Dump, one: Compared) -> bool:
@@ -209,7 +209,7 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
         return np.ones(one.reduced[rank].shape, bool)
-    whole = dump.values(gradient.first, name)
+    whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
     if whole.size != one.wanted.size:
         return np.ones(one.reduced[rank].shape, bool)
     sizes = np.abs(_part(one, whole, rank))
