@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ProbeError
-from shardviz.probe_source import Source, constant, module_file, top_level_names
+from shardviz.probe_source import Source, constant, imported_modules, module_file, top_level_names
 from shardviz.text import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _misspelt(tree: ast.Module, defined: set[str]) -> Iterator[tuple[str, str]]:
     """Yield the names that nothing in the file uses and that are nearly a hook's, each with that hook."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     free = [hook for hook in HOOKS if hook not in defined]
-    for name in sorted(defined - used - set(HOOKS)):
+    for name in sorted(defined - used - set(HOOKS) - imported_modules(tree)):
         same = next((hook for hook in free if hook.lower() == name.lower()), None)
         if meant := same or nearest(name, free, cutoff=0.75):  # stricter: a helper of the user's own is not a typo
             yield name, meant

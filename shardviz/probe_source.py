@@ -43,10 +43,23 @@ def top_level_names(tree: ast.Module) -> set[str]:
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+        elif isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
+    return names
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """Return the names that stand for modules at the top level: those of `import a` and of `from a import b` of one."""
+    names: set[str] = set()
+    for node in _statements(tree.body):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name for alias in node.names if module_file(f"{node.module}.{alias.name}")}
     return names
 
 

@@ -51,6 +51,11 @@ PROBE = "def build(): ...\ndef parallelize(model, mesh): ...\n"
         ("steps = 3\nclass Model:\n    num_steps = steps", []),
         ("def batch_of(rows): ...\ndef batch(): return batch_of(8)", []),
         ("hidden = 3\ndef helper(): ...", []),
+        (
+            "import torch\nimport json as steps\nfrom torch import optim as optimizers",
+            [],
+        ),
+        ("from json import dumps as bacth", [("bacth", "batch")]),
     ],
 )
 def test_what_looks_like_a_hook_and_is_used_nowhere_is_named(tmp_path, source, misspelt):

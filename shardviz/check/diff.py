@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
 
 Aspect = Literal["presence", "shape", "dtype", "claimed", "held", "values"]
-KEPT: tuple[tuple[Literal["stamped", "initial"], str], ...] = (
-    ("stamped", "param"),
-    ("stamped", "buffer"),
-    ("initial", "param"),
-    ("initial", "buffer"),
-)
+Kept = Literal["stamped", "initial"]
+MOMENTS: tuple[Kept, ...] = ("stamped", "initial")
+ROLES = ("param", "buffer")
+KEPT = tuple((moment, role) for moment in MOMENTS for role in ROLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +58,25 @@ class Difference:
         gained: Findings that only the second has.
         lost: Findings that only the first has.
         not_compared: What could not be compared, and why.
+        num_compared: Tensors that both have and whose layouts were compared.
     """
 
     changes: tuple[Change, ...]
     gained: tuple[Finding, ...]
     lost: tuple[Finding, ...]
     not_compared: tuple[NotChecked, ...]
+    num_compared: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.gained or self.lost)
+
+    @property
+    def nothing_compared(self) -> str:
+        """That nothing was compared, and why, in a line; empty where something was."""
+        if self or self.num_compared:
+            return ""
+        reasons = [one.why for one in self.not_compared] or ["neither dump has a weight or a buffer"]
+        return f"nothing was compared: {'; '.join(reasons)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""
@@ -86,12 +94,15 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     one, other = reports or (report_on(before), report_on(after))
     laid_out = (one.laid_out or LaidOut(before), other.laid_out or LaidOut(after))
     results = [result for moment, role in KEPT for result in _moment_changes(laid_out, moment, role)]
+    if not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
+        results += [result for role in ROLES for result in _layout_changes(before, after, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
     return Difference(
         tuple(changes),
         _only_in(other, one, after),
         _only_in(one, other, before),
         tuple(dict.fromkeys(result for result in results if isinstance(result, NotChecked))),
+        sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
     )
 
 
@@ -102,9 +113,7 @@ def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:
     return tuple(grouped(left, ranks_by_name(dump) if left else {}))
 
 
-def _moment_changes(
-    laid_out: tuple[LaidOut, LaidOut], moment: Literal["stamped", "initial"], role: str
-) -> Iterator[Change | NotChecked]:
+def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) -> Iterator[Change | NotChecked]:
     before, after = laid_out[0].dump, laid_out[1].dump
     if bool(before.at(moment)) != bool(after.at(moment)):
         what = "where elements are" if moment == "stamped" else "the model's own values"
@@ -123,6 +132,23 @@ def _moment_changes(
                 yield from _change(name, "held", was, now)
         else:
             yield from _value_changes(name, (before, one), (after, other))
+
+
+def _kept(dump: Dump, role: str) -> dict[str, Tensor]:
+    """Return the tensors of a role by name, from whichever moment the dump has them."""
+    return {name: tensor for moment in MOMENTS for name, tensor in dump.by_name(moment, role).items()}
+
+
+def _layout_changes(before: Dump, after: Dump, role: str) -> Iterator[Change]:
+    """Yield what differs in the layouts alone: only one dump has ids, which may have another element type."""
+    ours, theirs = _kept(before, role), _kept(after, role)
+    for name in dict.fromkeys([*ours, *theirs]):
+        one, other = ours.get(name), theirs.get(name)
+        if one is None or other is None:
+            yield Change(name, "presence", _present(one), _present(other))
+            continue
+        yield from _change(name, "shape", str(list(one.shape)), str(list(other.shape)))
+        yield from _change(name, "claimed", _claimed(one), _claimed(other))
 
 
 def _present(tensor: Tensor | None) -> str:

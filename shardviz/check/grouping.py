@@ -1,8 +1,9 @@
 """One cause on many tensors is one finding: findings that differ only in their tensor are put together.
 
 Findings belong together that have the same kind, cause and fix once the tensor's own name is taken out of the words,
-on the same ranks, or each on all ranks that have its tensor, as on the stages of a pipeline. Where no cause is known,
-what is wrong must be the same too. Layouts may differ: one rule permutes weights of different shapes.
+on the same ranks, or each on all ranks that have its tensor, as on the stages of a pipeline; of a step's results the
+ranks may differ. Where no cause is known, what is wrong must be the same too. Layouts may differ: one rule permutes
+weights of different shapes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 NAME = "\0"
 """Stands for the tensor's name while findings that differ in nothing else are put together."""
+
+ANY_RANKS = frozenset({"wrong-value", "write-not-applied"})
+"""Kinds whose ranks do not tell causes apart: a bug of a step shows on the ranks whose numbers it happens to change."""
 
 
 def grouped(findings: Sequence[Finding], ranks_of: Mapping[str, frozenset[int]] | None = None) -> list[Finding]:
@@ -55,7 +59,7 @@ def _key(finding: Finding, ranks_of: Mapping[str, frozenset[int]]) -> Hashable:
         return finding.kind, "", finding
     nameless = _nameless(finding)
     is_everywhere = ranks_of.get(finding.tensor) == frozenset(finding.ranks)
-    ranks = "all" if is_everywhere else finding.ranks
+    ranks = "all" if is_everywhere or finding.kind in ANY_RANKS else finding.ranks
     # A factor is the whole of what a wrong scale says: other factors have other causes.
     is_said = not finding.cause or finding.kind == "wrong-scale"
     said = (nameless.sentence, finding.intended) if is_said else ()

@@ -7,38 +7,43 @@ those of the checks before it. So a kind may hide itself: the later check only f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.finding import Finding, Kind, NotChecked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Result = TypeVar("Result", bound=Finding | NotChecked)
 
-ORDER = frozenset({"misordered", "misordered-within-shard", "wrong-placement", "wrong-shape"})
+Row = Kind | Literal["generic foreign", "generic wrong-value", "not checked: order", "not checked: values"]
+"""A kind of finding, a mismatch of that kind without a cause (`Finding.generic`), or a check that could not run."""
+
+Rows = frozenset[Row]
+
+ORDER: Rows = frozenset({"misordered", "misordered-within-shard", "wrong-placement", "wrong-shape"})
 """Every element is there, but not where the label says."""
 
-CONTENT = frozenset({"missing", "duplicated", "foreign", "generic foreign", "name-collision"})
+CONTENT: Rows = frozenset({"missing", "duplicated", "foreign", "generic foreign", "name-collision"})
 """Elements are lost, repeated, or not the tensor's own."""
 
 PLACES = ORDER | CONTENT
 """The shards do not hold the elements they claim."""
 
-VALUES = frozenset({"unreplicated", "identical-shards", "not checked: values"})
+VALUES: Rows = frozenset({"unreplicated", "identical-shards", "not checked: values"})
 """What the model's own numbers show, or cannot show."""
 
-GATHERED = frozenset({"collective-mismatch"})
+GATHERED: Rows = frozenset({"collective-mismatch"})
 """What torch gathers is not in order."""
 
-UNEXPLAINED = frozenset({"generic wrong-value"})
+UNEXPLAINED: Rows = frozenset({"generic wrong-value"})
 """A result of a step is wrong, and no rule knows why."""
 
 OF_SHARDS = VALUES | GATHERED
 """Wrong shards are gathered wrongly, which is added to their own finding; and ranks that hold different elements have
 no copies to compare."""
 
-HIDES: Mapping[str, frozenset[str]] = {
+HIDES: Mapping[Row, Rows] = {
     "missing": OF_SHARDS,
     "duplicated": OF_SHARDS,
     "foreign": OF_SHARDS,
@@ -65,7 +70,7 @@ HIDES: Mapping[str, frozenset[str]] = {
     "unreduced-output": UNEXPLAINED,
     "unreduced-scalar": UNEXPLAINED,
 }
-"""For each kind, the kinds that it hides. `generic` ones are mismatches without a cause (`Finding.generic`)."""
+"""For each row, the rows that it hides."""
 
 
 def unhidden(
@@ -78,7 +83,7 @@ def unhidden(
         causes: What may explain it; checks that could not run explain nothing.
         anywhere: Whether causes hide results of other tensors too.
     """
-    hidden: dict[str, set[str]] = {}
+    hidden: dict[str, set[Row]] = {}
     for cause in causes:
         if isinstance(cause, Finding):
             hidden.setdefault("" if anywhere else cause.tensor, set()).update(HIDES.get(_row(cause), ()))
@@ -90,7 +95,8 @@ def is_of_places(finding: Finding) -> bool:
     return _row(finding) in PLACES
 
 
-def _row(result: Finding | NotChecked) -> str:
+def _row(result: Finding | NotChecked) -> Row:
+    """Return the row of a result; those that the table does not have hide nothing and are never hidden."""
     if isinstance(result, NotChecked):
-        return f"not checked: {result.about}"
-    return f"generic {result.kind}" if result.generic else result.kind
+        return cast("Row", f"not checked: {result.about}")
+    return cast("Row", f"generic {result.kind}") if result.generic else result.kind

@@ -14,21 +14,26 @@ from shardviz.check.hiding import unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.rules.foreign import check_foreign
-from shardviz.check.order.rules.intent import check_intent, intended_text, is_intended, unmatched
+from shardviz.check.order.rules.intent import (
+    check_intent,
+    intended_text,
+    is_intended,
+    unmatched,
+)
 from shardviz.check.order.rules.places import check_places
 from shardviz.check.order.rules.plain_copies import check_plain_copies
 from shardviz.check.order.rules.reassembly import check_gathered
 from shardviz.check.order.rules.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label
+from shardviz.check.order.rules.states import check_states, of_states
 from shardviz.check.order.rules.unplaced import check_unplaced
 from shardviz.check.order.suspects import with_suspects
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
-from shardviz.check.step.rules.common import is_clipping
+from shardviz.check.step.consequences import without_consequences_of_update
 from shardviz.check.step.rules.zero_gradients import check_zero_gradients
 from shardviz.check.step.update.copies import check_update
-from shardviz.check.step.update.together import together
 from shardviz.check.step.update.unsharded import check_unsharded_update
 from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
@@ -39,8 +44,9 @@ from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
-from shardviz.dump.records import NO_IDS, WEIGHTS
+from shardviz.dump.records import WEIGHTS
 from shardviz.errors import ShardvizError
+from shardviz.layout.intended import split_order
 from shardviz.text import natural_key
 
 if TYPE_CHECKING:
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
     from shardviz.check.finding import About
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.layout.intended import DimOrder
 
 Result = Finding | NotChecked
 
@@ -106,7 +113,7 @@ def _of_run(dump: Dump) -> Iterator[Result]:
     yield from _dtypes(dump)
     yield from check_ties(dump)
     yield from check_writes(dump)
-    yield from unmatched(dump)
+    yield from unmatched(dump, of_states(dump))
     yield from _not_checked_by_ranks(dump)
 
 
@@ -116,11 +123,12 @@ def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
     found = with_suspects(check_step(dump, weights), laid_out, weights)
     wrong = _findings(found)
     yield from found
+    yield from check_states(dump)
     if not any(finding.severity == "error" for finding in weights):
         after = list(check_update(dump, wrong))
-        if not wrong and not any(map(is_clipping, found)):
+        if not wrong:
             after += check_unsharded_update(dump, frozenset(result.tensor for result in after))
-        yield from together(after)
+        yield from without_consequences_of_update(after)
         yield from check_zero_gradients(dump, wrong)
 
 
@@ -139,15 +147,16 @@ def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:
     num_ranks = dump.files.run.num_ranks
     for (name, why), ranks in said.items():
         where = "" if len(ranks) == num_ranks else f" (on {len(ranks)} of {num_ranks} ranks)"
-        yield NotChecked(name, why + where, _about(name, why, ranks, dump.stamped.get(name)))
+        yield NotChecked(name, why + where, _about(dump, name, ranks))
 
 
-def _about(name: str, why: str, ranks: list[int], stamped: Tensor | None) -> About:
+def _about(dump: Dump, name: str, ranks: list[int]) -> About:
     """Return the subject of a check that ranks could not make; not the order, if they wrote the ids all the same."""
     if not name:
         return "run"
-    if why.endswith(NO_IDS):
+    if any(name in dump.files.ranks[rank].without_ids for rank in ranks):
         return "no-ids"
+    stamped = dump.stamped.get(name)
     return "gathering" if stamped is not None and all(rank in stamped.shards for rank in ranks) else "order"
 
 
@@ -176,12 +185,29 @@ def _check_name(laid_out: LaidOut, tensor: Tensor, name: str, intended: str) -> 
     """Check one name, and say with every finding what was intended."""
     try:
         found: list[Result] = [*check_global_shape(laid_out, tensor, name)]
-        for case in laid_out.cases(tensor, name) if not found else ():
-            found += _check_case(case) or (check_intent(case, intended) if intended else ())
+        order = split_order(intended)[1]
+        for own in laid_out.cases(tensor, name) if not found else ():
+            case = own if order is None else own.in_order(order)
+            found += _not_reordered(own, _check_case(case), order) or (check_intent(case, intended) if intended else ())
             found += check_zeros(case) if not found else ()
     except ShardvizError as error:
         return [NotChecked(name, error.message, "order")]
-    return [replace(result, intended=intended) if isinstance(result, Finding) else result for result in found]
+    return [_as_intended(result, intended) if isinstance(result, Finding) else result for result in found]
+
+
+def _not_reordered(own: Case, found: list[Result], order: DimOrder | None) -> list[Result]:
+    """Give findings their cause where an order is expected of a tensor that is still in its own."""
+    if order is None or not own.as_claimed:
+        return found
+    cause = f"It is in the unsharded model's own order: nothing put dim {order.dim} into the one that is expected"
+    fix = "reorder it where the others are, or leave the order out of what is expected of it"
+    return [replace(one, cause=cause, fix=fix, refs=()) if isinstance(one, Finding) else one for one in found]
+
+
+def _as_intended(finding: Finding, intended: str) -> Finding:
+    """Return a finding with what was intended, and that places are counted in an intended order, if there is one."""
+    counted = ("places are counted in the order that is expected",) if split_order(intended)[1] is not None else ()
+    return replace(finding, intended=intended, details=(*finding.details, *counted))
 
 
 def _check_case(case: Case) -> list[Result]:

@@ -1,6 +1,6 @@
 """Compare two dumps: layouts, contents, findings gained and lost.
 
-Exits with 1 where they differ.
+Exits with 1 where they differ, with 2 where nothing in them could be compared.
 
 examples:
   shardviz diff before.shardviz after.shardviz
@@ -12,8 +12,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.streams import reader_may_leave
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS
+from shardviz.commands.common.streams import reader_may_leave, talk
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -30,13 +31,16 @@ def run(args: argparse.Namespace) -> int:
     """Compare the dumps and print what is different.
 
     Returns:
-        0 where nothing is, 1 where something is.
+        0 where nothing is, 1 where something is, 2 where nothing was compared.
     """
-    return EXIT_FINDINGS if differs(args.before, args.after, args.format, args.color) else EXIT_CLEAN
+    return compared(args.before, args.after, args.format, args.color)
 
 
-def differs(before: Path, after: Path, style: str, colour: str) -> bool:
-    """Print what is different between two dumps, and return whether anything is.
+def compared(before: Path, after: Path, style: str, colour: str) -> int:
+    """Print what is different between two dumps.
+
+    Returns:
+        The exit code.
 
     Raises:
         DumpError: One of them is not a dump.
@@ -52,4 +56,8 @@ def differs(before: Path, after: Path, style: str, colour: str) -> bool:
     else:
         terminal = terminal_for(colour)
         write_answer(difference_lines(difference, terminal), terminal)
-    return bool(difference)
+    if why := difference.nothing_compared:
+        talk(f"shardviz: error: {printable(why)}")
+        talk("  Hint: compare two dumps of one model, each with its weights")
+        return EXIT_USAGE
+    return EXIT_FINDINGS if difference else EXIT_CLEAN

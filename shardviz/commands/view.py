@@ -65,9 +65,9 @@ def _print(dump: Path, other: Path | None, colour: str) -> None:
 
         show(dump, None, colour)
     else:
-        from shardviz.commands.diff import differs
+        from shardviz.commands.diff import compared
 
-        differs(dump, other, "text", colour)
+        compared(dump, other, "text", colour)
 
 
 def _on_a_screen() -> bool:

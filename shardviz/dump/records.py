@@ -16,9 +16,6 @@ from shardviz.layout.mesh import MAX_AXES, MAX_RANKS
 from shardviz.layout.region import MAX_DIMS
 
 SCHEMA = 1
-NO_IDS = "cannot hold ids"
-"""How a reason of `not_checked` ends that is the element type: a mask or a flag has no order that ids could show."""
-
 MAX_NUMBER = 1 << 62
 DIGEST_LENGTH = 16
 
@@ -219,6 +216,26 @@ class StageRecord(Record, frozen=True):
     backward: bool = False
 
 
+class MaskRecord(Record, frozen=True):
+    """A mask that this rank drew in training mode, as dropout does.
+
+    Attributes:
+        mask: A digest of which elements it keeps, where all ranks were seeded alike.
+        again: The same, where each rank was seeded differently.
+        given: A digest of what it was laid on.
+        size: How many elements it has.
+        num_kept: How many of them it keeps.
+        whole: How many elements the unsharded model's has.
+    """
+
+    mask: str
+    again: str
+    given: str
+    size: Annotated[int, Meta(ge=1)]
+    num_kept: Count
+    whole: Count
+
+
 class RankRecord(Record, frozen=True):
     """`rank_00003.json`: what one rank says.
 
@@ -246,6 +263,8 @@ class RankRecord(Record, frozen=True):
         raised: What only the sharded model's step raised, and where: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
+        without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
+        masks: The masks that a step in training mode drew, in order.
         run_id: That of its run.
     """
 
@@ -269,6 +288,8 @@ class RankRecord(Record, frozen=True):
     raised: tuple[tuple[str, str], ...] = ()
     held_back: tuple[str, ...] = ()
     not_stepped: tuple[str, ...] = ()
+    without_ids: tuple[str, ...] = ()
+    masks: tuple[MaskRecord, ...] = ()
     run_id: RunId = ""
 
 

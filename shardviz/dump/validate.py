@@ -23,9 +23,9 @@ from shardviz.dump.content import (
 )
 from shardviz.dump.records import DIGEST_LENGTH
 from shardviz.errors import DumpError, ShardvizError
+from shardviz.layout.intended import parse_intended
 from shardviz.layout.layout import FlatView, Layout, check_placements
 from shardviz.layout.mesh import AXIS_NAME, Mesh
-from shardviz.layout.notation import parse
 from shardviz.layout.placements import parse_placement
 from shardviz.layout.region import length
 from shardviz.text import cut
@@ -130,7 +130,7 @@ def check_run(run: RunRecord) -> None:
     _check_stamps(run.stamps)
     for pattern, text in run.intended.items():
         with _within(f"intended[{pattern!r}]"):
-            parse(text)
+            parse_intended(text)
 
 
 def check_rank(record: RankRecord, run: RunRecord, stamped: StampedShapes) -> None:

@@ -76,7 +76,9 @@ def capture(
             gradients must agree between ranks, and what is logged must be the same on all of them.
         stage_axes: The mesh axes along which ranks have different layers: `("pp",)`. A stage may be cut from a model
             that was stamped whole, or be built and stamped by itself.
-        intended: The layouts that you want, in the notation, by pattern over names.
+        intended: The layouts that you want, in the notation, by pattern over names: `[*/tp, *]`; with the order of a
+            dim that is reordered on purpose, `[*/tp, *] order 0: 2 0 3 1`. Patterns that fit no weight are about the
+            optimizer's state.
         force: Replace the folder if it is a dump.
 
     Returns:

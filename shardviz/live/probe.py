@@ -24,6 +24,7 @@ from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import clean_name, held_back, use_public_names
 from shardviz.live.step import placing
 from shardviz.live.step.drawn import drawn_after_sharding, load
+from shardviz.live.step.masks import Mask, Masks, mask_records
 from shardviz.live.step.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.output_dims import merged_dims
@@ -34,6 +35,7 @@ from shardviz.live.step.step import (
     calls,
     gradients,
     has_last_stage,
+    loss_of,
     num_parts,
     own_batch,
     results,
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 
 MAX_LISTED = 4
+FIRST_SEED = 1000
+"""Where each rank is seeded differently, rank 0 begins with this."""
 DRAWN = (
     "drawn or loaded after sharding: the unsharded model's step starts from these values, put together as their "
     "placements say, and whether they are the intended ones is not known"
@@ -261,6 +265,7 @@ class ProbeOnRank:
                 self.capture.add_values(replace(local, claim=None), "reference")
         if not reference.training:
             self._add_training(own, axes, reference.step.output, built)
+            self._add_masks(own, batch, built)
         return None
 
     def _add_training(
@@ -276,14 +281,29 @@ class ProbeOnRank:
         for local in [*of_step, *results(replace(step, logged={}), self.job.mesh, axes, whole)]:
             self.capture.add_values(local, "training")
 
-    def _sharded_step(self, model: nn.Module, own: Batch, what: str) -> tuple[StepResult | None, str]:
+    def _add_masks(self, own: Batch, batch: Batch, built: Callable[[], nn.Module]) -> None:
+        """Record the masks that ranks draw, seeded alike and seeded differently, beside the unsharded model's."""
+        found: list[list[Mask]] = []
+        for what, seed in (("masks", 2), ("masks again", FIRST_SEED + self.capture.rank)):
+            with Masks() as masks:
+                step, _ = self._sharded_step(self._initialized(self._parallelized(built())), own, what, seed)
+            if step is None:
+                return
+            found.append(masks.found)
+        with Masks() as whole:
+            loss_of(self.probe, built(), batch)
+        self.capture.masks += mask_records(found[0], found[1], whole.found)
+
+    def _sharded_step(self, model: nn.Module, own: Batch, what: str, seed: int = 2) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = self.probe, self.device_mesh
         stages, failed = self._attempt(f"{what} stages", lambda: stages_of(probe, model, mesh))
         if stages is None:
             return None, failed
         has_output = has_last_stage(probe, stages, mesh)
-        return self._attempt(what, lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output))
+        return self._attempt(
+            what, lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed)
+        )
 
     def _updated_reference(self, reference: Reference) -> list[Local]:
         """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""

@@ -67,7 +67,30 @@ def step(model, rows, mesh):
 '''
 )
 
+UNEVEN = (
+    FSDP
+    + '''
+def step(model, rows, mesh):
+    """Weigh every micro-batch by its rows."""
+    total = 0
+    for part in rows.split(5):
+        value = model(part).square().mean() * len(part) / len(rows)
+        value.backward()
+        total = total + value.detach()
+    return total
+
+'''
+)
+
 CASES = (
+    Bug(
+        "micro-batches of unequal sizes weighed alike",
+        "fsdp=2",
+        UNEVEN,
+        ((" * len(part) / len(rows)", " / 3"),),
+        ("wrong-value",),
+        ("micro-batch", "unequal"),
+    ),
     Bug(
         "micro-batches summed where they are averaged",
         "dp=2",

@@ -13,6 +13,7 @@ from tests.bugs import (
     loads,
     logs,
     losses,
+    norms,
     optimizer,
     order,
     outputs,
@@ -24,7 +25,7 @@ from tests.bugs import (
 from tests.bugs.case import Bug, Healthy
 
 WEIGHTS = (order, permutations, loads, buffers, random_numbers)
-STEPS = (gradients, accumulation, backward, losses, logs, outputs, optimizer, own_part)
+STEPS = (gradients, accumulation, backward, losses, logs, norms, outputs, optimizer, own_part)
 AXES = (pipeline, context_parallel, experts, hooks)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES)}

@@ -44,6 +44,32 @@ def step(model, batch, mesh):
 
 WITHOUT_STEP = LABELS.replace("    labels[13:20] = NONE\n", "    labels[[0, 12]] = NONE\n").split("def step(")[0]
 
+PAIRS = '''
+BATCH_AXES = ("dp",)
+
+
+def build():
+    return nn.Linear(8, 6)
+
+
+def parallelize(model, mesh):
+    fully_shard(model, mesh=mesh["dp"])
+
+
+def batch():
+    """Rows of which the second half is farther apart."""
+    rows = torch.randn(24, 8)
+    rows[12:] *= 4
+    return rows
+
+
+def loss(model, batch):
+    """Compare every row with every other one of the batch."""
+    found = model(batch)
+    return (found[:, None] - found).square().mean()
+
+'''
+
 VOCABULARY = (
     BY_HAND
     + """
@@ -118,6 +144,7 @@ CASES = (
         WRONG,
         ("mean of|means", "unequal|count"),
     ),
+    Healthy("a loss over pairs whose value lies between those of the parts", "dp=2", PAIRS),
     Bug(
         "a logarithm of each shard's own sum of exponentials",
         "tp=4",

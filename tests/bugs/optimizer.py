@@ -275,4 +275,34 @@ CASES = (
         ),
     ),
     Healthy("moments of a checkpoint on copies", "dp=2", COPIES.replace("lr=0.1", "lr=0.1, momentum=0.9")),
+    Bug(
+        "a state that is kept whole where it should be split",
+        "fsdp=2",
+        FSDP
+        + """
+expect = {"*.weight.momentum_buffer": "[*/fsdp, *]"}
+
+
+def optimizer(model, mesh):
+    made = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for parameter in model.parameters():
+        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
+
+""",
+        (
+            (
+                "torch.zeros_like(parameter)\n    return made",
+                """torch.zeros_like(parameter)
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            made.state[parameter]["momentum_buffer"] = made.state[parameter]["momentum_buffer"].redistribute(
+                placements=[Replicate()]
+            )
+    return made""",
+            ),
+        ),
+        ("wrong-placement",),
+        ("momentum_buffer", "fsdp"),
+    ),
 )

@@ -25,6 +25,31 @@ def parallelize(model, mesh):
 
 '''
 
+REORDERED = (
+    FSDP.replace(
+        '    fully_shard(model, mesh=mesh["fsdp"])\n',
+        """    index = torch.arange(12).view(2, 3, 2).transpose(1, 2).flatten()
+    with torch.no_grad():
+        model.up.weight.copy_(model.up.weight[index].clone())
+        model.up.bias.copy_(model.up.bias[index].clone())
+        model.down.weight.copy_(model.down.weight[:, index].clone())
+    fully_shard(model, mesh=mesh["fsdp"])
+""",
+    )
+    + """
+expect = {
+    "up.weight": "[*/fsdp, *] order 0: view(2, 3, 2).transpose(1, 2)",
+    "up.bias": "[*/fsdp] order 0: view(2, 3, 2).transpose(1, 2)",
+    "down.weight": "[*/fsdp, *] order 1: view(2, 3, 2).transpose(1, 2)",
+}
+
+
+def optimizer(model, mesh):
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+"""
+)
+
 SAME = "return weight\n"
 
 SQUARE = (
@@ -143,6 +168,15 @@ CASES = (
         (("weight.copy_(weight.clone())", "weight.copy_(weight.roll(2, 0))"),),
         ORDER,
         ("rolled",),
+    ),
+    Bug(
+        "one weight not in the order that is expected of all",
+        "fsdp=2",
+        REORDERED,
+        (("        model.up.bias.copy_(model.up.bias[index].clone())\n", ""),),
+        (*ORDER, "misordered-within-shard"),
+        ("up.bias", "order that is expected", "nothing put dim 0"),
+        ("down.weight", "up.weight", "rotary"),
     ),
     Healthy("a weight kept whole beside one that is split", "tp=4", VOCABULARY + "expect = {'weight': '[20/tp, 6]'}\n"),
 )

@@ -64,7 +64,69 @@ INNER = (
     )
 )
 
+TERMS = DROPPED.replace(
+    """        x = Sum.apply(self.down(torch.tanh(self.up(x))), self.group)
+        torch.manual_seed(self.seed)
+        return functional.dropout(x, 0.5, self.training)
+""",
+    """        x = self.down(torch.tanh(self.up(x)))
+        torch.manual_seed(self.seed)
+        return Sum.apply(functional.dropout(x, 0.5, self.training), self.group)
+""",
+).replace("Drop the same numbers of the same activations on all ranks.", "Drop the same numbers of all terms of a sum.")
+
+ROWS = '''
+from torch.nn.parallel import DistributedDataParallel
+BATCH_AXES = ("dp",)
+
+
+class MLP(nn.Module):
+    seed = 3
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 12)
+        self.down = nn.Linear(12, 8)
+
+    def forward(self, x):
+        if self.training:
+            torch.manual_seed(self.seed)
+        return self.down(functional.dropout(torch.tanh(self.up(x)), 0.25, self.training))
+
+
+def build():
+    return MLP()
+
+
+def parallelize(model, mesh):
+    """Seed every rank by its coordinate."""
+    model.seed = 3 + mesh.get_local_rank("dp")
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def batch():
+    return torch.randn(24, 8)
+
+'''
+
+RECOMPUTED = FSDP.replace(
+    "self.down(torch.tanh(self.up(x)))",
+    """torch.utils.checkpoint.checkpoint(
+            lambda y: self.down(functional.dropout(torch.tanh(self.up(y)), 0.2, self.training)), x, use_reentrant=False
+        )""",
+).replace("class MLP", "import torch.utils.checkpoint\n\n\nclass MLP")
+
 CASES = (
+    Bug(
+        "one dropout mask for the rows of all ranks",
+        "dp=2",
+        ROWS,
+        (('3 + mesh.get_local_rank("dp")', "3"),),
+        ("identical-shards",),
+        ("dp", "mask", "seed"),
+    ),
+    Healthy("dropout that backward draws again", "fsdp=2", RECOMPUTED),
+    Healthy("one dropout mask on all terms of a sum", "tp=2", TERMS),
     Bug(
         "different dropout masks on copies",
         "tp=2",

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardviz.check.diff import compare
+from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import Mesh
@@ -93,3 +94,23 @@ def test_values_of_which_a_rank_claims_another_shape_are_not_compared(tmp_path):
         add_values(path, "w", last, {7: np.ones(2) if last == "[8/tp]" else np.ones((4, 2))})
     (one,) = compare(*(dump_of(read_files(path)) for path in paths)).not_compared
     assert "rank 7 claims a part that lies outside [8]" in one.why
+
+
+def test_layouts_are_compared_where_only_one_dump_has_ids(tmp_path):
+    whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]"})
+    other = made(tmp_path / "b", {"w": "float32[12/fsdp, 12]"})
+    bare = [replace(tensor, moment="initial") for tensor in other.tensors]
+    difference = compare(whole, replace(other, tensors=bare))
+    assert [(change.tensor, change.aspect) for change in difference.changes] == [("w", "claimed")]
+    same = [replace(tensor, moment="initial") for tensor in whole.tensors]
+    difference = compare(whole, replace(whole, tensors=same))
+    assert (difference.changes, difference.num_compared, difference.nothing_compared) == ((), 1, "")
+
+
+def test_two_dumps_that_share_nothing_to_compare_are_an_error(tmp_path, capsys):
+    paths = [make_dump(tmp_path / name, MESH, {}) for name in ("a", "b")]
+    assert main(["diff", *map(str, paths)]) == 2
+    assert "nothing was compared: neither dump has a weight or a buffer" in capsys.readouterr().err
+    kept = [make_dump(tmp_path / name, MESH, {"w": "[8/tp]"}) for name in ("c", "d")]
+    assert main(["diff", *map(str, kept)]) == 0
+    assert main(["diff", str(paths[0]), str(kept[0])]) == 1

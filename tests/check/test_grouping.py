@@ -58,6 +58,13 @@ def test_another_cause_fix_severity_or_set_of_ranks_is_another_finding() -> None
     assert len(grouped([zeros("a"), *others])) == 6
 
 
+def test_one_cause_of_a_step_is_one_finding_whichever_ranks_show_it() -> None:
+    left_out = [zeros(name, kind="write-not-applied", ranks=(at,)) for at, name in enumerate(NAMES)]
+    (found,) = grouped(left_out)
+    assert (found.tensors, found.ranks) == (NAMES, (0, 1, 2))
+    assert len(grouped([*left_out[:2], replace(left_out[2], cause="Frozen")])) == 2
+
+
 def test_another_factor_is_another_cause() -> None:
     found = grouped([scaled("a", 4), scaled("b", 2), scaled("c", 4)])
     assert [one.tensors for one in found] == [("a", "c"), ("b",)]

@@ -235,7 +235,7 @@ def test_an_even_split_that_is_not_torch_chunk_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (arange(16, 2)[::-1], "dim 0 is flipped"),
+        (arange(16, 2)[::-1], "dim 0 is reversed"),
         (np.roll(arange(16, 2), 3, 0), "dim 0 is rolled by 3"),
         (arange(16, 2).reshape(2, 4, 2, 2).swapaxes(1, 2).reshape(16, 2), "view(2, 4, 2, 1).transpose(1, 2)"),
         (arange(16, 2).reshape(2, 2, 4, 2).swapaxes(1, 2).reshape(16, 2), "view(2, 2, 4, 1).transpose(1, 2)"),

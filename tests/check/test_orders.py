@@ -147,8 +147,8 @@ def test_another_order_over_a_flattened_axis_is_one_of_ranks(tmp_path: Path) -> 
     ("change", "words"),
     [
         (lambda part: np.roll(part, 1, 0), "within every 6 indices (the shard of a rank), dim 0 is rolled by 1"),
-        (lambda part: part[::-1], "dim 0 is flipped"),
-        (lambda part: part[:, ::-1], "dim 1 is flipped"),
+        (lambda part: part[::-1], "dim 0 is reversed"),
+        (lambda part: part[:, ::-1], "dim 1 is reversed"),
     ],
 )
 def test_copies_along_an_axis_that_are_out_of_order_are_explained_alone(
@@ -175,7 +175,7 @@ def of_slices(content: NDArray[np.int64], slices: list[int]) -> NDArray[np.int64
         (arange(8, 4, 4).swapaxes(1, 2), [1, 3, 5, 7], "slices 1, 3, 5, 7 of dim 0, 4 of 8, each slice is transposed"),
         (arange(8, 4, 4).swapaxes(1, 2), [6], "slices 6 of dim 0, 1 of 8, each slice is transposed"),
         (arange(8, 3, 4).swapaxes(1, 2).reshape(8, 3, 4), [0, 1], "transpose(0, 1).reshape(3, 4)"),
-        (arange(8, 3, 4)[:, ::-1], [2, 7], "slices 2, 7 of dim 0, 2 of 8, each slice's dim 0 is flipped"),
+        (arange(8, 3, 4)[:, ::-1], [2, 7], "slices 2, 7 of dim 0, 2 of 8, each slice's dim 0 is reversed"),
     ],
 )
 def test_slices_that_are_out_of_order_among_others_are_explained_alone(
@@ -223,9 +223,37 @@ def test_a_buffer_that_some_ranks_make_again_with_equal_values_is_right(
 def test_a_buffer_in_another_order_on_one_rank_is_misordered(tmp_path: Path) -> None:
     found = only(buffer_of(tmp_path, {1: arange(4, 2)[::-1]}, [0, 1, 0]))
     assert (found.kind, found.ranks) == ("misordered", (1,))
-    assert "on rank 1 dim 0 is flipped" in found.summary
+    assert "on rank 1 dim 0 is reversed" in found.summary
 
 
 def test_parts_of_one_shape_are_no_copies(tmp_path: Path) -> None:
     parts = {rank: arange(12, 2)[4 * rank : 4 * rank + 4] for rank in range(3)}
     assert check_made(tmp_path, "dp=3", {"table": Made(None, ids=parts, shape=(12, 2))}).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ([2], "within the shard [4:8] of 3, dim 0 is reversed; the others are in order"),
+        ([1, 3], "within the shards [0:4], [8:12] of 3, dim 0 is reversed; the others are in order"),
+    ],
+)
+def test_a_shard_whose_rows_are_reversed_is_named_so(tmp_path: Path, odd: list[int], words: str) -> None:
+    index = np.arange(12).reshape(3, 4)
+    for number in odd:
+        index[number - 1] = index[number - 1, ::-1]
+    found = found_of(tmp_path, by_index(index.ravel().tolist()), "[12/tp, 2]", "tp=3")
+    assert words in found.summary
+
+
+def test_uneven_shards_of_which_each_is_reversed_are_named_so(tmp_path: Path) -> None:
+    index = [*range(4)[::-1], *range(4, 8)[::-1], *range(8, 10)[::-1]]
+    found = found_of(tmp_path, by_index(index), "[10/tp, 2]", "tp=3")
+    assert "within every shard, dim 0 is reversed" in found.summary
+
+
+def test_shards_reordered_by_different_rules_are_not_called_reversed(tmp_path: Path) -> None:
+    index = [3, 2, 1, 0, 5, 7, 4, 6, 8, 9, 10, 11]
+    found = found_of(tmp_path, by_index(index), "[12/tp, 2]", "tp=3")
+    assert "by another order on each" in found.summary
+    assert "reversed" not in found.summary

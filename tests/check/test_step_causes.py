@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from shardviz.check.step.contradictions import check_raised
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from tests.check.records import change_rank
 from tests.check.steps import MESH, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
 
 if TYPE_CHECKING:
@@ -135,3 +139,22 @@ def test_a_bias_added_too_often_or_never_has_its_own_cause(tmp_path: Path, times
     assert (found.kind, found.tensor) == ("wrong-scale", "out.bias")
     assert f"the output has out.bias added {times} times" in found.summary
     assert cause in found.cause
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("RuntimeError in step (m.py:3): mat1 and mat2 shapes cannot be multiplied (4x3 and 6x8)", "choose one that"),
+        ("ValueError in step (m.py:3): 7 is not divisible by 2", "choose one that"),
+        ("RuntimeError: aten.mm: got mixed torch.Tensor and DTensor", "make the plain tensor a DTensor"),
+        ("NotImplementedError: aten.foo does not have a sharding strategy registered", "local_map"),
+        ("RuntimeError in step (m.py:3): no such group", ""),
+        ("KeyError in step (m.py:9): 'resize'", ""),
+    ],
+)
+def test_the_fix_of_an_exception_fits_what_it_speaks_of(tmp_path: Path, error: str, words: str) -> None:
+    Step(tmp_path).add("w", "grad", on_all(WANTED)).check()
+    change_rank(tmp_path / "step", 1, raised=(("step", error),))
+    (found,) = check_raised(dump_of(read_files(tmp_path / "step")))
+    assert words in found.fix
+    assert ("size" in found.fix) == (words == "choose one that")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from shardviz.check.run import check_dump
-from shardviz.dump.records import NO_IDS, Body, GatherRecord, Position, RunRecord, TensorRecord
+from shardviz.dump.records import Body, GatherRecord, Position, RunRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE
+from shardviz.errors import NotationError
+from shardviz.live.capture.intended import check_intended
 from shardviz.testing.assertions.calls import assert_ordered
 from shardviz.testing.assertions.message import ShardAssertionError
-from tests.check.checking import arange, check_made, kinds, only
+from tests.check.checking import arange, check_made, kinds, only, reordered
 from tests.check.records import change_rank, change_run, read_rank, without
 from tests.dumps import Made
 
@@ -97,6 +100,43 @@ def test_a_tensor_that_the_plan_passes_over_is_told_so(tmp_path: Path) -> None:
     assert (found.kind, found.held) == ("wrong-placement", "[24, 8]")
     assert found.summary.endswith("every rank has all of it, nothing splits it over tp")
     assert "no entry of the plan" in found.cause
+
+
+@pytest.mark.parametrize("claimed", ["[24/tp, 8]", "[24/tp/fsdp, 8]", "[24, 8/fsdp]"])
+def test_an_order_that_is_meant_is_the_one_that_is_looked_for(tmp_path: Path, claimed: str) -> None:
+    order = arange(24, 8).reshape(3, 8, 8)[[2, 0, 1]].reshape(24, 8)
+    made = reordered(order, claimed, MESH)
+    text = f"{claimed} order 0: 2 0 1"
+    assert kinds(with_intent(tmp_path / "without", made, w=claimed)) != []
+    report = with_intent(tmp_path / "meant", made, w=text)
+    assert (report.findings, report.not_checked) == ((), ())
+    assert kinds(with_intent(tmp_path / "own", claimed, w=text)) != []
+    assert kinds(with_intent(tmp_path / "other", made, w=f"{claimed} order 0: 1 2 0")) != []
+
+
+def test_an_order_that_does_not_fit_is_said_to_be_unchecked(tmp_path: Path) -> None:
+    (said,) = with_intent(tmp_path, "[24/tp, 8]", w="[*/tp, *] order 0: 0 2 1 3 4").not_checked
+    assert said.why == "dim 0 of size 24 has no 5 equal blocks"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[*] order 0: 0 2", "'0 2' does not name every block from 0 once"),
+        ("[*] order 0: view(2, 3).transpose(1, 2)", "transposes dim 2 of 2"),
+        ("[*] order 0: backwards", "'backwards' does not name every block from 0 once"),
+    ],
+)
+def test_an_order_that_cannot_be_read_is_refused_before_a_run(text: str, why: str) -> None:
+    with pytest.raises(NotationError, match=re.escape(why)):
+        check_intended({"w": text})
+
+
+def test_a_tensor_that_is_meant_to_be_whole_is_not_to_be_split(tmp_path: Path) -> None:
+    found = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8]"))
+    assert found.fix == "keep it whole, by (Replicate(), Replicate()), or change what is expected to [24/tp, 8]"
+    split = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8/tp]"))
+    assert split.fix.startswith("split it, by (Replicate(), Shard(1)), or")
 
 
 def test_a_plain_tensor_in_no_layout_is_explained_by_what_was_intended(tmp_path: Path) -> None:
@@ -244,21 +284,22 @@ def test_what_ranks_could_not_check_is_passed_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "why", "about"),
+    ("name", "why", "without_ids", "about"),
     [
-        ("w", "full_tensor was not run: it would not fit", "gathering"),
-        ("mask", "ids collapsed in bfloat16", "order"),
-        ("mask", "its class has no full_tensor", "order"),
-        ("mask", f"torch.bool {NO_IDS}", "no-ids"),
-        ("", "the step", "run"),
+        ("w", "full_tensor was not run: it would not fit", (), "gathering"),
+        ("mask", "ids collapsed in bfloat16", (), "order"),
+        ("mask", "its class has no full_tensor", (), "order"),
+        ("mask", "torch.bool cannot hold ids", ("mask",), "no-ids"),
+        ("mask", "torch.bool cannot hold ids", ("other",), "order"),
+        ("", "the step", (), "run"),
     ],
 )
-def test_whether_an_order_was_looked_at_is_told_by_the_ids_and_not_by_a_word_in_the_reason(
-    tmp_path: Path, name: str, why: str, about: str
+def test_whether_an_order_was_looked_at_is_read_off_the_ids_and_not_off_a_word_in_the_reason(
+    tmp_path: Path, name: str, why: str, without_ids: tuple[str, ...], about: str
 ) -> None:
     check_made(tmp_path, "tp=2", {"w": "[8/tp]"})
     folder = tmp_path / "made.shardviz"
-    change_rank(folder, 0, not_checked=((name, why),))
+    change_rank(folder, 0, not_checked=((name, why),), without_ids=without_ids)
     assert [one.about for one in check_dump(folder).not_checked] == [about]
     if about == "order":
         with pytest.raises(ShardAssertionError, match="the order of mask cannot be checked"):

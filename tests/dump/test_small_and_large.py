@@ -109,7 +109,7 @@ def test_a_long_dim_in_order_does_not_hide_the_short_one_that_is_not(tmp_path: P
     rows = {"held": lambda rank: ((((3 - 2 * rank), 4 - 2 * rank), ((2 - 2 * rank), 3 - 2 * rank)), ((0, long),))}
     path = files(tmp_path / "d", (4, long), (4, long), (2, long), **rows)
     (finding,) = cheaply(lambda: check_dump(path)).findings
-    assert "dim 0 is flipped" in finding.summary
+    assert "dim 0 is reversed" in finding.summary
 
 
 def test_a_region_is_laid_out_up_to_a_limit() -> None:

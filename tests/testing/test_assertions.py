@@ -311,6 +311,25 @@ def test_a_dump_with_a_finding_is_not_clean(mesh, shard_dump):
     assert text_of(assert_clean, shard_dump).startswith("weight: 7 of 8 ranks do not hold the elements")
 
 
+@spmd(mesh={"fsdp": 2})
+def test_a_dump_in_which_nothing_was_checked_is_not_clean(mesh, shard_dump):
+    model = nn.Linear(4, 4)
+    stamps = stamp(model)
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    assert_clean(shard_dump, strict=True)
+    model.extra = nn.Parameter(distribute_tensor(torch.rand(4, 4), mesh, [Shard(0)]))
+    bare = shard_dump.with_name("bare.shardviz")
+    shardviz.capture(model, bare, mesh=mesh)
+    assert text_of(assert_clean, bare).startswith("nothing was checked in 3 tensors: ")
+    later = shard_dump.with_name("later.shardviz")
+    shardviz.capture(model, later, mesh=mesh, stamps=stamps)
+    assert_clean(later)
+    assert "1 check could not be made, and strict=True asks for all\n  extra: " in text_of(
+        assert_clean, later, strict=True
+    )
+
+
 def test_without_ranks_there_is_nothing_to_compare():
     with pytest.raises(ShardvizError, match="mark the test with @spmd"):
         assert_layout(nn.Linear(1, 1), "[*]")

@@ -156,7 +156,7 @@ CATALOGUE: dict[Disorder, Advice] = {
         "split with torch.chunk, or pad the dim to a multiple of the axis",
     ),
     "reversed-dim": Advice(
-        "The dim was flipped before it was split", "undo it: full_tensor().flip({dim}) is the tensor in order"
+        "The dim was reversed before it was split", "undo it: full_tensor().flip({dim}) is the tensor in order"
     ),
     "rotated-dim": Advice(
         "The dim was rolled before it was split", "undo it: full_tensor().roll({undo}, {dim}) is the tensor in order"
@@ -190,6 +190,10 @@ CATALOGUE: dict[Disorder, Advice] = {
         "Each shard was reordered after the split, by an index that is not the same on all ranks: one that was drawn, "
         "sorted or computed on each rank by itself",
         "look for the index or sort that runs on the local shard, and leave its elements in order",
+    ),
+    "alike-within-shards": Advice(
+        "Shards were reordered after the split, each one that is out of order by the same rule",
+        "look for the index, flip or sort that runs on the local shard, and leave its elements in order",
     ),
     "permuted-dim": Advice(
         "The dim was reordered before it was split, and no simple rule fits the order",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
 
@@ -94,6 +95,20 @@ class Case:
             regions={coord: region for coord, region in self.regions.items() if coord in coords},
             ids={coord: ids for coord, ids in self.ids.items() if coord in coords},
         )
+
+    def in_order(self, order: DimOrder) -> Case:
+        """Return the case with every element counted from where a dim's intended order has it.
+
+        Raises:
+            NotationError: The order does not fit the tensor.
+        """
+        shape = _own_shape(self.dump, self.tensor, self.name)
+        placed = {coord: order.places(self.local_ids(coord), shape) for coord in self.shards}
+        found = {coord: region_of(ids, self.shape) for coord, ids in placed.items() if ids.size}
+        regions = {coord: region for coord, region in found.items() if region is not None}
+        empty = {coord: region for coord, region in self.regions.items() if not region.size}
+        ids = {coord: placed[coord] for coord, region in found.items() if region is None}
+        return replace(self, regions={**regions, **empty}, ids=ids)
 
     def rank(self, coord: Coord) -> int:
         """Return the rank at a coordinate."""

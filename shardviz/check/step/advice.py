@@ -70,9 +70,10 @@ def _of_loss(evidence: Evidence) -> Advice:
 
 
 _LOSS = (
-    f"{UNEXPLAINED}, of outputs that are right: a mean of the ranks' means where they count unequal numbers of tokens, "
-    "or labels or masks that were shifted or padded after they were cut",
-    "divide each rank's sum by the number of all ranks' tokens, all_reduced; shift labels before they are cut",
+    f"{UNEXPLAINED}, of outputs that are right: a mean of means where ranks or micro-batches count unequal numbers of "
+    "tokens or rows, or labels or masks that were shifted or padded after they were cut",
+    "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels before "
+    "they are cut",
 )
 _SCALAR = (
     f"{UNEXPLAINED}, of outputs that are right",

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import EPSILONS
-from shardviz.check.step.contradictions import check_absent_gradients
+from shardviz.check.step.no_gradient import check_absent_gradients
 from shardviz.check.step.words import number
 from shardviz.check.values.copies import copies_of
 from shardviz.layout.notation import write

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.check.order.rules.intent import order_of
 from shardviz.layout.region import Region
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _largest(values: NDArray[np.float64]) -> float:
 
 def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64], rounding: Rounding) -> Compared:
     """Lay what every rank holds of a tensor beside the values that are wanted."""
-    claimed = tensor.claimed
+    claimed, wanted = tensor.claimed, in_order(dump, tensor.role, name, wanted)
     if claimed is not None and claimed.flat:
         wanted = wanted.ravel()
     values, regions = {}, {}
@@ -236,6 +237,16 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
         regions[rank] = _region(dump, shard, name, wanted.shape)
     mesh = claimed.mesh if claimed else dump.files.mesh
     return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding)
+
+
+def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the unsharded model's values of a weight, its gradient or state, as its dim is meant to be ordered."""
+    weight = name.rpartition(".")[0] if role == "optim" else name
+    order = order_of(dump, weight) if role in ("grad", "param", "optim") else None
+    stamp = dump.stamps.get(weight)
+    if order is None or stamp is None or whole.shape != stamp.shape:
+        return whole
+    return order.of(whole).astype(np.float64)
 
 
 def _region(dump: Dump, shard: Shard, name: str, shape: tuple[int, ...]) -> Region | Elements:

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import unhidden
 from shardviz.check.step.rules.scale import ratio_to_wanted
+from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.check.step.compared import Compared
 
 Found = tuple["Compared", Finding]
+
+MAX_LISTED = 4
 
 
 def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecked]:
@@ -37,6 +40,17 @@ def without_consequences(found: Sequence[Found]) -> Iterator[Finding | NotChecke
         why = f"{left_out} of the step's gradients that no rule explains: the loss is wrong, too"
         yield NotChecked("", why, "step")
     yield from _with_loss_first(left)
+
+
+def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> Iterator[Finding | NotChecked]:
+    """Yield what is found after the optimizer's step and follows from nothing else that is found there."""
+    results = list(results)
+    left = unhidden(results, [one for one in results if isinstance(one, Finding) and not one.generic], anywhere=True)
+    yield from left
+    left_out = [result.tensor for result in results if result not in left]
+    if left_out:
+        why = f"{listed(left_out, MAX_LISTED)} after the optimizer's step: other than the unsharded model's, perhaps"
+        yield NotChecked("", f"{why} because of what is found of others", "step")
 
 
 def _not_from_loss(found: Sequence[Found]) -> list[Found]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.words import WHAT, claimed_text
-from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.check.step.compared import Compared
-    from shardviz.dump.dump import Dump, Tensor
-
-MAX_LISTED = 8
+    from shardviz.dump.dump import Dump
 
 
 def check_raised(dump: Dump) -> Iterator[Finding]:
@@ -32,38 +29,33 @@ def check_raised(dump: Dump) -> Iterator[Finding]:
             tuple(ranks),
             f"the sharded model's {what} raises where the unsharded model's does not: {error}",
             cause="The model's code, or torch, cannot run this sharding: a training step on this mesh would raise too",
-            fix="read the exception and its line; where a size does not divide, choose one that the axis divides",
+            fix=_fix_of(error),
         )
 
 
-def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
-    """Yield parameters that have a gradient on some ranks and none on others that hold a part of them."""
-    for tensor in dump.at("step"):
-        if tensor.role == "grad":
-            for name in tensor.names:
-                absent = _without(dump, tensor, name)
-                if absent:
-                    yield Finding(
-                        "unreduced-gradient",
-                        "error",
-                        name,
-                        absent,
-                        f"{len(absent)} of {len(absent) + len(tensor.shards)} ranks that hold it have no gradient "
-                        f"after the step (.grad is None): rank{'s' * (len(absent) > 1)} {listed(absent, MAX_LISTED)}",
-                        cause="These ranks did not use the weight in their forward, or nothing sent them its gradient; "
-                        "their optimizer leaves it alone while the others step it",
-                        fix="let every rank use the weight, if only times zero, or all_reduce its gradient with zeros "
-                        "where it is None",
-                    )
+FIXES = (
+    (
+        re.compile(r"mixed torch\.Tensor and DTensor"),
+        "make the plain tensor a DTensor (distribute_tensor, with Replicate() where all ranks have it), or compute on "
+        "the local tensors of both",
+    ),
+    (
+        re.compile(r"sharding (strategy|rule|prop)", re.IGNORECASE),
+        "redistribute its inputs to Replicate() before this operation, or compute it on local tensors by local_map",
+    ),
+    (
+        re.compile(
+            r"\b(sizes?|shapes?|divisible|divide|dimensions?|mat1 and mat2|out of (range|bounds))\b", re.IGNORECASE
+        ),
+        "read the exception and its line; where a size does not divide, choose one that the axis divides",
+    ),
+)
+"""The fix by what an exception speaks of; the first that fits counts."""
 
 
-def _without(dump: Dump, gradient: Tensor, name: str) -> tuple[int, ...]:
-    """Return the ranks that hold elements of a weight and have no gradient of it."""
-    weight = dump.find("initial", "param", name) or dump.find("stamped", "param", name)
-    if weight is None:
-        return ()
-    holding = [rank for rank, shard in weight.shards.items() if math.prod(shard.body.local_shape)]
-    return tuple(rank for rank in holding if rank not in gradient.shards and rank in dump.files.ranks)
+def _fix_of(error: str) -> str:
+    """Return what to do about an exception."""
+    return next((fix for words, fix in FIXES if words.search(error)), "read the exception and its line")
 
 
 def check_result_shape(one: Compared) -> Finding | None:

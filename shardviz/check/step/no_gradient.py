@@ -28,7 +28,7 @@ NONE_ANYWHERE = "its gradient: .grad is None on every rank after the step"
 def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     """Yield what is known of parameters without a gradient, on some ranks or on all."""
     dump = evidence.dump
-    yield from _on_some_ranks(dump)
+    yield from check_absent_gradients(dump)
     absent = list(evidence.without_gradient)
     kept = {name for record in dump.files.ranks.values() for name in record.held_back}
     held_back = [name for name in absent if name in kept]
@@ -44,25 +44,29 @@ def check_no_gradient(evidence: Evidence) -> Iterator[Finding | NotChecked]:
     yield from (NotChecked(name, NONE_ANYWHERE, "step") for name in rest)
 
 
-def _on_some_ranks(dump: Dump) -> Iterator[Finding]:
+def check_absent_gradients(dump: Dump) -> Iterator[Finding]:
     """Yield parameters that have a gradient on some ranks and none on others that hold a part of them."""
-    for tensor in dump.at("step"):
-        for name in tensor.names if tensor.role == "grad" else ():
-            absent = _without(dump, tensor, name)
-            if absent and _is_due(dump, name):
-                yield Finding(
-                    "unreduced-gradient",
-                    "error",
-                    name,
-                    absent,
-                    f"{len(absent)} of {len(absent) + len(tensor.shards)} ranks that hold it have no gradient "
-                    f"after the step (.grad is None): {_ranks(absent)}",
-                    cause="These ranks did not use the weight in their forward, or froze it (requires_grad is False "
-                    "there), or nothing sent them its gradient; their optimizer leaves it alone while the others step "
-                    "it",
-                    fix="compare requires_grad on these ranks with the others; let every rank use the weight, if only "
-                    "times zero, or all_reduce its gradient with zeros where it is None",
-                )
+    gradients = [tensor for tensor in dump.at("step") if tensor.role == "grad"]
+    pairs = [(tensor, name) for tensor in gradients for name in tensor.names]
+    for tensor, name in pairs:
+        absent = _without(dump, tensor, name)
+        if absent and _is_due(dump, name):
+            yield _absent(name, absent, len(tensor.shards))
+
+
+def _absent(name: str, absent: tuple[int, ...], num_present: int) -> Finding:
+    return Finding(
+        "unreduced-gradient",
+        "error",
+        name,
+        absent,
+        f"{len(absent)} of {len(absent) + num_present} ranks that hold it have no gradient after the step (.grad is "
+        f"None): {_ranks(absent)}",
+        cause="These ranks did not use the weight in their forward, or froze it (requires_grad is False there), or "
+        "nothing sent them its gradient; their optimizer leaves it alone while the others step it",
+        fix="compare requires_grad on these ranks with the others; let every rank use the weight, if only times zero, "
+        "or all_reduce its gradient with zeros where it is None",
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

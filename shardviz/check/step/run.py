@@ -14,8 +14,8 @@ from shardviz.check.step.contradictions import check_raised, check_result_shape
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
+from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
-from shardviz.check.step.rules.clipping import without_clipping
 from shardviz.check.step.rules.common import told_together
 from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.gradients import check_unreduced
@@ -67,12 +67,9 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_no_gradient(evidence)
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
+    yield from check_masks(dump)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
-    clipped, notes = without_clipping(evidence)
-    yield from notes
-    explained = set(map(id, clipped))
-    left = [one for one in evidence.results if id(one) not in explained]
-    results = [(one, result) for one in left for result in _check(evidence, one)]
+    results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = told_of_micro_batches(evidence, found)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import CallRecord, CollectiveRecord, StageRecord, Stamp
+    from shardviz.dump.records import CallRecord, CollectiveRecord, MaskRecord, StageRecord, Stamp
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
@@ -59,6 +59,7 @@ class Capture:
         values_limit: Local tensors of at most this many elements are written out.
         dense: The arrays that go into a file beside the record, by `moment/role/name`, each of the local shape.
         not_checked: Tensors or facts that could not be checked: `(name, reason)`.
+        without_ids: Names of tensors whose element type holds no ids.
         not_applied: Tensors that did not read back as they were filled: `(name, reason)`.
         collectives: The step's collectives, in the order in which they began.
         schedule: The runs of this rank's pipeline stages, in order.
@@ -66,6 +67,7 @@ class Capture:
         narrowed_to: Dtypes to which the step rounded values of a wider dtype.
         raised: Errors that only the sharded model's step raised: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step.
+        masks: The masks that a step in training mode drew.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         run_id: What names the run in all of its files.
     """
@@ -76,6 +78,7 @@ class Capture:
     values_limit: int = VALUES_LIMIT
     dense: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     not_checked: list[tuple[str, str]] = field(default_factory=list)
+    without_ids: list[str] = field(default_factory=list)
     not_applied: list[tuple[str, str]] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
     schedule: list[StageRecord] = field(default_factory=list)
@@ -83,6 +86,7 @@ class Capture:
     narrowed_to: set[torch.dtype] = field(default_factory=set)
     raised: list[tuple[str, str]] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
+    masks: list[MaskRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
@@ -189,6 +193,7 @@ class Capture:
             tied=tuple(sorted(self._tied)),
             gathered=tuple(self._gathered),
             not_checked=tuple(dict.fromkeys(self.not_checked)),
+            without_ids=tuple(dict.fromkeys(self.without_ids)),
             collectives=tuple(self.collectives),
             schedule=tuple(self.schedule),
             calls=tuple(self.calls),
@@ -196,6 +201,7 @@ class Capture:
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             raised=tuple(self.raised),
             held_back=tuple(self.held_back),
+            masks=tuple(self.masks),
             not_stepped=tuple(self.not_stepped),
             run_id=self.run_id,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from shardviz.errors import NotationError
-from shardviz.layout.notation import parse
+from shardviz.layout.intended import parse_intended
 
 HINT = 'write a layout as text: {"*.weight": "[*/tp/fsdp, *]"}'
 
@@ -26,7 +26,7 @@ def check_intended(intended: object) -> None:
         if not isinstance(text, str):
             raise NotationError(f"the layout expected for {pattern!r} is a {type(text).__name__}, not text", HINT)
         try:
-            parse(text)
+            parse_intended(text)
         except NotationError as error:
             raise NotationError(f"the layout expected for {pattern!r}: {error.message}", error.hint) from error
 
@@ -42,7 +42,7 @@ def check_axes(intended: Mapping[str, str], axes: Sequence[str]) -> None:
         NotationError: An axis is on no mesh; the hint names the one that is meant.
     """
     for pattern, text in intended.items():
-        for axis in parse(text).axes:
+        for axis in parse_intended(text).axes:
             if axis not in axes:
                 close = get_close_matches(axis, axes, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"the axes are {', '.join(axes)}"

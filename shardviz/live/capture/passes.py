@@ -98,14 +98,17 @@ def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: Pip
         elif bits and local.name not in rounded:
             seen.add_ids(local, part.shifted(describe.ids_of(local.values, stamped.last)))
     seen.not_applied += part.renamed(stamped.not_applied)
-    seen.not_checked += [*_without_place(locals_, stamped, part), *rounded.items()]
+    _add_without_ids(seen, locals_, stamped, part)
+    seen.not_checked += rounded.items()
     return len(rounded)
 
 
-def _without_place(locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> list[tuple[str, str]]:
-    """Return the tensors without ids, with the reason, except whole ones, whose elements have only one place."""
+def _add_without_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> None:
+    """Record the tensors without ids, with the reason, except whole ones, whose elements have only one place."""
     whole = {local.name for local in locals_ if local.claim is None and local.shape == _unsharded(local, stamped, part)}
-    return [(name, why) for name, why in part.renamed(stamped.not_stamped) if name not in whole]
+    found = [(name, why) for name, why in part.renamed(stamped.not_stamped) if name not in whole]
+    seen.not_checked += found
+    seen.without_ids += [name for name, _ in found]
 
 
 def _unsharded(local: Local, stamped: Stamped, part: PipelinePart) -> tuple[int, ...] | None:
@@ -128,7 +131,7 @@ def _capture_digits(seen: Capture, sharding: Sharding, base: int, last: int, par
     for name, local in known.items():
         seen.add_ids(local, part.shifted(ids[name]))
     seen.not_applied += part.renamed(stamped.not_applied)
-    seen.not_checked += _without_place(locals_, stamped, part)
+    _add_without_ids(seen, locals_, stamped, part)
     seen.not_checked.append(("", f"full_tensor: ids were written in {places} passes, one digit per pass"))
 
 

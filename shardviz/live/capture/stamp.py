@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from shardviz.dump.records import NO_IDS, Role, Stamp
+from shardviz.dump.records import Role, Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import DTensor, clean_name
 
@@ -102,7 +102,7 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     shapes = {}
     for one, tensor in _numbered(model):
         if not exact_bits(tensor.dtype):
-            not_stamped.append((one.name, f"{tensor.dtype} {NO_IDS}"))
+            not_stamped.append((one.name, f"{tensor.dtype} cannot hold ids"))
             shapes[one.name] = one.shape
             continue
         stamps.append(one)

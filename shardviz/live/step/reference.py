@@ -18,6 +18,7 @@ import torch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
+from shardviz.live.step.means import is_weighted_mean
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, logged_by, loss_of, part_of
 
@@ -159,8 +160,11 @@ def _in_parts(
     found = _stepped(probe, whole.mode(build()), batch, parts, dim)
     found.step.seen.activations.clear()  # of one part only
     found = replace(found, training=whole.training, notes=whole.notes, whole=whole)
-    # A mean of means weights the parts otherwise: the whole lies between them. Of a sum or a loss of pairs it need not.
-    if independent and min(losses) <= loss <= max(losses):
+    if (
+        independent
+        and min(losses) <= loss <= max(losses)
+        and is_weighted_mean(probe, lambda: whole.mode(build()), batch, parts, dim, near)
+    ):
         return replace(found, is_mean_of_means=True)
     note = (
         f"the step on the whole batch: its loss is {loss:.6g}, but the mean over the ranks' {parts} parts is "

@@ -202,6 +202,7 @@ def sharded_step(
     stages: Stages | None = None,
     *,
     has_output: bool = True,
+    seed: int = 2,
 ) -> StepResult:
     """Step the sharded model on this rank's part of the batch.
 
@@ -212,8 +213,9 @@ def sharded_step(
         mesh: The mesh, for the probe's step.
         stages: This rank's stages of a pipeline, by number.
         has_output: Whether the model's output is this rank's: in a pipeline the last stage has it.
+        seed: What this rank is seeded with before the step.
     """
-    torch.manual_seed(2)
+    torch.manual_seed(seed)
     with dividing_float64_once(), observed(model, stages) as seen:
         if hasattr(probe, "step"):
             loss = probe.step(model, _passed(batch), mesh)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.check.hiding import is_of_places
 from shardviz.check.run import report_on
+from shardviz.check.verdicts import nothing_checked
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles, read_files
 from shardviz.errors import ShardvizError
-from shardviz.testing.assertions.message import ShardAssertionError, raise_for
+from shardviz.testing.assertions.message import ShardAssertionError, raise_for, refuse_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
 AnyDump = DumpFiles | Path | str
 
 
-def assert_clean(dump: AnyDump) -> None:
+def assert_clean(dump: AnyDump, *, strict: bool = False) -> None:
     """Assert that a check of a dump finds nothing, as `shardviz check DUMP` would report.
 
     Args:
         dump: A dump, or its folder.
+        strict: Fail where anything was not checked, too, as `shardviz check --strict` does.
 
     Raises:
-        ShardAssertionError: The check has findings.
+        ShardAssertionError: The check has findings, or nothing in the dump could be checked.
         DumpError: The folder is not a dump.
         ShardvizError: `dump` is a module.
 
@@ -55,6 +57,15 @@ def assert_clean(dump: AnyDump) -> None:
     seen = _read(dump)
     report = report_on(seen)
     raise_for(seen, report.findings, report.laid_out)
+    if why := nothing_checked(seen, report):
+        raise ShardAssertionError(f"{why}\n  fix       {TO_CHECK}")
+    if strict:
+        refuse_unchecked(report)
+
+
+TO_CHECK = (
+    "capture the model's weights, with stamps=shardviz.stamp(model) from before sharding or with reference=CHECKPOINT"
+)
 
 
 def assert_ordered(

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.errors import ShardvizError
 from shardviz.testing.assertions import current
-from shardviz.text import printable
+from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.check.finding import Finding
+    from shardviz.check.finding import Finding, Report
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump
 
 MAX_IN_FULL = 3
 """Number of findings that are reported in full; the others are only named."""
+MAX_UNCHECKED = 12
+"""Number of checks that could not be made that are listed."""
 WIDTH = 100
 INDENT = 2
 COLUMN = 10
@@ -46,6 +48,22 @@ def raise_for(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut 
         text = report(dump, findings, laid_out)
         rank = _rank_in_job()
         raise ShardAssertionError(text if not rank else f"{text.splitlines()[0]} (see rank 0 for the full report)")
+
+
+def refuse_unchecked(report: Report) -> None:
+    """Raise if a check could not be made, naming each once for identical layers.
+
+    Raises:
+        ShardAssertionError: Something was not checked.
+    """
+    __tracebackhide__ = True
+    lines = [f"{names}: {why}" if str(names) else why for names, why in report.folded_not_checked]
+    if lines:
+        shown = [f"{'':{INDENT}}{printable(line)}" for line in lines[:MAX_UNCHECKED]]
+        more = [f"{'':{INDENT}}and {len(lines) - MAX_UNCHECKED} more"] if len(lines) > MAX_UNCHECKED else []
+        fix = _rows([("fix", "make these checks possible, or leave out strict=True to allow them")])
+        first = f"{counted(len(lines), 'check')} could not be made, and strict=True asks for all"
+        raise ShardAssertionError("\n".join([first, *shown, *more, *fix]))
 
 
 def _rank_in_job() -> int:

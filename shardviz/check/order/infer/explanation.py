@@ -40,6 +40,7 @@ Disorder = Literal[
     "as-text",
     "grouped",
     "within-shards",
+    "alike-within-shards",
     "permuted-dim",
     "transposed",
     "transposed-shards",

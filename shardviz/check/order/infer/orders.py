@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +47,7 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
     if period < len(order):
         return _name_period(order[:period], dim, shards)
     if len(shards) > 1 and _is_within(order, shards):
-        words = f"dim {dim} is reordered within shards, by another order on each: {_listed(order)}"
-        return "within-shards", words, CATALOGUE["within-shards"].fix
+        return _name_within(order, dim, shards)
     block, blocks = blocks_of(order)
     name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
     words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
@@ -58,7 +58,7 @@ def _regular(order: Order, dim: int) -> Named | None:
     """Name an order that is a rule of the index."""
     size = len(order)
     if np.array_equal(order, np.arange(size)[::-1]):
-        return "reversed-dim", f"dim {dim} is flipped", CATALOGUE["reversed-dim"].fix.format(dim=dim)
+        return "reversed-dim", f"dim {dim} is reversed", CATALOGUE["reversed-dim"].fix.format(dim=dim)
     if np.array_equal(order, (np.arange(size) + order[0]) % size):
         return _name_rotation(int(order[0]), size, dim)
     if (text := as_text(order)) is not None:
@@ -122,6 +122,20 @@ def _is_within(order: Order, shards: Sequence[tuple[int, int]]) -> bool:
         stop - start > 1 and int(order[start:stop].min()) >= start and int(order[start:stop].max()) < stop
         for start, stop in shards
     )
+
+
+def _name_within(order: Order, dim: int, shards: Sequence[tuple[int, int]]) -> Named:
+    """Name an order that leaves every shard its own indices: by one rule for all that are odd, if there is one."""
+    own = {(start, stop): order[start:stop] - start for start, stop in shards}
+    odd = {span: one for span, one in own.items() if np.any(np.diff(one) != 1)}
+    rules = {regular[1] if (regular := _regular(one, dim)) is not None else "" for one in odd.values()}
+    if len(rules) > 1 or "" in rules:
+        words = f"dim {dim} is reordered within shards, by another order on each: {_listed(order)}"
+        return "within-shards", words, CATALOGUE["within-shards"].fix
+    which = listed((f"[{start}:{stop}]" for start, stop in odd), MAX_LISTED)
+    some = f"the shard{'s' * (len(odd) > 1)} {which} of {len(own)}, {min(rules)}; the others are in order"
+    words = f"within {some if len(odd) < len(own) else f'every shard, {min(rules)}'}"
+    return "alike-within-shards", words, CATALOGUE["alike-within-shards"].fix
 
 
 def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:

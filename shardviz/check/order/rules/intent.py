@@ -17,7 +17,8 @@ from shardviz.check.order.advice import CATALOGUE, FUSED_QKV, Advice
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.layout import same_region
 from shardviz.errors import ShardvizError
-from shardviz.layout.notation import Pattern, parse, write
+from shardviz.layout.intended import parse_intended, split_order
+from shardviz.layout.notation import Pattern, write
 from shardviz.layout.placements import spell
 from shardviz.layout.splits import JOIN
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.order.case import Case
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.layout.intended import DimOrder
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
@@ -37,11 +39,18 @@ def intended_text(intended: Mapping[str, str], name: str) -> str:
     return next((text for pattern, text in intended.items() if fnmatchcase(name, pattern)), "")
 
 
-def unmatched(dump: Dump) -> Iterator[NotChecked]:
-    """Yield the patterns that fit no name, misspelt ones among them."""
+def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
+    """Yield the patterns that fit no name, misspelt ones among them; those of an optimizer's states are known."""
     for pattern in dump.files.run.intended if dump.stamped else ():
-        if not any(fnmatchcase(name, pattern) for name in dump.stamped):
+        if pattern not in of_states and not any(fnmatchcase(name, pattern) for name in dump.stamped):
             yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
+
+
+def order_of(dump: Dump, name: str) -> DimOrder | None:
+    """Return the order that a dim of a tensor is meant to have; None where it is its own, or one that does not fit."""
+    order = split_order(intended_text(dump.files.run.intended, name))[1] if dump.files.run.intended else None
+    stamp = dump.stamps.get(name)
+    return order if order is not None and stamp is not None and order.fits(stamp.shape) else None
 
 
 def is_intended(tensor: Tensor, text: str) -> bool:
@@ -49,7 +58,8 @@ def is_intended(tensor: Tensor, text: str) -> bool:
     if not text:
         return True
     try:
-        return tensor.claimed is not None and parse(text).matches(tensor.claimed)
+        layout, order = split_order(text)
+        return order is None and tensor.claimed is not None and parse_intended(layout).matches(tensor.claimed)
     except ShardvizError:
         return False
 
@@ -60,7 +70,7 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
     Raises:
         ShardvizError: The text is not a layout, or does not fit the tensor or its mesh.
     """
-    pattern = parse(text)
+    pattern = parse_intended(text)
     if case.claimed is not None and pattern.matches(case.claimed):
         return
     wanted = _layout(case, pattern)
@@ -96,14 +106,21 @@ def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
     if case.held is None:
         first = explain(replace(case, claimed=wanted))[0]
         return Advice(CATALOGUE[first.name].cause, first.fix, (), f": {first.sentence}", first.details)
-    placements = wanted.placements()
-    by = f"split it by {spell(placements)}" if placements is not None else "split it by hand"
-    fix = f"{by}, or change what is expected to {write(case.held)}"
+    fix = f"{_placed(wanted)}, or change what is expected to {write(case.held)}"
     left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
     if left and not case.held.split_axes:
         cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"
         return Advice(cause, fix, (), f": every rank has all of it, nothing splits it over {' or '.join(left)}")
+    if not wanted.split_axes:
+        return Advice("The plan shards this tensor, and its author expects all of it on every rank", fix)
     return Advice("The plan shards this tensor in another way than its author expects", fix)
+
+
+def _placed(wanted: Layout) -> str:
+    """Say how a tensor gets a layout: what nothing splits is kept whole."""
+    placements = wanted.placements()
+    do = "split it" if wanted.split_axes else "keep it whole"
+    return f"{do} by hand" if placements is None else f"{do}, by {spell(placements)}"
 
 
 def _fix_for_segments(wanted: Layout) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import is_of_places, unhidden
+from shardviz.check.order.rules.intent import order_of
 from shardviz.dump.dump import MAX_ELEMENTS, expand_runs
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
@@ -60,7 +61,8 @@ def _gathered(dump: Dump) -> tuple[Wrong, set[tuple[str, str]]]:
             seen.add(key)
             stamp = dump.stamps.get(gathered.name)
             is_whole = gathered.held is not None and gathered.held == whole.get(gathered.name)
-            if not gathered.error and (is_whole or stamp is None or _is_in_order(stamp, gathered)):
+            is_whole = is_whole and order_of(dump, gathered.name) is None
+            if not gathered.error and (is_whole or stamp is None or _is_in_order(dump, stamp, gathered)):
                 continue
             wrong.setdefault(key, {})[rank] = gathered
     return wrong, seen
@@ -81,7 +83,11 @@ def _with_consequence(dump: Dump, finding: Finding, wrong: Wrong, seen: set[tupl
 
 def _said(dump: Dump, name: str, ranks: dict[int, GatherRecord]) -> str:
     rank, gathered = next(iter(ranks.items()))
-    return f"raised {gathered.error}" if gathered.error else f"gives {_difference(dump.stamps[name], rank, gathered)}"
+    return (
+        f"raised {gathered.error}"
+        if gathered.error
+        else f"gives {_difference(dump, dump.stamps[name], rank, gathered)}"
+    )
 
 
 def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -> Finding:
@@ -100,16 +106,16 @@ def _finding(dump: Dump, name: str, call: str, ranks: dict[int, GatherRecord]) -
     )
 
 
-def _is_in_order(stamp: Stamp, gathered: GatherRecord) -> bool:
-    """Whether the gathered tensor is in order, in whichever form its ids are written."""
-    ids = _ids(stamp, gathered)
+def _is_in_order(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> bool:
+    """Whether the gathered tensor is in its own or the intended order, in whichever form its ids are written."""
+    ids = _ids(dump, stamp, gathered)
     return ids is not None and np.array_equal(ids, np.arange(1, math.prod(stamp.shape) + 1))
 
 
-def _difference(stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
+def _difference(dump: Dump, stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
     """Say how many elements are out of place, and where the first one is."""
     numel = math.prod(stamp.shape)
-    ids = _ids(stamp, gathered)
+    ids = _ids(dump, stamp, gathered)
     if ids is None:
         return "a tensor of another shape than the one that was split"
     if len(ids) != numel:
@@ -123,7 +129,14 @@ def _difference(stamp: Stamp, rank: int, gathered: GatherRecord) -> str:
     return f"{len(wrong):,} of {numel:,} elements out of place: on rank {rank}, position {where} holds {found}"
 
 
-def _ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+def _ids(dump: Dump, stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
+    """Return the ids that came back, from 1 as the tensor is meant to be ordered; None where they are too many."""
+    order = order_of(dump, gathered.name)
+    ids = _own_ids(stamp, gathered)
+    return ids if order is None or ids is None else order.places(ids, stamp.shape)
+
+
+def _own_ids(stamp: Stamp, gathered: GatherRecord) -> NDArray[np.int64] | None:
     """Return the ids that came back, from 1 within the tensor; None where they are too many to lay out."""
     if gathered.held is not None:
         region = Region(gathered.held)

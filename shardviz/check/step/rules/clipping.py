@@ -1,18 +1,18 @@
-"""Gradients that the probe's own step clipped by the norm of all of them, which the unsharded step did not.
+"""One number that all gradients of a step are multiplied by, and whether it is a clipping by the norm of all of them.
 
-One factor below 1 for every gradient and every rank, and a norm after it that is a round number: clipping, and rightly
-by the whole norm. Clipping by a rank's own norm gives each rank a factor of its own, and stays a finding.
+Clipping is no error where the norm that is left is a round number, which somebody asked for. Clipping by a rank's own
+norm gives each rank a number of its own, and stays a finding.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import NotChecked
-from shardviz.check.step.words import number
+from shardviz.check.step.rules.norms import total
+from shardviz.check.step.rules.scale import LEAST_SCALE, RATIO_PRECISION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,58 +20,76 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
-DIGITS = 2
-"""The digits of a maximum that somebody chose: 1.0, 0.5, 0.01, 0.25."""
+ROUND = 1e-9
+"""How near a norm must be to a number of two digits to be one that was asked for, relative to it."""
 
-NEAR = 1e-6
-"""How near to such a number a norm must be: of a coarser step it says nothing."""
-
-IN_DENOMINATOR = (1e-6, 0.0)
-"""What is added to the norm that divides: torch's clip_grad_norm_ adds 1e-6."""
+CLIP_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
 
 
-def without_clipping(evidence: Evidence) -> tuple[Sequence[Compared], Sequence[NotChecked]]:
-    """Return the gradients that are right but for one clipping of all of them, and the note that says so."""
-    gradients = list(evidence.gradients.values())
-    factor = _one_factor(gradients)
-    if factor is None or len(gradients) < 2 or evidence.without_gradient:
-        return (), ()
-    maximum = _maximum(evidence, factor)
-    if maximum is None or evidence.dump.find("reference", "scalar", "loss") is None or not evidence.loss_is_right:
-        return (), ()
-    why = (
-        f"the size of the gradients: the step clipped them to a norm of {maximum:g} (each is {number(factor)} times "
-        "the unsharded model's, which was not clipped); clip in optimizer() to have that compared"
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """What the gradients of a step have in common.
+
+    Attributes:
+        gradients: The gradients, which are the unsharded model's but for the factor.
+        factor: The number that every rank's part of every one is multiplied by.
+        clipped_to: The round norm that they were clipped to; 0 where that is not what multiplied them.
+    """
+
+    gradients: tuple[Compared, ...]
+    factor: float
+    clipped_to: float
+
+
+def multiplied(evidence: Evidence) -> Multiplied | None:
+    """Return the one number that multiplies all gradients beside a loss that is right; None where there is none."""
+    gradients = tuple(one for one in evidence.gradients.values() if np.any(one.wanted) or one.wrong)
+    factor = _factor(gradients) if evidence.loss_is_right else None
+    return None if factor is None else Multiplied(gradients, factor, _clipped_to(evidence, gradients, factor))
+
+
+def round_norm(factor: float, norm: float, near: float) -> float:
+    """Return the number of two digits that a norm is after it was multiplied; 0 where it is none.
+
+    Args:
+        factor: What it was multiplied by, which may have divided by the norm and an epsilon.
+        norm: The norm.
+        near: How far the number may be off, relative to it.
+    """
+    for left in (factor * norm, factor * (norm + CLIP_EPSILON)):
+        asked = float(f"{left:.1e}")
+        if near < RATIO_PRECISION * 10 and left and abs(left - asked) <= near * asked:
+            return asked
+    return 0.0
+
+
+def nearness(gradients: Sequence[Compared]) -> float:
+    """Return how far a norm of gradients may be off by rounding, relative to it."""
+    return max(ROUND, 16 * max(one.rounding.epsilon for one in gradients))
+
+
+def _factor(gradients: Sequence[Compared]) -> float | None:
+    pairs = [(values, one.wanted_of(rank)) for one in gradients for rank, values in one.reduced.items()]
+    square = sum(float(np.sum(wanted**2)) for _, wanted in pairs)
+    if not square or not all(np.all(np.isfinite(values)) for values, _ in pairs):
+        return None
+    factor = sum(float(np.sum(values * wanted)) for values, wanted in pairs) / square
+    if not factor or abs(factor - 1) < LEAST_SCALE or sum(np.count_nonzero(wanted) for _, wanted in pairs) < 2:
+        return None
+    alike = (
+        one.near(values, factor * one.wanted_of(rank), scale=abs(factor))
+        for one in gradients
+        for rank, values in one.reduced.items()
     )
-    return gradients, [NotChecked("", why, "step")]
+    return factor if all(alike) else None
 
 
-def _one_factor(gradients: Sequence[Compared]) -> float | None:
-    """Return the one factor below 1 that makes every rank's part of every gradient right."""
-    largest = max(gradients, key=lambda one: float(np.max(np.abs(one.wanted), initial=0.0)), default=None)
-    if largest is None or largest.rounding.epsilon > NEAR:
-        return None
-    factor = _factor(largest)
-    if not 0.0 < factor < 1.0:
-        return None
-    alike = all(one.near(got, one.wanted_of(rank) * factor) for one in gradients for rank, got in one.reduced.items())
-    return factor if alike else None
-
-
-def _factor(one: Compared) -> float:
-    dot = sum(float(np.sum(got * one.wanted_of(rank))) for rank, got in one.reduced.items())
-    square = sum(float(np.sum(one.wanted_of(rank) ** 2)) for rank in one.reduced)
-    return dot / square if square and math.isfinite(dot) else 0.0
-
-
-def _maximum(evidence: Evidence, factor: float) -> float | None:
-    """Return the norm that was clipped to, if it is a round number."""
-    owners = {stamp.name: stamp.tied_to or stamp.name for stamp in evidence.dump.files.run.stamps}
-    once = {owners.get(one.name, one.name): one.wanted for one in evidence.gradients.values()}
-    norm = math.sqrt(sum(float(np.sum(wanted * wanted)) for wanted in once.values()))
-    for added in IN_DENOMINATOR:
-        maximum = factor * (norm + added)
-        rounded = float(f"{maximum:.{DIGITS - 1}e}")
-        if abs(maximum - rounded) <= NEAR * 1e-2 * rounded:
-            return rounded
-    return None
+def _clipped_to(evidence: Evidence, gradients: Sequence[Compared], factor: float) -> float:
+    """Return the round norm that gradients were clipped to; 0 where they were not."""
+    if not 0 < factor < 1:
+        return 0.0
+    distinct = [one for one in gradients if not any(name < one.name for name in evidence.tied_to(one.name))]
+    near = nearness(gradients)
+    norms = [total(one.wanted for one in some) for some in (gradients, distinct)]
+    return next((found for norm in norms if (found := round_norm(factor, norm, near))), 0.0)

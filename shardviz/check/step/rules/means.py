@@ -1,6 +1,7 @@
 """A loss that is a mean over each rank's part of the batch, where the mean of these means is not the whole batch's.
 
-The outputs of the parts are those of the whole batch, so no batch statistics explain it: the parts count unequally.
+The outputs of the parts are those of the whole batch, so no batch statistics explain it, and its loss and gradients are
+a weighted mean of theirs: the parts count unequally.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ def check_mean_of_means(evidence: Evidence) -> Iterator[Finding]:
         f"the mean of the ranks' losses is {mean:.6g}, the unsharded model's loss of the whole batch is {due:.6g}, of "
         "equal outputs",
         cause="The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels "
-        "that are not ignored, tokens, weights), and these counts are unequal; or it is no mean over rows at all, as "
-        "the loss of pairs within a batch",
+        "that are not ignored, tokens, weights), and these counts are unequal",
         fix="where it should be the whole batch's, divide each rank's sum by the count of all ranks, all_reduced, and "
         "multiply by the number of ranks; gradients were compared over the parts",
     )

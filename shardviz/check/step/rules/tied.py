@@ -53,8 +53,8 @@ def _averaged(one: Compared, listed: str, uses: int) -> Finding:
         "error",
         one.name,
         one.wrong,
-        f"the gradient is 1/{uses} of the unsharded model's: it was one tensor with {listed}, which other ranks have, "
-        f"and the gradients of its {uses} uses were averaged",
+        f"the gradient is 1/{uses} of the unsharded model's: the gradients of its {uses} uses were averaged",
+        details=(f"it was one tensor with {listed}, which other ranks have",),
         claimed=claimed_text(one),
         cause="A tied weight has a copy on each of several stages; its gradient is the sum of those of all uses, and "
         "their mean was taken",

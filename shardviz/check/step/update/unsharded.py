@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import compared, laid_out, rounding_of
+from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.rules.clipping import without_clipping
+from shardviz.check.step.rules.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
 
@@ -48,7 +48,8 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
     """
     if "" in judged:
         return
-    if without_clipping(Evidence(dump, tuple(compared(dump))))[0]:
+    all_alike = multiplied(Evidence(dump, tuple(compared(dump))))
+    if all_alike is not None and all_alike.clipped_to:
         why = "the weights after the optimizer's step: they were stepped by gradients that the step had clipped"
         yield NotChecked("", why, "step")
         return
@@ -98,8 +99,14 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
     if one.incomparable:
         yield NotChecked(one.name, f"{what} after the step: {one.incomparable}", "step")
         return
+    if one.role == "param" and _before(dump, one) is None:
+        yield NotChecked(one.name, f"{what} after the step: its value before the step was not captured", "step")
+        return
     wrong = {rank: far for rank in one.reduced if (far := _distance(dump, one, rank)) is not None}
     if not wrong:
+        if _is_lost(dump, one):
+            why = "it differs, and its gradient is so small beside others that it may be rounding alone"
+            yield NotChecked(one.name, f"{what} after the step: {why}", "step")
         return
     if one.role == "buffer" and splitting:
         own = [axis for axis in one.copies_differ_along if axis not in splitting]
@@ -158,22 +165,38 @@ def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
 
 def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:
     """Return the element of a rank that is farthest off, and what it should be; None where all are right."""
-    values, wanted = one.reduced[rank], one.wanted_of(rank)
-    allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
-    if one.role == "param":
-        before = dump.find("reference", "param", one.name)
-        if before is None:
-            return None
-        start = _part(one, dump.values(before.first, one.name), rank)
-        allowed += max(RELATIVE, 100 * one.rounding.epsilon) * float(np.max(np.abs(wanted - start), initial=0.0))
-    off = np.abs(values - wanted)
+    values, wanted, off = one.reduced[rank], one.wanted_of(rank), _beyond(dump, one, rank)
     if one.role != "buffer":
-        off = np.where(_telling(dump, one, rank), off, 0.0)
-    bad = ~(off <= allowed)
-    if not bad.any():
+        off = np.where(_telling(dump, one, rank), off, -1.0)
+    if not (off > 0).any():
         return None
-    at = np.unravel_index(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0)), off.shape)
+    at = np.unravel_index(np.argmax(off), off.shape)
     return float(values[at]), float(wanted[at])
+
+
+def _beyond(dump: Dump, one: Compared, rank: int) -> NDArray[np.float64]:
+    """Return how far each element of a rank is off; -1 for those within what rounding allows, infinity for NaN."""
+    wanted = one.wanted_of(rank)
+    allowed = one.rounding.tolerance(one.wanted, gradient=one.role == "optim")
+    before = _before(dump, one)
+    if before is not None:
+        moved = float(np.max(np.abs(wanted - _part(one, before, rank)), initial=0.0))
+        allowed += max(RELATIVE, 100 * one.rounding.epsilon) * moved
+    off = np.abs(one.reduced[rank] - wanted)
+    return np.where(off <= allowed, -1.0, np.nan_to_num(off, nan=np.inf))
+
+
+def _before(dump: Dump, one: Compared) -> NDArray[np.float64] | None:
+    """Return what a weight was before the step; None for all else, and where it was not captured."""
+    before = dump.find("reference", "param", one.name) if one.role == "param" else None
+    return in_order(dump, "param", one.name, dump.values(before.first, one.name)) if before is not None else None
+
+
+def _is_lost(dump: Dump, one: Compared) -> bool:
+    """Whether a weight or state is another, and every element that is has a gradient that may be rounding alone."""
+    return one.role != "buffer" and any(
+        (_beyond(dump, one, rank) > 0).any() and not _telling(dump, one, rank).any() for rank in one.reduced
+    )
 
 
 def _part(one: Compared, whole: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
@@ -186,7 +209,7 @@ def _telling(dump: Dump, one: Compared, rank: int) -> NDArray[np.bool_]:
     gradient = dump.find("reference", "grad", name)
     if gradient is None:
         return np.ones(one.reduced[rank].shape, bool)
-    whole = dump.values(gradient.first, name)
+    whole = in_order(dump, "grad", name, dump.values(gradient.first, name))
     if whole.size != one.wanted.size:
         return np.ones(one.reduced[rank].shape, bool)
     sizes = np.abs(_part(one, whole, rank))

@@ -1,0 +1,116 @@
+"""What an author wants of a tensor: a layout, and an order of one dim where the model is meant to have another one.
+
+`[*/tp, *] order 0: 2 0 3 1` says that dim 0's four blocks come in that order; `order 0: view(4, 2, 8).transpose(0, 1)`
+that the dim is in the order of that view, the words in which a finding names one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.errors import NotationError
+from shardviz.layout.notation import parse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.layout.notation import Pattern
+
+ORDER = re.compile(r"(?P<layout>.*?)\s+order\s+(?P<dim>\d+)\s*:\s*(?P<rule>.*)", re.DOTALL)
+VIEW = re.compile(r"view\((?P<shape>[\d,\s]+)\)\.transpose\((?P<one>\d+),\s*(?P<other>\d+)\)")
+HINT = 'write "[*/tp, *] order 0: 2 0 3 1", or "[*/tp, *] order 0: view(4, 2, 8).transpose(0, 1)"'
+
+
+@dataclass(frozen=True, slots=True)
+class DimOrder:
+    """The order that one dim is meant to have.
+
+    Attributes:
+        dim: Which dim.
+        shape: The shape that the dim is viewed as.
+        swapped: The two dims of that view that are transposed; None where `blocks` says the order.
+        blocks: The block that each place holds.
+    """
+
+    dim: int
+    shape: tuple[int, ...] = ()
+    swapped: tuple[int, int] | None = None
+    blocks: tuple[int, ...] = ()
+
+    def index(self, size: int) -> NDArray[np.int64]:
+        """Return the index that each place of a dim of this size holds.
+
+        Raises:
+            NotationError: The size does not divide into the blocks, or is not that of the view.
+        """
+        if self.swapped is not None:
+            if math.prod(self.shape) != size:
+                raise NotationError(
+                    f"the order's view {list(self.shape)} has {math.prod(self.shape)} of {size} indices"
+                )
+            view: NDArray[np.int64] = np.arange(size).reshape(self.shape).swapaxes(*self.swapped).ravel()
+            return view
+        if size % len(self.blocks):
+            raise NotationError(f"dim {self.dim} of size {size} has no {len(self.blocks)} equal blocks")
+        rows: NDArray[np.int64] = np.arange(size).reshape(len(self.blocks), -1)[list(self.blocks)].ravel()
+        return rows
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape can have the order."""
+        size = shape[self.dim] if self.dim < len(shape) else -1
+        return math.prod(self.shape) == size if self.swapped is not None else size >= 0 == size % len(self.blocks)
+
+    def of(self, whole: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return a whole tensor with the dim in this order.
+
+        Raises:
+            NotationError: The tensor has no such dim, or the order does not fit it.
+        """
+        if self.dim >= whole.ndim:
+            raise NotationError(f"the order is of dim {self.dim}, and the tensor has {whole.ndim}")
+        return whole.take(self.index(whole.shape[self.dim]), self.dim)
+
+    def places(self, ids: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return where elements are meant to be, for ids from 1 within the tensor; what is no such id is left."""
+        moved = self.of(np.arange(1, math.prod(shape) + 1).reshape(shape)).ravel()
+        place = np.empty(moved.size + 1, np.int64)
+        place[moved] = np.arange(1, moved.size + 1)
+        own = (ids > 0) & (ids <= moved.size)
+        return np.where(own, place[np.where(own, ids, 1)], ids)
+
+
+def split_order(text: str) -> tuple[str, DimOrder | None]:
+    """Return the layout of an intention, and the order that it names.
+
+    Raises:
+        NotationError: The order cannot be read.
+    """
+    match = ORDER.fullmatch(text)
+    if match is None:
+        return text, None
+    dim, rule = int(match["dim"]), match["rule"].strip()
+    view = VIEW.fullmatch(rule)
+    if view is not None:
+        shape = tuple(int(size) for size in view["shape"].split(",") if size.strip())
+        swapped = int(view["one"]), int(view["other"])
+        if max(swapped) >= len(shape):
+            raise NotationError(f"{rule} transposes dim {max(swapped)} of {len(shape)}", HINT)
+        return match["layout"], DimOrder(dim, shape, swapped)
+    numbers = re.split(r"[,\s]+", rule)
+    if not all(number.isdecimal() for number in numbers) or sorted(map(int, numbers)) != list(range(len(numbers))):
+        raise NotationError(f"{rule!r} does not name every block from 0 once", HINT)
+    return match["layout"], DimOrder(dim, blocks=tuple(map(int, numbers)))
+
+
+def parse_intended(text: str) -> Pattern:
+    """Return the layout of an intention, which may name an order too.
+
+    Raises:
+        NotationError: It cannot be read.
+    """
+    return parse(split_order(text)[0])

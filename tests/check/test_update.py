@@ -1,0 +1,52 @@
+"""After the optimizer's step: what a weight must be, and where nothing can say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.update.unsharded import check_unsharded_update
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from tests.check.steps import WANTED, Step, on_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP = 0.1
+
+
+def updated(path: Path, stepped: object, *, before: bool = True, gradient: float = 1.0) -> list[Finding | NotChecked]:
+    """Check a weight after a step, whose gradient is `gradient` times that of another weight."""
+    step = Step(path).add("w", "grad", on_all(WANTED * gradient), WANTED * gradient).add("v", "grad", on_all(WANTED))
+    for rank in range(4):
+        step.put(rank, "w", "param", "step", stepped)
+    step.put(0, "w", "param", "updated", WANTED - STEP * np.sign(WANTED))
+    if before:
+        step.put(0, "w", "param", "reference", WANTED)
+    step.check()
+    return list(check_unsharded_update(dump_of(read_files(path / "step")), frozenset()))
+
+
+def test_a_right_step_is_right_however_small_its_gradient(tmp_path: Path) -> None:
+    right = WANTED - STEP * np.sign(WANTED)
+    assert updated(tmp_path / "a", right) == updated(tmp_path / "b", right, gradient=1e-15) == []
+
+
+def test_a_wrong_step_is_found_where_the_gradient_is_more_than_rounding(tmp_path: Path) -> None:
+    wrong = WANTED + STEP * np.sign(WANTED)
+    (found,) = updated(tmp_path / "a", wrong)
+    assert isinstance(found, Finding)
+    (said,) = updated(tmp_path / "b", wrong, gradient=1e-15)
+    assert isinstance(said, NotChecked)
+    assert "may be rounding alone" in said.why
+
+
+@pytest.mark.parametrize("stepped", [WANTED, WANTED * 2])
+def test_a_weight_of_which_no_start_is_known_is_not_called_right(tmp_path: Path, stepped: object) -> None:
+    (said,) = updated(tmp_path, stepped, before=False)
+    assert isinstance(said, NotChecked)
+    assert said.why == "the weight after the step: its value before the step was not captured"
