@@ -120,13 +120,6 @@ def test_several_worlds_at_once_do_not_meet() -> None:
     assert totals == {0: {3}, 100: {303}, 200: {603}}
 
 
-def test_progress_is_told_as_ranks_get_on() -> None:
-    told: list[tuple[str, int]] = []
-    run("add_up", on_progress=lambda stage, count: told.append((stage, count)))
-    assert [count for stage, count in told if stage == "ready"] == [1, 2, 3, 4]
-    assert told[-1] == ("done", 4)
-
-
 def test_a_server_that_was_killed_is_replaced() -> None:
     from multiprocessing import forkserver
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import sys
-import tempfile
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +22,7 @@ from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_o
 from shardviz.testing.plugin.story import Story, find_root, plain_story, story_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from shardviz.layout.mesh import Mesh
     from shardviz.testing.plugin.marks import Spmd
@@ -42,7 +41,8 @@ DEBUGGING_TIMEOUT = 24 * 3600.0
 def run(item: pytest.Function, spmd: Spmd) -> None:
     """Run a test on ranks; skip, xfail or raise as it did there."""
     __tracebackhide__ = True
-    with _folder() as folder:
+    with TemporaryDirectory(prefix="shardviz-test-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         try:
             _pass_on(_launch(item, spmd, folder))
         except ShardvizError as error:
@@ -142,12 +142,3 @@ def _pass_on(warned: Iterable[Warned]) -> None:
         with suppress(pickle.PickleError, ImportError, AttributeError, EOFError):
             warning = pickle.loads(pickled)
             warnings.warn_explicit(warning, None, file, line)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="shardviz-test-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
