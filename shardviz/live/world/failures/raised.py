@@ -15,7 +15,7 @@ MAX_LINES = 20
 MAX_COLUMNS = 500
 """Lines of an exception's message, and characters of a line, that are shown."""
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _IMPORTLIB = importlib.__file__
 _PLUMBING = (
     "torch/nn/modules/module.py",
