@@ -32,12 +32,11 @@ def test_a_known_bug_is_found_and_named_and_nothing_else_is(probe, tmp_path):
 @pytest.mark.parametrize(
     ("probe", "mesh"),
     [
-        ("tp", "3"),
-        ("fsdp", "3"),
         ("hsdp_fsdp1", "2,2"),
         ("tp_fsdp", "1,4"),
         *at_night(
             [
+                *(("tp", "3"), ("fsdp", "3")),
                 *(("fsdp", "8"), ("hsdp", "3,2"), ("tp_fsdp", "2,2"), ("tp_fsdp", "3,2")),
                 *(("tp_fsdp", "2,3"), ("tp_fsdp", "4,1")),
             ]

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 METHODS = ["fork", "threads"]
 OVER = {"fork": " over all ranks", "threads": ""}
 """Groups of ranks that are threads are known in their own thread only."""
-SOON = 30.0  # seconds: a quarter of the default timeout, which a failure must not wait for
+SOON = 60.0
+"""Seconds within which a failure ends a world: a quarter of the timeout, for which it must not wait."""
 pytestmark = OF_WORLDS
 
 
 def failure(name: str, *args: Any, **options: Any) -> RankFailedError:
-    started = time.monotonic()
+    started, timeout = time.monotonic(), options.pop("timeout", 4 * SOON)
     with pytest.raises(RankFailedError) as caught:
-        run(name, *args, **options)
-    assert time.monotonic() - started < options.get("timeout", 0) + SOON
+        run(name, *args, timeout=timeout, **options)
+    assert time.monotonic() - started < (timeout if timeout < SOON else 0) + SOON
     assert_nothing_runs_below(os.getpid())
     return caught.value
 
@@ -193,6 +194,7 @@ def test_the_traceback_leaves_out_torchs_wrappers() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("late_failures")
 def test_ranks_that_all_raise_the_same_are_told_once(method: str) -> None:
     error = failure("fail_everywhere", method=method)
     assert error.message == ("rank 0 (fsdp=0, tp=0) raised KeyError: 'missing on 0', and 3 other ranks the same")
@@ -305,6 +307,7 @@ def test_jobs_that_make_no_sense_are_refused_before_anything_starts() -> None:
     assert "threads" in str(usage_error("add_up", method="threads", backend="gloo"))
 
 
+@pytest.mark.usefixtures("late_failures")
 def test_a_task_that_is_not_there_is_named() -> None:
     assert "has no attribute 'nope', and 3 other ranks the same" in failure("nope").message
 
