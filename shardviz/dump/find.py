@@ -1,4 +1,4 @@
-"""Tensors of a dump by what a user calls them: a whole name, the end of one, a pattern."""
+"""Tensors of a dump by the name that a user gives: a whole one, the end of one, a pattern."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MAX_FILE = 1 << 30
 """Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
 
 SHOWN = 300
-"""Of what is wrong with a file, a message shows this many characters."""
+"""How many characters a message shows of the reason why a file is damaged."""
 
 _PERMISSIONS = "change the permissions of the dump's folder and its files"
 _ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
@@ -89,7 +89,7 @@ class DumpFiles:
 
 
 def read_run(path: Path | str) -> RunRecord:
-    """Read what is true of a dump's whole run, and nothing of its ranks.
+    """Read the record of a dump's run, and none of its ranks.
 
     Raises:
         DumpError: The folder is not a dump, or its `run.json` is damaged.
@@ -151,7 +151,7 @@ def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) 
 
 
 def _dense_arrays(record: RankRecord) -> list[Wanted]:
-    """Return the arrays that stand beside a rank's file."""
+    """Return the arrays in the file beside a rank's file."""
     dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
     return [
         Wanted(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)

@@ -154,7 +154,7 @@ def _parts(link: Link, sizes: Mapping[str, int]) -> int:
 
 
 def readable_chain(size: int, steps: tuple[tuple[str, Shard | StridedShard], ...], sizes: Mapping[str, int]) -> Chain:
-    """Choose the nested chain where it gives every coordinate what torch's own reading gives, else the literal one.
+    """Choose the nested chain where every coordinate gets the elements of torch's own reading, else the literal one.
 
     With even splits they are the same by algebra; the others are compared, unless that takes too long.
     """
@@ -183,7 +183,7 @@ def _same_chain(size: int, literal: Chain, nested: Chain, sizes: tuple[tuple[str
 def placements_of(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placement]:
     """Spell one dim's chain as placements, by axis; whether torch reads them as the chain is for the caller to see.
 
-    An axis's split factor is the product of what stands before it, since the last join, and is not applied yet when
+    An axis's split factor is the product of the splits before it, since the last join, and is not applied yet when
     torch comes to it: numbers, and axes that come later on the mesh.
     """
     sizes = dict(zip(mesh.axes, mesh.shape, strict=True))

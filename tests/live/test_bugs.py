@@ -58,7 +58,7 @@ def test_what_looks_like_a_bug_and_is_none_stays_quiet(probe, tmp_path):
     assert bool(unseen) == (probe.name in SAID)
 
 
-def test_a_bug_that_needs_a_newer_torch_is_told_and_the_others_are_scored(monkeypatch, capsys):
+def test_a_bug_that_needs_a_newer_torch_is_reported_and_the_others_are_scored(monkeypatch, capsys):
     one = next(probe for probe in BUGS if probe.name == "bugs/left_to_right_2d")
     known = [one, replace(one, name="bugs/of_tomorrow", torch=(99, 0))]
     monkeypatch.setattr(probe_files, "shipped", lambda: known)

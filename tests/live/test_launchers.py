@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.errors import ShardvizError
+from shardviz.cli import main
+from shardviz.errors import EXIT_USAGE, ShardvizError
 from shardviz.live.world import torchrun_world
-from tests.lanes import at_night
+from tests.lanes import at_night, nightly
 from tests.live.worlds import (
     OF_WORLDS,
     PATIENCE,
@@ -170,6 +173,44 @@ def test_ranks_of_a_torchrun_job_join_it_and_leave_it(tmp_path: Path) -> None:
     for rank, job in enumerate(ranks):
         joined, failed = job.communicate(timeout=PATIENCE)[0].splitlines()[-2:]
         assert (joined, failed) == ("11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'")
+
+
+def test_ranks_of_a_torchrun_job_print_the_error_they_share_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed import TCPStore
+
+    launchers = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launchers.port)}
+    for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        assert main(["probe", "fsdp", "--mesh", "3"]) == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        "shardviz: error: fsdp(3) = 3 != WORLD_SIZE(2)\nHint: start 3 ranks, or give --mesh\n"
+    )
+    assert main(["probe", "fsdp", "--mesh", "5"]) == EXIT_USAGE
+    assert "fsdp(5) = 5 != WORLD_SIZE(2)" in capsys.readouterr().err
+
+
+def test_a_rank_whose_job_has_no_store_prints_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "none"}
+    for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["probe", "fsdp", "--mesh", "3"]) == EXIT_USAGE
+    assert "fsdp(3) = 3 != WORLD_SIZE(2)" in capsys.readouterr().err
+
+
+@nightly
+def test_a_wrong_mesh_under_torchrun_is_one_error(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "shardviz", "probe", "fsdp", "--mesh", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode != 0
+    assert done.stderr.count("shardviz: error: fsdp(3) = 3 != WORLD_SIZE(2)") == 1
 
 
 def test_without_torchrun_there_is_no_job_to_join(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def batch(): return torch.randn(8, 4)
 """
 
 
-def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_told_in_seconds(tmp_path):
+def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_reported_in_seconds(tmp_path):
     probe = tmp_path / "mine.py"
     probe.write_text(
         STEPPED
@@ -168,7 +168,7 @@ def test_an_expectation_that_is_none_is_the_probes_mistake_and_leaves_no_dump(ex
     assert not (tmp_path / "dump").exists()
 
 
-def test_a_file_that_names_no_axes_is_told_how_its_mesh_is_called(tmp_path, capsys):
+def test_a_file_that_names_no_axes_is_reported_how_its_mesh_is_called(tmp_path, capsys):
     probe = tmp_path / "mine.py"
     probe.write_text(STEPPED)
     assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0

@@ -195,13 +195,13 @@ def test_the_traceback_leaves_out_torchs_wrappers() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("late_failures")
-def test_ranks_that_all_raise_the_same_are_told_once(method: str) -> None:
+def test_ranks_that_all_raise_the_same_are_reported_once(method: str) -> None:
     error = failure("fail_everywhere", method=method)
     assert error.message == ("rank 0 (fsdp=0, tp=0) raised KeyError: 'missing on 0', and 3 other ranks the same")
     assert str(error).count("Traceback") == 1
 
 
-def test_the_cause_is_told_not_the_closed_connections_that_came_before_it() -> None:
+def test_the_cause_is_reported_not_the_closed_connections_that_came_before_it() -> None:
     error = failure("close_connections_after", 2)
     assert error.message == "rank 2 (fsdp=1, tp=0) raised ValueError: the cause"
     assert "then lost the connection" in error.others
@@ -270,7 +270,7 @@ def test_ranks_that_wait_for_one_that_never_comes_name_the_collective(method: st
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_rank_that_is_elsewhere_is_told_apart(method: str) -> None:
+def test_a_rank_that_is_elsewhere_is_distinguished(method: str) -> None:
     error = failure("sleep_on", 2, timeout=1, method=method)
     assert f"ranks 0-1, 3 waiting in all_reduce{OVER[method]}; rank 2 in sleep_on (world_tasks.py:" in error.message
     assert "time.sleep(100)" in error.traceback_text

@@ -92,7 +92,7 @@ def _edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
 
 
 def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on_right: bool) -> str:
-    """Draw one side with its top left corner at 0, 0; titles stand above it and left or right of it.
+    """Draw one side with its top left corner at 0, 0; titles are above it and left or right of it.
 
     Args:
         panel: The blocks.
@@ -100,7 +100,7 @@ def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on
         scale: The sizes.
         mesh: What names sets of ranks.
         marked: Whether boxes that differ from the other side are marked.
-        on_right: Whether the indices of rows stand on the right.
+        on_right: Whether the indices of rows are on the right.
     """
     boxes = "".join(_box(panel, box, scale, mesh) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
@@ -154,7 +154,7 @@ def _parts(grid: Grid) -> dict[Mask, tuple[int, int]]:
 
 
 def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
-    """Join blocks to the right, and then downwards, where nothing tells them apart."""
+    """Join blocks to the right, and then downwards, where they do not differ."""
     open_boxes: dict[tuple[int, int], Box] = {}
     for row, span in enumerate(panel.rows):
         found: dict[tuple[int, int], Box] = {}

@@ -32,9 +32,9 @@ TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
 STORY: pytest.StashKey[Story] = pytest.StashKey()
 """How the last run of a test on ranks failed, until its report is made."""
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
-"""What the fixture `mesh` gave a test."""
+"""The mesh that a test got from the fixture `mesh`."""
 COLLECTED: pytest.StashKey[Collected] = pytest.StashKey()
-"""What test modules and classes were when collection ended."""
+"""The state of test modules and classes when collection ended."""
 DEBUGGING_TIMEOUT = 24 * 3600.0
 
 
