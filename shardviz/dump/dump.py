@@ -255,7 +255,13 @@ def _first_of_runs(tensor: Tensor) -> int | None:
 
 
 def dump_of(files: DumpFiles) -> Dump:
-    """Lay the ranks of a dump side by side."""
+    """Lay the ranks of a dump side by side.
+
+    Example:
+        dump = dump_of(read_files("tp_fsdp-2x4.shardviz"))
+        for name, tensor in find_tensors(dump, "*.weight"):
+            print(name, {rank: str(shard.held) for rank, shard in tensor.shards.items()})
+    """
     with collector_paused():
         return Dump(files, sorted(_tensors(files), key=_order(files)))
 

@@ -115,6 +115,10 @@ def read_files(
     Raises:
         DumpError: The folder is not a dump, or a file in it is damaged. The message names the file, the field and what
             was expected.
+
+    Example:
+        files = read_files("tp_fsdp-2x4.shardviz", strict=False)
+        print(files.run.mesh, sorted(files.ranks), files.damaged)
     """
     folder = Path(path)
     run = read_run(folder)

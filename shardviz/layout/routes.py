@@ -229,7 +229,12 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
 
 
 def ring(collective: str, whole: int, count: int) -> int:
-    """Return how much of `whole` each of `count` ranks receives: n - 1 of n parts, and twice that for an all_reduce."""
+    """Return how much of `whole` each of `count` ranks receives: n - 1 of n parts, and twice that for an all_reduce.
+
+    Example:
+        >>> ring("all_gather", 96, 4), ring("all_reduce", 96, 4)
+        (72, 144)
+    """
     rounds = 2 if collective == "all_reduce" else 1
     return -(-rounds * (count - 1) * whole // count)
 

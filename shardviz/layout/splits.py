@@ -89,13 +89,23 @@ def followed(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, S
 
 
 def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
-    """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty."""
+    """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty.
+
+    Example:
+        >>> [chunk(((0, 5),), 4, part) for part in range(4)]
+        [((0, 2),), ((2, 4),), ((4, 5),), ()]
+    """
     step = -(-length(ranges) // parts)
     return stretch(ranges, part * step, (part + 1) * step)
 
 
 def stretch(ranges: Ranges, first: int, last: int) -> Ranges:
-    """Return the indices from number `first` up to number `last`, counted within the ranges."""
+    """Return the indices from number `first` up to number `last`, counted within the ranges.
+
+    Example:
+        >>> stretch(((0, 2), (6, 9)), 1, 4)
+        ((1, 2), (6, 8))
+    """
     kept, before = [], 0
     for start, stop in ranges:
         low, high = max(first - before, 0), min(last - before, stop - start)
