@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
     except ShardvizError as error:
-        _say(f"error: {error.message}", *str(error).removeprefix(error.message).splitlines())
+        if _is_first_to_report(error):
+            _say(f"error: {error.message}", *str(error).removeprefix(error.message).splitlines())
         return error.exit_code
     except KeyboardInterrupt:
         _say("interrupted")
@@ -86,6 +87,15 @@ def _report_bug(error: Exception) -> int:
         f"Hint: report it in shardviz's issue tracker, with the command and what {DEBUG}=1 prints",
     )
     return EXIT_BUG
+
+
+def _is_first_to_report(error: ShardvizError) -> bool:
+    """Whether no other rank of the job that this process is a rank of, if any, has printed the same error."""
+    if "RANK" not in os.environ:
+        return True
+    from shardviz.live import world
+
+    return world.is_first_to_report(str(error))
 
 
 def _open_streams() -> None:

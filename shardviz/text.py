@@ -24,9 +24,9 @@ class Fold:
     """Names that differ in one number only, as `layers.[0-31].wq.weight`.
 
     Attributes:
-        prefix: What stands before the number; the whole name where there is no number.
+        prefix: The part before the number; the whole name where there is no number.
         numbers: The numbers, as half-open ranges; empty for a single name without one.
-        suffix: What stands after the number.
+        suffix: The part after the number.
     """
 
     prefix: str
@@ -73,7 +73,7 @@ def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
 
 
 def cut(name: str) -> tuple[str, int | None, str]:
-    """Return what stands before a name's first number, the number, and what stands after; None where it has none."""
+    """Return the part before a name's first number, the number, and the part after; None where it has none."""
     match = _NUMBER.search(name)
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 

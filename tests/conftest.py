@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shardviz.live import world
 from tests import lanes
 
 TESTS = Path(__file__).parent
@@ -17,6 +18,8 @@ NO_SKIPS = "SHARDVIZ_NO_SKIPS"
 # torch 2.4 has no _StridedShard: there is nothing to compare with.
 if version("torch").startswith("2.4."):
     collect_ignore = ["layout/test_layout_against_torch.py", "layout/test_layout_on_ranks.py"]
+ON_RANKS = ("shardviz.live.probe", "safetensors.numpy", "torch.distributed.pipelining", "pytest")
+"""Modules that most tests need on their ranks: imported once for all of them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs in the nightly lane only (--lane nightly)")
     lanes.load_profile(config.getoption("lane"))
+    world.prepare("spawn", also=ON_RANKS)  # heeded by the fork server that the first test for ranks starts
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -110,7 +110,7 @@ def test_a_file_that_is_not_there_is_one_line_with_the_one_that_is_meant(tmp_pat
     assert caught.value.hint == hint.format(here=tmp_path)
 
 
-def test_a_torch_too_old_for_a_probe_is_told_which_one_it_needs(tmp_path):
+def test_a_torch_too_old_for_a_probe_is_reported_which_one_it_needs(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("TORCH = (99, 1)\ndef build(): ...\ndef parallelize(model, mesh): ...\n")
     with pytest.raises(ProbeError, match=r"mine.py needs torch 99.1 or newer, found [0-9]"):

@@ -26,11 +26,11 @@ def screen_svg(app: App[None]) -> str:
     return _ID.sub("shardviz", _FONTS.sub("", app.export_screenshot(title="shardviz")))
 
 
-def save_screen(app: App[None], kind: str, folder: Path | None = None) -> Path:
+def save_screen(app: App[None], kind: str) -> Path:
     """Write the screen to `shardviz-1.svg`, or to the next number that is free."""
     content = screen_svg(app) if kind == "svg" else screen_text(app)
     for number in count(1):
-        path = (folder or Path.cwd()) / f"shardviz-{number}.{kind}"
+        path = Path(f"shardviz-{number}.{kind}")
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(content)

@@ -48,7 +48,7 @@ class Shard:
 
     @cached_property
     def held(self) -> Region | None:
-        """What it holds, where the ids are a product of ranges in every dim."""
+        """The region that it holds, where the ids are a product of ranges in every dim."""
         return Region(self.body.held) if self.body.held is not None else None
 
     def digest(self, index: int) -> str:
@@ -99,7 +99,7 @@ class Tensor:
 
     @property
     def claimed(self) -> Layout | None:
-        """What the placements claim, as the lowest rank sees it; None for a plain tensor."""
+        """The layout that the placements claim on the lowest rank; None for a plain tensor."""
         return self.first.layout
 
     @cached_property
@@ -165,7 +165,7 @@ class Dump:
 
     @cached_property
     def without_ids(self) -> Mapping[str, Literal["zeros", "values"]]:
-        """Stamped parameters of which no rank holds an id any more: all are zero, or all are other values."""
+        """Stamped parameters whose ids no rank holds any more: all are zero, or all are other values."""
         found: dict[str, Literal["zeros", "values"]] = {}
         for tensor in self.at("stamped"):
             first = _first_of_runs(tensor) if tensor.role == "param" else None
@@ -238,10 +238,10 @@ class Dump:
         raise DumpError(f"{printable(name)}: rank {shard.rank} has no ids in the dump")
 
     def dense(self, shard: Shard, name: str) -> NDArray[np.generic]:
-        """Return what stands in the safetensors file, in the local shape.
+        """Return the values in the safetensors file, in the local shape.
 
         Raises:
-            DumpError: It does not stand there, or is damaged.
+            DumpError: The file does not have them, or is damaged.
         """
         body = shard.body
         return self.files.dense(shard.rank, f"{body.moment}/{body.role}/{name}", body.local_shape)
@@ -255,7 +255,13 @@ def _first_of_runs(tensor: Tensor) -> int | None:
 
 
 def dump_of(files: DumpFiles) -> Dump:
-    """Lay the ranks of a dump side by side."""
+    """Lay the ranks of a dump side by side.
+
+    Example:
+        dump = dump_of(read_files("tp_fsdp-2x4.shardviz"))
+        for name, tensor in find_tensors(dump, "*.weight"):
+            print(name, {rank: str(shard.held) for rank, shard in tensor.shards.items()})
+    """
     with collector_paused():
         return Dump(files, sorted(_tensors(files), key=_order(files)))
 
@@ -274,7 +280,7 @@ def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:
 
 Place = tuple[str, str, str, str]
 Layouts = dict[int, list["Layout"]]
-"""What each rank's claims say, built once: ranks share them."""
+"""The layouts that ranks claim, each built once: ranks share them."""
 
 
 def _tensors(files: DumpFiles) -> list[Tensor]:

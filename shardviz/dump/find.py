@@ -1,4 +1,4 @@
-"""Tensors of a dump by what a user calls them: a whole name, the end of one, a pattern."""
+"""Tensors of a dump by the name that a user gives: a whole one, the end of one, a pattern."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def find_tensors(dump: Dump, pattern: str) -> list[tuple[str, Tensor]]:
 
     Raises:
         ShardvizError: No name fits, or the end of a name fits several.
+
+    Example:
+        find_tensors(dump, "layers.0.up.weight")
+        find_tensors(dump, "up.weight")  # the one whose name ends so
+        find_tensors(dump, "layers.*.bias")
     """
     by_name = dump.first_captured
     if pattern in by_name:

@@ -1,4 +1,4 @@
-"""Ids laid out as arrays, element by element: what a dump writes in a few bytes must not become gigabytes here."""
+"""Ids laid out as arrays, element by element: a few bytes of a dump must not become gigabytes here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_OF_ALL = 1 << 27
 """The arrays that all ranks' ranges or runs of one tensor are laid out to are together no longer than this."""
 
 MAX_DENSE = 1 << 28
-"""No array of ids longer than this is made from what lies dense beside the JSON."""
+"""The longest array of ids that is made from dense values beside the JSON."""
 
 
 def most_ids(num_ranks: int, *, dense: bool) -> int:

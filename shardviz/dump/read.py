@@ -38,7 +38,7 @@ MAX_FILE = 1 << 30
 """Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
 
 SHOWN = 300
-"""Of what is wrong with a file, a message shows this many characters."""
+"""How many characters a message shows of the reason why a file is damaged."""
 
 _PERMISSIONS = "change the permissions of the dump's folder and its files"
 _ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
@@ -90,7 +90,7 @@ class DumpFiles:
 
 
 def read_run(path: Path | str) -> RunRecord:
-    """Read what is true of a dump's whole run, and nothing of its ranks.
+    """Read the record of a dump's run, and none of its ranks.
 
     Raises:
         DumpError: The folder is not a dump, or its `run.json` is damaged.
@@ -116,6 +116,10 @@ def read_files(
     Raises:
         DumpError: The folder is not a dump, or a file in it is damaged. The message names the file, the field and what
             was expected.
+
+    Example:
+        files = read_files("tp_fsdp-2x4.shardviz", strict=False)
+        print(files.run.mesh, sorted(files.ranks), files.damaged)
     """
     folder = Path(path)
     run = read_run(folder)
@@ -152,7 +156,7 @@ def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) 
 
 
 def _dense_arrays(record: RankRecord) -> list[Wanted]:
-    """Return the arrays that stand beside a rank's file."""
+    """Return the arrays in the file beside a rank's file."""
     dense = {index: body for index, body in enumerate(record.bodies) if body.dense}
     return [
         Wanted(f"{body.moment}/{body.role}/{name}", body.local_shape, body.dtype)

@@ -1,4 +1,4 @@
-"""What stands in the files of a dump, version 1. Reading validates against these types, their bounds included.
+"""The content of a dump's files, version 1. Reading validates against these types, their bounds included.
 
 Numbers are JSON numbers; ids count from 1 over the whole model, so that 0 is never an id. Unknown fields are refused:
 a file with them was written by another version.
@@ -20,7 +20,7 @@ MAX_NUMBER = 1 << 62
 DIGEST_LENGTH = 16
 
 RunId = Annotated[str, Meta(pattern="^[0-9a-f]*$", max_length=32)]
-"""What ties the files of one run together: hex digits drawn once a run; empty in dumps of older versions."""
+"""The id that files of one run share: hex digits drawn once per run; empty in dumps of older versions."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 """A size, an index or an offset."""
@@ -41,7 +41,7 @@ IdRun = tuple[
 
 Role = Literal["param", "buffer", "grad", "optim", "activation", "output", "scalar"]
 WEIGHTS: tuple[Role, ...] = ("param", "buffer")
-"""Roles of what a model is made of; the rest comes of a step."""
+"""Roles of the tensors that make up a model; those of the other roles come from a step."""
 WHOLE_LOSS = "loss.whole"
 """The unsharded model's loss of the whole batch, where its step was compared over the ranks' parts of the batch."""
 
@@ -54,7 +54,7 @@ are as backward left them, but for those that ranks then scaled each by a number
 
 
 def of_micro_batch(name: str, number: int) -> str:
-    """Return the name under which the unsharded model's gradient of one micro-batch stands, an activation's role."""
+    """Return the name of the unsharded model's gradient of one micro-batch, recorded in the role of an activation."""
     return f"{name}.grad of micro-batch {number}"
 
 
@@ -71,7 +71,7 @@ class MeshRecord(Record, frozen=True):
 
 
 class FlatRecord(Record, frozen=True):
-    """Where a parameter of `shape` stands in FSDP1's flattened concatenation."""
+    """Where a parameter of `shape` is in FSDP1's flattened concatenation."""
 
     shape: Shape
     offset: Count
@@ -107,7 +107,7 @@ class Body(Record, frozen=True):
         held: The ids as index ranges in each dim of the tensor itself, where they are such a product.
         runs: The ids otherwise, in memory order, as runs `(first id, step, count)`; 0 for zeros, -1 for no id.
         values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
-        dense: The values stand in the safetensors file, under `moment/role/name`.
+        dense: The values are in the safetensors file, under `moment/role/name`.
         grad: Whether `.grad` was there: `none` or `here`. None where it was not looked at.
         constant: Every element is the same number, as in a fresh bias: equal shards of it say nothing.
     """
@@ -131,10 +131,10 @@ class TensorRecord(Record, frozen=True):
     """One tensor, or several whose names differ in one number only and that share a body.
 
     Attributes:
-        name: The name; what stands before the number where `numbers` is set.
+        name: The name; the part before the number where `numbers` is set.
         body: Index into the rank file's `bodies`.
         numbers: Half-open ranges of the numbers.
-        suffix: What stands after the number.
+        suffix: The part after the number.
         digests: For every name in order, 16 hex digits: the BLAKE2b hash of its bytes, dtype and shape.
     """
 
@@ -154,7 +154,7 @@ class Position(Record, frozen=True):
 
 
 class GatherRecord(Record, frozen=True):
-    """What a torch collective gave back for a stamped tensor: the ids, as in a `Body`, or the error it raised."""
+    """The result of a torch collective for a stamped tensor: the ids, as in a `Body`, or the error it raised."""
 
     name: str
     collective: str
@@ -195,7 +195,7 @@ class CollectiveRecord(Record, frozen=True):
 class CallRecord(Record, frozen=True):
     """A collective that a module called once, and that is to be compared with its definition.
 
-    What this rank had before and after stands among the activations, as `module.before` and `module`.
+    What this rank had before and after is among the activations, as `module.before` and `module`.
 
     Attributes:
         module: The module.
@@ -237,10 +237,10 @@ class MaskRecord(Record, frozen=True):
 
 
 class RankRecord(Record, frozen=True):
-    """`rank_00003.json`: what one rank says.
+    """`rank_00003.json`: the record of one rank.
 
-    What stands in several places is written once and named by its index: meshes by positions and layouts, layouts by
-    bodies, bodies by tensors.
+    Content that several places share is written once and named by its index: meshes by positions and layouts, layouts
+    by bodies, bodies by tensors.
 
     Attributes:
         schema: The version of the format.
@@ -248,7 +248,7 @@ class RankRecord(Record, frozen=True):
         num_ranks: The world's size.
         hostname: The machine that it ran on.
         meshes: The meshes that its tensors are on.
-        positions: Where it stands on each of them.
+        positions: Its place on each of them.
         layouts: What its DTensors claim.
         bodies: What tensors have in common: shape, dtype, layout and content.
         tensors: Name and digest of every tensor, with its body.
@@ -317,7 +317,7 @@ class Stamp(Record, frozen=True):
 
 
 class RunRecord(Record, frozen=True):
-    """`run.json`: what is true of the whole run.
+    """`run.json`: the record of the whole run.
 
     Attributes:
         schema: The version of the format.

@@ -80,7 +80,7 @@ def duration(record: StageRecord) -> int:
 def timeline_of(dump: Dump) -> Timeline | None:
     """Return the timeline of the pipeline that the lowest rank is in; None where no pipeline ran.
 
-    Of the ranks that ran the same stages, the lowest stands for all.
+    Of the ranks that ran the same stages, only the lowest is kept.
 
     Raises:
         ShardvizError: Some pass waits for one that no rank ran before.

@@ -1,4 +1,4 @@
-"""What the types in `records` cannot say: that the parts of a dump's files fit each other.
+"""Rules that the types in `records` cannot state: the parts of a dump's files must fit each other.
 
 After this, whoever uses a record need not doubt an index, a shape or a name in it. Nothing is laid out here: the cost
 follows the files' length, whatever the numbers in them.
@@ -44,12 +44,12 @@ MAX_CHARS = 1 << 26
 """The names of a rank file are together at most this long, written out one by one."""
 
 MAX_VERSION = 100
-"""Characters of a package's version, which is shown as it stands."""
+"""Characters of a package's version, which is shown as it is."""
 
 Item = TypeVar("Item")
 Shape = tuple[int, ...]
 Place = tuple[str, str]
-"""What stands before and after a name's number."""
+"""The parts before and after a name's number."""
 
 
 @lru_cache(maxsize=64)
@@ -178,7 +178,7 @@ def _check_stamps(stamps: Sequence[Stamp]) -> None:
     for index, stamp in enumerate(stamps):
         with _within("stamps", index):
             if by_name[stamp.name] is not stamp:
-                raise DumpError(f"name {stamp.name!r} stands twice, expected each name once")
+                raise DumpError(f"name {stamp.name!r} is repeated, expected each name once")
             numel = numel_of("shape", stamp.shape)
             if not stamp.tied_to:
                 own.append((stamp.first, numel, index))
@@ -231,7 +231,7 @@ def _check_layout(layout: LayoutRecord, mesh: Mesh) -> None:
 
 
 Names = dict[tuple[str, str, str, str], list[tuple[int, int]]]
-"""For what stands around a number, a role and a moment: the numbers that were named."""
+"""For the text around a number, a role and a moment: the numbers that were named."""
 
 
 def _check_tensors(record: RankRecord, stamped: StampedShapes) -> None:
@@ -283,7 +283,7 @@ def _check_digests(tensor: TensorRecord, record: RankRecord, known: dict[int, st
 
 @lru_cache(maxsize=4096)
 def _place(name: str, numbers: Ranges, suffix: str) -> tuple[str, Ranges, str]:
-    """Return a record's name as what stands before its numbers, the numbers, and what stands after."""
+    """Return a record's name as the part before its numbers, the numbers, and the part after."""
     if not numbers:
         if suffix:
             raise DumpError(f"suffix is {suffix!r}, expected none without numbers")
@@ -292,5 +292,5 @@ def _place(name: str, numbers: Ranges, suffix: str) -> tuple[str, Ranges, str]:
     if any(start >= stop for start, stop in numbers):
         raise DumpError("numbers has a range that does not rise, expected [start, stop] with start below stop")
     if cut(f"{name}0{suffix}") != (name, 0, suffix):
-        raise DumpError(f"name is {name!r}, expected what stands before the first number of the full name")
+        raise DumpError(f"name is {name!r}, expected the part before the first number of the full name")
     return name, numbers, suffix

@@ -258,7 +258,7 @@ def _renamed(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _disk_errors(what: str) -> Iterator[None]:
-    """Raise what the disk refused as an error of shardviz's."""
+    """Raise an error of the disk as one of shardviz's."""
     try:
         yield
     except OSError as error:

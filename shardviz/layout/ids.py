@@ -34,6 +34,10 @@ def region_of(ids: NDArray[Any], shape: Sequence[int], first: int = 1) -> Region
 
     Returns:
         The region whose elements, in order, are the array's; None where it is not a product of index ranges.
+
+    Example:
+        >>> str(region_of(np.array([[9, 10], [13, 14]]), shape=(4, 4)))
+        '[2:4, 0:2]'
     """
     if ids.ndim != len(shape):
         return None

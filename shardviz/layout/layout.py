@@ -170,7 +170,7 @@ class Layout:
         return tuple(axis for axis in self.mesh.axes if axis not in self.split_axes and axis not in pending)
 
     def region(self, coord: Coord) -> Region:
-        """Return what the coordinate holds, in `index_shape`."""
+        """Return the elements that the coordinate holds, in `index_shape`."""
         position = dict(zip(self.mesh.axes, coord, strict=True))
         sizes = dict(zip(self.mesh.axes, self.mesh.shape, strict=True))
         dims = tuple(

@@ -72,6 +72,10 @@ def parse_placement(text: str) -> Placement:
 
     Raises:
         LayoutError: The text is not a placement.
+
+    Example:
+        >>> parse_placement("_StridedShard(0, split_factor=4)").split_factor
+        4
     """
     for pattern, build in _SPELLINGS.items():
         if match := pattern.fullmatch(text):
@@ -139,5 +143,10 @@ def _as_printed(kind: str, arguments: str, num_dims: int) -> str:
 
 
 def spell(placements: tuple[Placement, ...]) -> str:
-    """Write placements as the tuple that torch takes: `(Shard(0), Replicate())`."""
+    """Write placements as the tuple that torch takes.
+
+    Example:
+        >>> spell((Shard(0), Replicate())), spell((Shard(1),))
+        ('(Shard(0), Replicate())', '(Shard(1),)')
+    """
     return "(" + ", ".join(map(str, placements)) + ("," if len(placements) == 1 else "") + ")"

@@ -30,7 +30,12 @@ MAX_DIMS = 32
 
 
 def merged(ranges: Iterable[Range]) -> Ranges:
-    """Join ranges that follow each other and drop empty ones; the order stays, for it is the order in memory."""
+    """Join ranges that follow each other and drop empty ones; the order stays, for it is the order in memory.
+
+    Example:
+        >>> merged([(4, 6), (6, 8), (3, 3), (0, 2)])
+        ((4, 8), (0, 2))
+    """
     joined: list[Range] = []
     for start, stop in ranges:
         if start == stop:

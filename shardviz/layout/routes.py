@@ -28,7 +28,7 @@ MAX_LAYOUTS = 20_000
 """A map of more layouts than this is not searched."""
 
 EACH = 1e-3
-"""What a collective costs beside its elements, so that of routes with equal bytes the one with fewer is taken."""
+"""The cost of a collective beside its elements: among routes with equal bytes, the one with fewer steps is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def torch_route(start: Layout, end: Layout) -> list[Leg] | None:
 
 
 def _greedy(current: list[Placement], target: list[Placement], *, is_split: bool) -> Iterator[tuple[int, Placement]]:
-    """Yield torch's steps: which axis becomes what."""
+    """Yield torch's steps: an axis, and the placement that it changes to."""
     for axis in reversed(range(len(current))) if is_split and len(current) > 1 else ():
         wanted = target[axis]
         if isinstance(wanted, Shard) and _splitting(current, axis, wanted) != _splitting(target, axis, wanted):
@@ -169,7 +169,7 @@ def _map(start: Layout, end: Layout) -> nx.DiGraph[Layout]:
 
 
 def _plain(layout: Layout) -> Layout:
-    """Drop what does not tell layouts apart."""
+    """Drop the parts that make no difference between layouts."""
     return replace(layout, partial=tuple(sorted(layout.partial)))
 
 
@@ -229,7 +229,12 @@ def _received(collective: Collective, axis: str, before: Layout, after: Layout) 
 
 
 def ring(collective: str, whole: int, count: int) -> int:
-    """Return what each of `count` ranks receives of `whole`: n - 1 of n parts, and twice that for an all_reduce."""
+    """Return how much of `whole` each of `count` ranks receives: n - 1 of n parts, and twice that for an all_reduce.
+
+    Example:
+        >>> ring("all_gather", 96, 4), ring("all_reduce", 96, 4)
+        (72, 144)
+    """
     rounds = 2 if collective == "all_reduce" else 1
     return -(-rounds * (count - 1) * whole // count)
 

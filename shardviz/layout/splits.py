@@ -89,13 +89,23 @@ def followed(size: int, links: Sequence[tuple[int, int]], splits: Mapping[int, S
 
 
 def chunk(ranges: Ranges, parts: int, part: int) -> Ranges:
-    """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty."""
+    """Return the part that `torch.chunk(indices, parts)[part]` would be; past the last chunk it is empty.
+
+    Example:
+        >>> [chunk(((0, 5),), 4, part) for part in range(4)]
+        [((0, 2),), ((2, 4),), ((4, 5),), ()]
+    """
     step = -(-length(ranges) // parts)
     return stretch(ranges, part * step, (part + 1) * step)
 
 
 def stretch(ranges: Ranges, first: int, last: int) -> Ranges:
-    """Return the indices from number `first` up to number `last`, counted within the ranges."""
+    """Return the indices from number `first` up to number `last`, counted within the ranges.
+
+    Example:
+        >>> stretch(((0, 2), (6, 9)), 1, 4)
+        ((1, 2), (6, 8))
+    """
     kept, before = [], 0
     for start, stop in ranges:
         low, high = max(first - before, 0), min(last - before, stop - start)
@@ -154,7 +164,7 @@ def _parts(link: Link, sizes: Mapping[str, int]) -> int:
 
 
 def readable_chain(size: int, steps: tuple[tuple[str, Shard | StridedShard], ...], sizes: Mapping[str, int]) -> Chain:
-    """Choose the nested chain where it gives every coordinate what torch's own reading gives, else the literal one.
+    """Choose the nested chain where every coordinate gets the elements of torch's own reading, else the literal one.
 
     With even splits they are the same by algebra; the others are compared, unless that takes too long.
     """
@@ -183,7 +193,7 @@ def _same_chain(size: int, literal: Chain, nested: Chain, sizes: tuple[tuple[str
 def placements_of(dim: int, chain: Chain, mesh: Mesh) -> dict[str, Placement]:
     """Spell one dim's chain as placements, by axis; whether torch reads them as the chain is for the caller to see.
 
-    An axis's split factor is the product of what stands before it, since the last join, and is not applied yet when
+    An axis's split factor is the product of the splits before it, since the last join, and is not applied yet when
     torch comes to it: numbers, and axes that come later on the mesh.
     """
     sizes = dict(zip(mesh.axes, mesh.shape, strict=True))

@@ -69,6 +69,7 @@ class ProbeJob:
         on_output: OnOutput | None = None,
     ) -> None:
         """Run the probe on new ranks of this machine; arguments and errors are those of `world.launch`."""
+        world.prepare(method, also=(TASK.partition(":")[0],))
         world.launch(
             TASK,
             (self,),

@@ -1,1 +1,1 @@
-"""What a person sees: one drawing model of a tensor, a mesh and findings, and one module a format."""
+"""Pictures: one drawing model of a tensor, a mesh and findings, and one module per format."""

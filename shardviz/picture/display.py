@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Lines = Callable[[Terminal], list[Text]]
     Picture = tuple[Lines, dict[str, str]]
-    """The lines for a terminal, and what a notebook shows, by MIME type."""
+    """The lines for a terminal, and the MIME types for a notebook."""
 
 _LAYOUT = re.compile(r"\s*[\w.]*\[")
 """How a layout in the notation begins."""

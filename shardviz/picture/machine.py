@@ -83,5 +83,5 @@ def _property(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Spell out what XML cannot hold."""
+    """Spell out characters that XML cannot hold."""
     return _NO_XML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -11,7 +11,7 @@ EMPTY = ("rect", "path")
 
 
 def words(value: object) -> str:
-    """Return text to stand between tags or in an attribute; control characters are spelled out."""
+    """Return text that is safe between tags and in an attribute; control characters are spelled out."""
     return escape(printable(str(value)))
 
 
@@ -20,7 +20,7 @@ def element(tag: str, *children: str, **attributes: object) -> str:
 
     Args:
         tag: Its name.
-        children: What stands in it: other elements, or text that `words` made safe.
+        children: Its content: other elements, or text that `words` made safe.
         attributes: Their values; `class_` is class, `aria_label` is aria-label; None leaves one out.
     """
     written = "".join(

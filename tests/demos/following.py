@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.demos.pages import Step
 
 NEEDS_A_SHELL = re.compile(r"""[|&;<>$`](?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
-TIMEOUT = 120
+TIMEOUT = 240
 
 
 def follow(steps: Iterable[Step], beside: Path) -> list[str]:

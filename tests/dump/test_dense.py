@@ -70,7 +70,7 @@ def make_header_long(path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [spoil_header, swap_header, swap_shape, cut_values, cut_all, remove, make_header_long]
 )
-def test_a_file_that_changes_after_it_was_opened_is_told(
+def test_a_file_that_changes_after_it_was_opened_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     path = files(tmp_path / "d", np.arange(1, 5, dtype=np.float32)) / "rank_00000.safetensors"
@@ -151,7 +151,7 @@ def test_values_in_the_type_that_is_written_are_read(tmp_path: Path, stage: str,
 
 
 @pytest.mark.parametrize(("stage", "dtype", "written", "message"), WRONG)
-def test_values_of_another_type_than_the_tensor_are_told(
+def test_values_of_another_type_than_the_tensor_are_reported(
     tmp_path: Path, stage: str, dtype: str, written: Any, message: str
 ) -> None:
     path = files(tmp_path / "d", np.array([1, 2, 3, 4]).astype(written), dtype=dtype, stage=stage)

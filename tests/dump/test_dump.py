@@ -152,7 +152,7 @@ def test_ids_count_from_one_in_their_own_tensor_in_every_form(tmp_path: Path):
     assert ids_of(dump, 0, "big") == [[1, 2], [3, 4]]  # dense
 
 
-def test_zeros_strangers_and_no_ids_are_told_apart(tmp_path: Path):
+def test_zeros_strangers_and_no_ids_are_distinguished(tmp_path: Path):
     ids = {1: np.array([[0, -1], [3, 100]])}
     path = make_dump(tmp_path / "a.shardviz", MESH, {"other": "[100]", "w": Made("[4/tp, 2]", ids=ids)})
     assert ids_of(dump_of(read_files(path)), 1, "w") == [[0, ID_NONE], [3, -1 - 200]]
@@ -183,7 +183,7 @@ def test_any_layout_written_to_a_dump_gives_back_its_own_ids(tmp_path_factory: p
         assert np.array_equal(found, region.flat_ids(layout.index_shape) + 1)
 
 
-def test_ids_that_are_not_there_or_too_many_are_told(tmp_path: Path):
+def test_ids_that_are_not_there_or_too_many_are_reported(tmp_path: Path):
     giant = Body("param", "stamped", (1 << 40,), (1 << 40,), "float32", held=(((0, 1 << 40),),))
     dump = Ranks([{"none": body(moment="stamped"), "giant": giant}]).dump(tmp_path / "a")
     for name, message in (

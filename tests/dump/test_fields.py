@@ -44,7 +44,7 @@ WRONG_RUN: list[tuple[Change, str]] = [
     ),
     (put(8, "stamps", 1, "first"), "stamps[1]: ids count from 8, expected none of the 1 to 8 of stamps[0]"),
     (put([4, 4], "stamps", 1, "shape"), "stamps[2]: ids count from 21, expected none of the 9 to 24 of stamps[1]"),
-    (put("embed", "stamps", 1, "name"), "stamps[0]: name 'embed' stands twice, expected each name once"),
+    (put("embed", "stamps", 1, "name"), "stamps[0]: name 'embed' is repeated, expected each name once"),
     (put("nobody", "stamps", 6, "tied_to"), "stamps[6]: tied_to is 'nobody', expected a stamp whose ids start at 1"),
     (put(2, "stamps", 6, "first"), "stamps[6]: tied_to is 'embed', expected a stamp whose ids start at 2"),
     (put("", "stamps", 6, "tied_to"), "stamps[6]: ids count from 1, expected none of the 1 to 8 of stamps[0]"),
@@ -58,7 +58,7 @@ WRONG_RUN: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG_RUN, ids=[message for _, message in WRONG_RUN])
-def test_what_does_not_fit_in_run_json_is_told(restored: Path, change: Change, message: str):
+def test_what_does_not_fit_in_run_json_is_reported(restored: Path, change: Change, message: str):
     spoil(restored / "run.json", change)
     error = refusal(restored)
     assert without_indices(error.message) == f"{restored}/run.json is damaged: {message}"
@@ -207,11 +207,11 @@ WRONG_RANK: list[tuple[Change, str]] = [
     (put(".w", "tensors", 1, "suffix"), "tensors[1]: suffix is '.w', expected none without numbers"),
     (
         put("layers.1", "tensors", 0, "name"),
-        "tensors[0]: name is 'layers.1', expected what stands before the first number of the full name",
+        "tensors[0]: name is 'layers.1', expected the part before the first number of the full name",
     ),
     (
         put("layers.0.x.", "tensors", 0, "name"),
-        "tensors[0]: name is 'layers.0.x.', expected what stands before the first number of the full name",
+        "tensors[0]: name is 'layers.0.x.', expected the part before the first number of the full name",
     ),
     (put(DIGITS, "tensors", 5, "digests"), "tensors[5]: digests has 16 digits, expected 2 * 16"),
     (
@@ -245,14 +245,14 @@ WRONG_RANK: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG_RANK, ids=[message for _, message in WRONG_RANK])
-def test_what_does_not_fit_in_a_rank_file_is_told(restored: Path, change: Change, message: str):
+def test_what_does_not_fit_in_a_rank_file_is_reported(restored: Path, change: Change, message: str):
     spoil(restored / "rank_00001.json", change)
     error = refusal(restored)
     assert without_indices(error.message) == f"{restored}/rank_00001.json is damaged: {message}"
     assert error.hint == "write the dump again, or remove the file to check the other ranks"
 
 
-def test_two_files_of_one_rank_are_told(restored: Path):
+def test_two_files_of_one_rank_are_reported(restored: Path):
     twin = restored / "rank_000001.json"
     twin.write_bytes((restored / "rank_00001.json").read_bytes())
     try:
@@ -262,7 +262,7 @@ def test_two_files_of_one_rank_are_told(restored: Path):
     assert message == f"{twin} is damaged: rank is 1, expected the rank in the file's name"
 
 
-def test_a_file_of_more_ranks_than_the_run_has_is_told(restored: Path):
+def test_a_file_of_more_ranks_than_the_run_has_is_reported(restored: Path):
     extra = restored / "rank_00002.json"
     extra.write_bytes((restored / "rank_00001.json").read_bytes())
     spoil(extra, put(2, "rank"))
@@ -287,7 +287,7 @@ def test_what_looks_like_a_contradiction_and_is_none_is_read(restored: Path, num
     assert list(read_files(restored).ranks) == [1]
 
 
-def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path):
+def test_a_folder_that_may_not_be_entered_is_reported(tmp_path: Path):
     tmp_path.chmod(0o755)
     write_sample(tmp_path / "d").chmod(0)
     command = [sys.executable, "-c", AS_NOBODY]

@@ -56,7 +56,7 @@ def assert_one_line(error: DumpError) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_cut_off_anywhere_is_told_by_its_name(restored: Path, name: str):
+def test_a_file_cut_off_anywhere_is_reported_by_its_name(restored: Path, name: str):
     content = (restored / name).read_bytes().rstrip()
     for length in range(len(content)):
         (restored / name).write_bytes(content[:length])
@@ -89,7 +89,7 @@ def test_a_wrong_value_anywhere_is_an_error_of_shardviz_or_a_dump_that_can_be_us
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_field_of_another_type_is_told_with_the_type_that_was_expected(restored: Path, name: str):
+def test_a_field_of_another_type_is_reported_with_the_type_that_was_expected(restored: Path, name: str):
     content = json.loads((restored / name).read_bytes())
     for container, key in places(content):
         right = container[key]
@@ -169,7 +169,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_made_to_break_the_reader_is_told_at_once_in_one_line(restored: Path, name: str, bomb: bytes):
+def test_a_file_made_to_break_the_reader_is_reported_at_once_in_one_line(restored: Path, name: str, bomb: bytes):
     (restored / name).write_bytes(bomb)
     started = time.process_time()
     error = refusal(restored)

@@ -43,7 +43,7 @@ def test_a_folder_may_be_named_by_a_string_and_be_a_link_itself(sample: Path, tm
     assert read_files(str(tmp_path / "link")).run == RUN
 
 
-def test_missing_rank_files_are_told_and_the_rest_is_read(sample: Path):
+def test_missing_rank_files_are_reported_and_the_rest_is_read(sample: Path):
     (sample / "rank_00000.json").unlink()
     files = read_files(sample)
     assert (list(files.ranks), files.missing_ranks) == ([1], (0,))
@@ -94,7 +94,7 @@ def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
         ("x" * 200, "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
     ],
 )
-def test_what_is_no_dump_is_told(tmp_path: Path, name: str, message: str, hint: str):
+def test_what_is_no_dump_is_reported(tmp_path: Path, name: str, message: str, hint: str):
     (tmp_path / "file").write_text("x")
     (tmp_path / "mine.py").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -104,7 +104,7 @@ def test_what_is_no_dump_is_told(tmp_path: Path, name: str, message: str, hint: 
     assert caught.value.hint == hint.format(path=tmp_path / name)
 
 
-def test_a_path_with_a_null_byte_is_told():
+def test_a_path_with_a_null_byte_is_reported():
     with pytest.raises(DumpError) as caught:
         read_files("a\0b")
     assert caught.value.message == "cannot read dump a\\u0000b: embedded null byte"
@@ -129,7 +129,7 @@ def test_a_pipe_is_not_waited_for(sample: Path, name: str):
     assert caught.value.message == f"{sample}/{name} is not a plain file"
 
 
-def test_a_folder_in_the_place_of_a_file_is_told(sample: Path):
+def test_a_folder_in_the_place_of_a_file_is_reported(sample: Path):
     (sample / "rank_00001.json").unlink()
     (sample / "rank_00001.json").mkdir()
     with pytest.raises(DumpError) as caught:
@@ -139,7 +139,9 @@ def test_a_folder_in_the_place_of_a_file_is_told(sample: Path):
 
 @pytest.mark.parametrize("name", ["run.json", "rank_00001.json"])
 @pytest.mark.parametrize(("schema", "found"), [(2, "schema 2"), (0, "schema 0"), (None, "no schema number")])
-def test_a_file_of_another_version_is_told_from_a_damaged_one(sample: Path, name: str, schema: int | None, found: str):
+def test_a_file_of_another_version_is_reported_from_a_damaged_one(
+    sample: Path, name: str, schema: int | None, found: str
+):
     spoil(sample / name, lambda content: content.update(schema=schema, news=1) if schema is not None else None)
     if schema is None:
         spoil(sample / name, lambda content: content.pop("schema"))
@@ -157,7 +159,7 @@ def test_a_file_of_another_version_is_told_from_a_damaged_one(sample: Path, name
         (b"\x02" + b"\0" * 7 + b"{}", "File does not contain tensor stamped/param/big"),
     ],
 )
-def test_damaged_dense_values_are_told(sample: Path, spoilt: bytes, message: str):
+def test_damaged_dense_values_are_reported(sample: Path, spoilt: bytes, message: str):
     path = sample / "rank_00001.safetensors"
     path.write_bytes(spoilt)
     with pytest.raises(DumpError) as caught:
@@ -165,7 +167,7 @@ def test_damaged_dense_values_are_told(sample: Path, spoilt: bytes, message: str
     assert caught.value.message == f"{path} is damaged: {message}"
 
 
-def test_dense_values_of_another_shape_are_told(sample: Path):
+def test_dense_values_of_another_shape_are_reported(sample: Path):
     with pytest.raises(DumpError) as caught:
         read_files(sample).dense(1, "stamped/param/big", (4,))
     path = sample / "rank_00001.safetensors"
@@ -173,7 +175,7 @@ def test_dense_values_of_another_shape_are_told(sample: Path):
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("BF16", 2), ("F8_E4M3", 1)])
-def test_dense_values_of_a_type_that_numpy_has_not_are_told(sample: Path, dtype: str, width: int):
+def test_dense_values_of_a_type_that_numpy_has_not_are_reported(sample: Path, dtype: str, width: int):
     header = json.dumps({"x": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * width]}}).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(2 * width)
     (sample / "rank_00001.safetensors").write_bytes(content)
@@ -181,7 +183,7 @@ def test_dense_values_of_a_type_that_numpy_has_not_are_told(sample: Path, dtype:
         read_array(sample / "rank_00001.safetensors", "x", (2,))
 
 
-def test_a_missing_or_linked_file_of_dense_values_is_told(sample: Path, tmp_path: Path):
+def test_a_missing_or_linked_file_of_dense_values_is_reported(sample: Path, tmp_path: Path):
     path = sample / "rank_00001.safetensors"
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(DumpError, match=r"rank_00001\.safetensors is missing"):

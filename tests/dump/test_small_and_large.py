@@ -94,7 +94,7 @@ def test_ids_count_from_1_within_their_own_tensor() -> None:
     assert own_ids(ids, 9, 12).tolist() == [[1, 12], [-9, -22], [0, -1]]
 
 
-def test_a_global_shape_that_is_much_too_large_is_told_without_laying_it_out(tmp_path: Path) -> None:
+def test_a_global_shape_that_is_much_too_large_is_reported_without_laying_it_out(tmp_path: Path) -> None:
     shape = (12, (1 << 28) + 1)
     held = {"held": lambda rank: (((rank * 6, rank * 6 + 6),), ((0, 12),))}
     path = files(tmp_path / "d", shape, (12, 12), (6, 12), **held)

@@ -24,7 +24,7 @@ def test_a_stage_waits_for_what_it_needs():
     assert begins == {0: [0, 1, 5, 7], 1: [1, 2, 3, 5]}
 
 
-def test_a_pipeline_with_a_rank_missing_is_told_and_not_waited_for():
+def test_a_pipeline_with_a_rank_missing_is_reported_and_not_waited_for():
     schedules = gpipe(3, 2)
     del schedules[1]
     with pytest.raises(ShardvizError, match="rank 0 ran stage 0 on micro-batch 0 before its inputs"):

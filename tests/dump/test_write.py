@@ -145,7 +145,7 @@ def test_a_file_or_a_link_is_never_replaced(tmp_path: Path, make: Callable[[Path
     ("name", "message"),
     [("file/a", "cannot make {path}: Not a directory"), ("x" * 300, "cannot write to {path}: File name too long")],
 )
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, name: str, message: str):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path, name: str, message: str):
     (tmp_path / "file").write_text("x")
     with pytest.raises(DumpError) as caught:
         prepare_folder(tmp_path / name)
@@ -273,7 +273,7 @@ def test_dense_values_that_cannot_be_written_leave_no_file(tmp_path: Path):
     assert contents(tmp_path) == {}
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path: Path):
+def test_a_folder_that_is_gone_is_reported(tmp_path: Path):
     for write in (
         lambda: write_run(tmp_path / "gone", RUN),
         lambda: write_rank(tmp_path / "gone", rank_record(0)),

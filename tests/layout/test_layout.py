@@ -228,7 +228,7 @@ def test_a_placement_is_read_as_it_is_written(text: str):
     "text",
     ["", "Shard()", "Shard(-1)", "Shard(٣)", "Shard(99999)", "Partial('foo')", "_StridedShard(0)", "Shard(0) ", "S(0)"],
 )
-def test_what_is_no_placement_is_told(text: str):
+def test_what_is_no_placement_is_reported(text: str):
     with pytest.raises(LayoutError) as caught:
         parse_placement(text)
     assert caught.value.message == f"{text!r} is not a placement"

@@ -71,7 +71,7 @@ def test_sizes_without_names_take_the_names_that_a_probe_gives():
         (",".join("1" * 33), "mesh has 33 axes, more than 32", ""),
     ],
 )
-def test_every_mistake_is_told_in_one_line(text: str, message: str, hint: str):
+def test_every_mistake_is_reported_in_one_line(text: str, message: str, hint: str):
     with pytest.raises(MeshError) as caught:
         parse_mesh(text)
     assert (caught.value.message, caught.value.hint) == (message, hint)
@@ -127,20 +127,20 @@ def test_a_size_without_an_axis_is_refused():
     assert caught.value.message == "mesh has 2 sizes but 1 axis names"
 
 
-def test_an_axis_that_is_not_there_is_told_with_those_that_are():
+def test_an_axis_that_is_not_there_is_reported_with_those_that_are():
     with pytest.raises(MeshError) as caught:
         parse_mesh("fsdp=2,tp=4").axis_index("pp")
     assert caught.value.message == "mesh (fsdp=2, tp=4) has no axis 'pp'"
     assert caught.value.hint == "its axes are fsdp, tp"
 
 
-def test_an_axis_of_a_mesh_without_names_is_told_how_to_get_one() -> None:
+def test_an_axis_of_a_mesh_without_names_is_reported_how_to_get_one() -> None:
     with pytest.raises(MeshError) as caught:
         parse_mesh("2,4").axis_index("tp")
     assert caught.value.hint == "its axes are dim0, dim1; name them together with their sizes, as in fsdp=2,tp=4"
 
 
-def test_a_rank_that_is_not_on_the_mesh_is_told():
+def test_a_rank_that_is_not_on_the_mesh_is_reported():
     with pytest.raises(MeshError) as caught:
         Mesh(("tp",), (2,), (4, 6)).coord_of(5)
     assert caught.value.message == "rank 5 is not on mesh (tp=2)"

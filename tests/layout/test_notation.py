@@ -178,7 +178,7 @@ def test_a_star_needs_a_shape():
 
 
 @pytest.mark.parametrize("text", ["[*/tp, 3]", "[flat(3, 4)/tp]"])
-def test_a_shape_that_does_not_fit_is_told(text: str):
+def test_a_shape_that_does_not_fit_is_reported(text: str):
     with pytest.raises(NotationError) as caught:
         parse(text).layout(MESH, (12, 4))
     assert caught.value.message == f"layout {text} does not fit a tensor of shape [12, 4]"
@@ -191,7 +191,7 @@ def test_a_shape_that_does_not_fit_is_told(text: str):
         ("[" + " " * 5000 + "]", f"layout '[{' ' * 79}'... has 5,002 characters, more than 4,096"),
     ],
 )
-def test_layouts_beyond_all_measure_are_told_shortly(text: str, message: str):
+def test_layouts_beyond_all_measure_are_reported_shortly(text: str, message: str):
     with pytest.raises(NotationError) as caught:
         parse(text)
     assert caught.value.message == message

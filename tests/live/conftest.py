@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def late_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for ranks that all raise, however far apart a busy machine lets them: a world ends with the last of them."""
+    monkeypatch.setattr("shardviz.live.world.watch.GRACE", 60.0)
+
+
+@pytest.fixture
 def private_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Every test has a temporary folder of its own, and leaves nothing of shardviz's in it."""
     folder = tmp_path / "tmp"

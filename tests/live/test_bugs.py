@@ -32,12 +32,11 @@ def test_a_known_bug_is_found_and_named_and_nothing_else_is(probe, tmp_path):
 @pytest.mark.parametrize(
     ("probe", "mesh"),
     [
-        ("tp", "3"),
-        ("fsdp", "3"),
         ("hsdp_fsdp1", "2,2"),
         ("tp_fsdp", "1,4"),
         *at_night(
             [
+                *(("tp", "3"), ("fsdp", "3")),
                 *(("fsdp", "8"), ("hsdp", "3,2"), ("tp_fsdp", "2,2"), ("tp_fsdp", "3,2")),
                 *(("tp_fsdp", "2,3"), ("tp_fsdp", "4,1")),
             ]
@@ -59,7 +58,7 @@ def test_what_looks_like_a_bug_and_is_none_stays_quiet(probe, tmp_path):
     assert bool(unseen) == (probe.name in SAID)
 
 
-def test_a_bug_that_needs_a_newer_torch_is_told_and_the_others_are_scored(monkeypatch, capsys):
+def test_a_bug_that_needs_a_newer_torch_is_reported_and_the_others_are_scored(monkeypatch, capsys):
     one = next(probe for probe in BUGS if probe.name == "bugs/left_to_right_2d")
     known = [one, replace(one, name="bugs/of_tomorrow", torch=(99, 0))]
     monkeypatch.setattr(probe_files, "shipped", lambda: known)

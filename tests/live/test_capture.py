@@ -82,7 +82,7 @@ def test_stages_that_were_stamped_one_by_one_all_have_their_stamps_in_the_dump(m
 
 @spmd(mesh=PP_FSDP)
 @pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "values"])
-def test_stages_that_use_the_same_names_are_told_apart_by_their_coordinate(mesh, stamped, shard_dump):
+def test_stages_that_use_the_same_names_are_distinguished_by_their_coordinate(mesh, stamped, shard_dump):
     torch.manual_seed(mesh.get_local_rank("pp"))
     model = nn.Sequential(nn.Linear(12, 10), nn.Linear(10, 12 + mesh.get_local_rank("pp")))
     stamps = shardviz.stamp(model) if stamped else None
@@ -144,7 +144,7 @@ def narrow(mesh):
 
 
 @spmd(mesh={"fsdp": 3})
-def test_a_bfloat16_job_is_told_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
+def test_a_bfloat16_job_is_reported_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
     model = narrow(mesh)
     stamps = shardviz.stamp(model)
     split(model, mesh)
@@ -159,7 +159,7 @@ def test_a_bfloat16_job_is_told_once_what_to_do_and_gets_no_verdict(mesh, shard_
 
 
 @spmd(mesh={"fsdp": 3})
-def test_what_a_bfloat16_job_is_told_to_do_works(mesh, shard_dump):
+def test_what_a_bfloat16_job_is_reported_to_do_works(mesh, shard_dump):
     model = narrow(mesh).double()
     stamps = shardviz.stamp(model)
     split(model, mesh)

@@ -79,7 +79,7 @@ def test_noise_is_not_written_as_runs():
     assert describe.as_runs(noise) is None
 
 
-def test_values_that_are_no_ids_are_told_from_zeros():
+def test_values_that_are_no_ids_are_reported_from_zeros():
     values = torch.tensor([1.0, 0.0, 2.5, math.nan, math.inf, -3.0, 9.0, 10.0])
     assert describe.ids_of(values, last=9).tolist() == [1, 0, -1, -1, -1, -1, 9, -1]
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.errors import ShardvizError
+from shardviz.cli import main
+from shardviz.errors import EXIT_USAGE, ShardvizError
 from shardviz.live.world import torchrun_world
-from tests.live.worlds import OF_WORLDS, ROOT, assert_nothing_runs_below, children, is_running, run, script, wait_until
+from tests.lanes import at_night, nightly
+from tests.live.worlds import (
+    OF_WORLDS,
+    PATIENCE,
+    ROOT,
+    assert_nothing_runs_below,
+    children,
+    is_running,
+    run,
+    script,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +51,7 @@ try:
 except Exception as error:
     print(error)
 """
-    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
+    stdout, stderr = script(tmp_path, text).communicate(timeout=PATIENCE)
     assert stderr == ""
     assert stdout.splitlines()[:2] == ["main", "[None, None] False"]
     assert "arguments of tests.live.world_tasks:echo cannot be unpickled in a rank" in stdout
@@ -48,7 +62,7 @@ def test_ranks_start_below_a_temporary_folder_with_a_long_name(tmp_path: Path) -
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
     text = 'print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))'
-    stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=60)
+    stdout, stderr = script(tmp_path, text, environ={"TMPDIR": str(folder)}).communicate(timeout=PATIENCE)
     assert (stdout, stderr) == ("[5, 5]\n", "")
 
 
@@ -60,12 +74,12 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("name", ["random", "cuda", "sympy"])
-def test_files_of_the_working_folder_do_not_stand_in_for_what_torch_imports(tmp_path: Path, name: str) -> None:
+def test_files_of_the_working_folder_do_not_stand_in_for_what_torch_imports(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
-    (folder / f"{name}.py").write_text("raise RuntimeError('not meant for torch')")
-    ended = script(tmp_path, ECHO, cwd=folder).communicate(timeout=60)
+    for name in ("random", "cuda", "sympy"):
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name} is not meant for torch')")
+    ended = script(tmp_path, ECHO, cwd=folder).communicate(timeout=PATIENCE)
     assert ended == ("[5, 5]\n", "")
 
 
@@ -73,7 +87,9 @@ def test_an_exception_while_torch_is_imported_is_printed(tmp_path: Path) -> None
     folder = tmp_path / "path"
     folder.mkdir()
     (folder / "sympy.py").write_text("raise RuntimeError('a broken install')")
-    stdout, stderr = script(tmp_path, ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"}).communicate(timeout=60)
+    limit = "from shardviz.live.world import watch; watch.GRACE = 60.0\n"  # it ends with the last rank that raises
+    ended = script(tmp_path, limit + ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"})
+    stdout, stderr = ended.communicate(timeout=PATIENCE)
     assert stderr == ""
     assert stdout.startswith("rank 0 raised RuntimeError: a broken install, and 1 other rank the same\n")
     assert f'File "{folder}/sympy.py", line 1' in stdout
@@ -83,26 +99,28 @@ def test_an_import_that_never_ends_is_one_clear_line(tmp_path: Path) -> None:
     folder = tmp_path / "path"
     folder.mkdir()
     (folder / "sympy.py").write_text("import time; time.sleep(1000)")
-    limit = "from shardviz.live.world import starting; starting.IMPORT_LIMIT = 3.0\n"
-    stdout, stderr = script(tmp_path, limit + ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"}).communicate(timeout=60)
+    limit = "from shardviz.live.world import starting; starting.IMPORT_LIMIT = 1.0\n"
+    stdout, stderr = script(tmp_path, limit + ECHO, environ={"PYTHONPATH": f"{ROOT}:{folder}"}).communicate(
+        timeout=PATIENCE
+    )
     assert stderr == ""
     line, hint = stdout.splitlines()
-    assert line == "importing torch did not finish in 3 s"
+    assert line == "importing torch did not finish in 1 s"
     assert hint.startswith("Hint: run `python -X importtime")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, *at_night([signal.SIGTERM])])
 def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, number: int) -> None:
     note = tmp_path / "note"
     launcher = script(tmp_path, f"launch('tests.live.world_tasks:sleep_with_a_child', ({str(note)!r},), num_ranks=2)")
-    wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2, 60)
+    wait_until(lambda: len(list(tmp_path.glob("note.*.done"))) == 2)
     pids = [int(pid) for file in tmp_path.glob("note.*.done") for pid in file.read_text().split()]
     assert all(map(is_running, pids))
     if number == signal.SIGINT:
         os.killpg(launcher.pid, number)  # as a terminal does
     else:
         os.kill(launcher.pid, number)
-    stderr = launcher.communicate(timeout=60)[1]
+    stderr = launcher.communicate(timeout=PATIENCE)[1]
     wait_until(lambda: not any(map(is_running, pids)))
     wait_until(lambda: not list((tmp_path / "tmp").glob("shardviz-*")))
     assert stderr.count("Traceback") == stderr.count("KeyboardInterrupt") == (number == signal.SIGINT)
@@ -110,10 +128,10 @@ def test_a_launcher_that_is_stopped_leaves_nothing_running(tmp_path: Path, numbe
 
 def test_ctrl_c_while_torch_is_still_being_imported_says_one_thing(tmp_path: Path) -> None:
     launcher = script(tmp_path, "launch('tests.live.world_tasks:add_up', num_ranks=2)")
-    wait_until(lambda: len(children(launcher.pid)) >= 2, 30)
+    wait_until(lambda: len(children(launcher.pid)) >= 2)
     pids = list(children(launcher.pid))
     os.killpg(launcher.pid, signal.SIGINT)
-    stderr = launcher.communicate(timeout=60)[1]
+    stderr = launcher.communicate(timeout=PATIENCE)[1]
     assert stderr.count("KeyboardInterrupt") == 1
     wait_until(lambda: not any(map(is_running, pids)))
 
@@ -128,7 +146,7 @@ except Exception as error:
     print(error)
 print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
 """
-    stdout, stderr = script(tmp_path, text).communicate(timeout=60)
+    stdout, stderr = script(tmp_path, text).communicate(timeout=PATIENCE)
     assert stderr == ""
     line, hint, after = stdout.splitlines()
     assert line.startswith("the machine refused rank ")
@@ -140,29 +158,59 @@ print(launch("tests.live.world_tasks:echo", (5,), num_ranks=2))
 # Under torchrun
 
 
-@pytest.mark.parametrize(
-    ("job", "printed"),
-    [
-        ("print(run_joined('tests.live.world_tasks:add_up', (5,))['total'])\n", ["11", "11"]),
-        (
-            "try: run_joined('tests.live.world_tasks:fail_everywhere', coords=['tp=0', 'tp=1'])\n"
-            "except Exception as error: print(str(error).splitlines()[0])\n",
-            [f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'" for rank in range(2)],
-        ),
-    ],
-    ids=["ends", "fails"],
-)
-def test_ranks_of_a_torchrun_job_join_it(job: str, printed: list[str], tmp_path: Path) -> None:
-    ranks = [
-        script(
-            tmp_path,
-            job,
-            environ={"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-        )
-        for port in [str(free_port())]
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=60)[0].splitlines()[-1] for rank in ranks] == printed
+JOB = """
+print(run_joined('tests.live.world_tasks:add_up', (5,))['total'])
+try:
+    run_joined('tests.live.world_tasks:fail_everywhere', coords=['tp=0', 'tp=1'])
+except Exception as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+def test_ranks_of_a_torchrun_job_join_it_and_leave_it(tmp_path: Path) -> None:
+    environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [script(tmp_path, JOB, environ={"RANK": str(rank), **environ}) for rank in range(2)]
+    for rank, job in enumerate(ranks):
+        joined, failed = job.communicate(timeout=PATIENCE)[0].splitlines()[-2:]
+        assert (joined, failed) == ("11", f"rank {rank} (tp={rank}) raised KeyError: 'missing on {rank}'")
+
+
+def test_ranks_of_a_torchrun_job_print_the_error_they_share_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed import TCPStore
+
+    launchers = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launchers.port)}
+    for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        assert main(["probe", "fsdp", "--mesh", "3"]) == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        "shardviz: error: fsdp(3) = 3 != WORLD_SIZE(2)\nHint: start 3 ranks, or give --mesh\n"
+    )
+    assert main(["probe", "fsdp", "--mesh", "5"]) == EXIT_USAGE
+    assert "fsdp(5) = 5 != WORLD_SIZE(2)" in capsys.readouterr().err
+
+
+def test_a_rank_whose_job_has_no_store_prints_its_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "none"}
+    for name, value in {**names, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["probe", "fsdp", "--mesh", "3"]) == EXIT_USAGE
+    assert "fsdp(3) = 3 != WORLD_SIZE(2)" in capsys.readouterr().err
+
+
+@nightly
+def test_a_wrong_mesh_under_torchrun_is_one_error(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "shardviz", "probe", "fsdp", "--mesh", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode != 0
+    assert done.stderr.count("shardviz: error: fsdp(3) = 3 != WORLD_SIZE(2)") == 1
 
 
 def test_without_torchrun_there_is_no_job_to_join(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from shardviz.errors import RankError
 from shardviz.layout.notation import parse, write
 from tests.lanes import at_night
 from tests.live.probing import run_probe
+from tests.live.worlds import PATIENCE, wait_until
 
 PROBES = Path(__file__).parents[2] / "probes"
 HEALTHY = [
@@ -110,7 +111,7 @@ def batch(): return torch.randn(8, 4)
 """
 
 
-def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_told_in_seconds(tmp_path):
+def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_reported_in_seconds(tmp_path):
     probe = tmp_path / "mine.py"
     probe.write_text(
         STEPPED
@@ -138,17 +139,18 @@ def test_a_batch_that_no_axis_splits_leaves_reductions_unchecked_and_says_so(tmp
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_probe_that_is_terminated_leaves_nothing_half_written(tmp_path, number):
-    probe = tmp_path / "mine.py"
-    probe.write_text(STEPPED + "def parallelize(model, mesh): __import__('time').sleep(600)\n")
-    command = [sys.executable, "-m", "shardviz", "probe", str(probe), "--mesh", "fsdp=2", "-o", str(tmp_path / "dump")]
+    folder, reached = tmp_path / "work", tmp_path / "reached"
+    folder.mkdir()
+    probe = folder / "mine.py"
+    stays = f"def parallelize(model, mesh): open({str(reached)!r}, 'w').close() or __import__('time').sleep(600)\n"
+    probe.write_text(STEPPED + stays)
+    command = [sys.executable, "-m", "shardviz", "probe", str(probe), "--mesh", "fsdp=2", "-o", str(folder / "dump")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".dump.*.tmp")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(1)
+        wait_until(reached.exists)
+        assert list(folder.glob(".dump.*.tmp"))
         running.send_signal(number)
-        assert running.wait(30) == 128 + number
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
+        assert running.wait(PATIENCE) == 128 + number
+    assert [path.name for path in folder.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 
 EXPECTED = "the layout expected for 'weight'"
@@ -168,7 +170,7 @@ def test_an_expectation_that_is_none_is_the_probes_mistake_and_leaves_no_dump(ex
     assert not (tmp_path / "dump").exists()
 
 
-def test_a_file_that_names_no_axes_is_told_how_its_mesh_is_called(tmp_path, capsys):
+def test_a_file_that_names_no_axes_is_reported_how_its_mesh_is_called(tmp_path, capsys):
     probe = tmp_path / "mine.py"
     probe.write_text(STEPPED)
     assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0

@@ -11,7 +11,7 @@ ON_CPU = {"all_to_all": "all_gather"}
 """On CPUs torch gathers and slices instead, for the sake of old gloo."""
 
 
-def test_torchs_redistribute_takes_the_route_that_is_told():
+def test_torchs_redistribute_takes_the_route_that_is_reported():
     mesh = parse_mesh("a=2,b=2")
     pairs = [(start, end) for start in LAYOUTS for end in LAYOUTS if start != end and "+" not in end]
     ran = world.launch("tests.live.routing:redistributed", (mesh, pairs), num_ranks=4)[0]

@@ -257,7 +257,8 @@ def test_a_model_stamped_in_a_wider_dtype_is_listed_in_its_own_with_what_was_not
     }
 
 
-def test_an_error_in_the_users_own_code_is_told_with_its_line(tmp_path, capsys):
+@pytest.mark.usefixtures("late_failures")
+def test_an_error_in_the_users_own_code_is_reported_with_its_line(tmp_path, capsys):
     probe = tmp_path / "mine.py"
     probe.write_text(HEAD + "def parallelize(model, mesh): raise RuntimeError('my own bug')")
     assert main(["probe", str(probe), "--mesh", "dp=2", "-o", str(tmp_path / "dump")]) == 3

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 240.0
+"""Seconds until a test gives up: far more than a loaded machine takes, as only a test that fails waits for them."""
 COORDS = [f"fsdp={rank // 2}, tp={rank % 2}" for rank in range(4)]
 OF_WORLDS = [
     pytest.mark.usefixtures("private_tmp"),
@@ -56,7 +58,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -108,7 +108,7 @@ def test_a_broken_one_gets_a_line_and_a_hint(name: str) -> None:
         assert str(raised.value) == BROKEN[name]
 
 
-def test_a_module_that_is_no_probe_is_told_like_a_file_that_is_none() -> None:
+def test_a_module_that_is_no_probe_is_reported_like_a_file_that_is_none() -> None:
     with pytest.raises(ProbeError, match=r"empty\.py has no build\(\)"):
         probe_files.find("empty")
 

@@ -32,7 +32,7 @@ def run(tmp_path: Path, file: Path, *flags: str) -> str:
         *(f"--user-data-dir={tmp_path / 'profile'}", "--hide-scrollbars", "--window-size=1200,1600", *flags),
         file.as_uri(),
     ]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
 
 
 def dom(tmp_path: Path, file: Path, *flags: str) -> str:

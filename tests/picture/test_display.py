@@ -91,7 +91,7 @@ def test_under_torchrun_only_rank_0_prints(
 
 def python(code: str, *args: object) -> str:
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
 
 
 def test_a_dump_is_shown_without_torch(files: Path) -> None:

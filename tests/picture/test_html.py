@@ -70,7 +70,7 @@ def outline(file: Path) -> Outline:
     return found
 
 
-def test_findings_come_first_with_their_picture_and_are_told_once_for_all_layers(tmp_path: Path) -> None:
+def test_findings_come_first_with_their_picture_and_are_reported_once_for_all_layers(tmp_path: Path) -> None:
     text = page(tmp_path, TENSORS).read_text(encoding="utf-8")
     titles = ["Findings", "Tensors", "Mesh", "Memory", "Communication"]
     assert re.findall("<h2[^>]*>(.*?)</h2>", text) == titles
@@ -223,7 +223,7 @@ def rows(text: str, anchor: str) -> list[str]:
     return [" | ".join(filter(None, re.split(r"(?:<[^>]*>)+", row))) for row in found]
 
 
-def test_memory_is_told_by_rank_by_role_by_scheme_and_by_tensor(stepped: Path) -> None:
+def test_memory_is_reported_by_rank_by_role_by_scheme_and_by_tensor(stepped: Path) -> None:
     text = stepped.read_text(encoding="utf-8")
     assert rows(text, "memory") == [
         "On | param | grad | optim | together",

@@ -16,7 +16,7 @@ def paths_of(tmp_path: Path, mesh: str, tensor: Made | str) -> list[str]:
     return [path_text(path) for path in paths(sides_of(dump, dump.tensors[0]))]
 
 
-def test_swapped_axes_are_told_as_the_cycles_of_their_blocks(tmp_path: Path) -> None:
+def test_swapped_axes_are_reported_as_the_cycles_of_their_blocks(tmp_path: Path) -> None:
     swapped = Made("[24/fsdp/tp, 2]", "[24/tp/fsdp, 2]")
     assert paths_of(tmp_path, "fsdp=2,tp=4", swapped) == ["1→4→2→1", "3→5→6→3"]
 

@@ -79,7 +79,7 @@ def test_bands_run_from_where_parts_are_claimed_to_where_they_are_held(tmp_path:
     assert 'class="sv-band' not in drawn(tmp_path / "healthy", *HEALTHY["strided"])
 
 
-def test_a_reader_without_eyes_is_told_the_same(tmp_path: Path) -> None:
+def test_a_reader_without_eyes_is_reported_the_same(tmp_path: Path) -> None:
     root = ElementTree.fromstring(drawn(tmp_path, *MISORDERED["misordered_uneven"]))
     about = root.findtext(f"{SVG}desc") or ""
     assert root.attrib["role"] == "img"

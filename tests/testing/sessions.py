@@ -65,7 +65,7 @@ def main(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    pipes = {"capture_output": True, "text": True, "timeout": 120}
+    pipes = {"capture_output": True, "text": True, "timeout": 240}
     return subprocess.run(command, cwd=folder, env=_environ(), check=False, **pipes)
 
 

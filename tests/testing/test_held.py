@@ -42,7 +42,7 @@ def test_a_label_that_is_wrong_stands_beside_what_is_held_and_is_drawn_so(mesh):
 
 
 @spmd(mesh=FSDP_TP)
-def test_a_plain_tensor_is_told_by_what_each_rank_holds_of_it(mesh):
+def test_a_plain_tensor_is_reported_by_what_each_rank_holds_of_it(mesh):
     model = nn.Linear(3, 12, bias=False)
     stamp(model)
     model.weight = nn.Parameter(model.weight.detach().chunk(2)[mesh.get_local_rank("tp")].clone())

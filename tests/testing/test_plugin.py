@@ -114,20 +114,20 @@ def test_the_failing_ranks_own_line_and_values_come_first_the_others_in_a_line(f
     assert "shardviz/testing" not in told
 
 
-def test_what_each_rank_printed_is_told_by_rank(failing: Run) -> None:
+def test_what_each_rank_printed_is_reported_by_rank(failing: Run) -> None:
     told = failing.section("test_one_rank_fails")
     assert "Captured output of rank 3 (fsdp=1, tp=1), call" in told
     assert re.findall("^hello from ([0-9])", told, flags=re.M) == ["0", "1", "2", "3"]
 
 
-def test_the_same_failure_on_all_ranks_is_told_once(failing: Run) -> None:
+def test_the_same_failure_on_all_ranks_is_reported_once(failing: Run) -> None:
     told = failing.section("test_all_fail_alike")
     assert told.count("KeyError: 'weight'") == 1
     assert "ranks 1-2: the same\n" in told
     assert "test_it.py::test_all_fail_alike - rank 0 (x=0): KeyError: 'weight'" in failing.text
 
 
-def test_the_earliest_failure_is_told_and_the_others_summed_up(failing: Run) -> None:
+def test_the_earliest_failure_is_reported_and_the_others_summed_up(failing: Run) -> None:
     told = failing.section("test_two_ranks_fail_each_in_its_own_way")
     assert "-- rank 1 (x=1) --" in told
     assert "E           KeyError: 'weight'" in told

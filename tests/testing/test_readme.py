@@ -13,11 +13,11 @@ TEST = "test_weights_are_split_over_fsdp"
 
 def test_the_readmes_test_passes_and_is_short(tmp_path):
     assert len([line for line in SHOWN.splitlines() if line]) <= 12
-    assert run_alone(tmp_path, SHOWN).ends == {TEST: "PASSED"}
+    assert run(tmp_path, SHOWN).ends == {TEST: "PASSED"}
 
 
 @nightly
-def test_it_runs_under_xdist(tmp_path):
+def test_it_runs_in_a_process_of_its_own_under_xdist(tmp_path):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     seen = run_alone(tmp_path, SHOWN, "-n1")
     assert re.search(rf"PASSED .*{TEST}", seen.text), seen.text

@@ -113,7 +113,7 @@ def test_a_file_that_is_there_is_not_replaced_unless_forced(tmp_path):
         check_file(Path("saved.txt"), force=False)
 
 
-def test_shipped_probes_are_told_from_others(tmp_path):
+def test_shipped_probes_are_reported_from_others(tmp_path):
     assert probe_files.is_shipped(probe_files.find("tp_fsdp"))
     probe = tmp_path / "mine.py"
     probe.write_text(MINE)

@@ -53,7 +53,7 @@ def test_a_gradient_that_is_off_by_half_is_found_in_bfloat16(mesh):
 
 
 @spmd(mesh=FSDP_TP)
-def test_values_in_another_order_are_told_by_what_is_held(mesh):
+def test_values_in_another_order_are_reported_by_what_is_held(mesh):
     whole = torch.randn(8, 6)
     local = whole.chunk(2)[mesh.get_local_rank("tp")].chunk(2)[mesh.get_local_rank("fsdp")].contiguous()
     lines = text_of(assert_same, DTensor.from_local(local, mesh, [Shard(0), Shard(0)]), whole).splitlines()
@@ -120,7 +120,7 @@ def test_a_reference_that_differs_from_rank_to_rank_is_a_mistake_of_the_test(mes
 
 
 @spmd(mesh={"pp": 2})
-def test_tensors_that_only_some_ranks_have_are_told_by_those(mesh):
+def test_tensors_that_only_some_ranks_have_are_reported_by_those(mesh):
     name = f"layers.{distributed.get_rank()}"
     assert_same({name: torch.ones(2)}, {name: torch.ones(2)})
     off = torch.tensor([1.0, 1.0 + distributed.get_rank()])
@@ -192,7 +192,7 @@ def test_weights_that_fsdp_gathered_for_forward_say_so(mesh):
 
 
 @spmd(mesh={"dp": 2, "tp": 2})
-def test_gradients_under_no_sync_are_told_without_a_guess_of_their_reduction(mesh):
+def test_gradients_under_no_sync_are_reported_without_a_guess_of_their_reduction(mesh):
     model = nn.parallel.DistributedDataParallel(MLP())
     with model.no_sync():
         model(torch.full((1, 12), 1.0 + distributed.get_rank())).sum().backward()

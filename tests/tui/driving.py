@@ -15,6 +15,8 @@ from shardviz.tui.saving import screen_svg, screen_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from textual.pilot import Pilot
+
 GOLDEN = Path(__file__).parent / "golden"
 FAILED = Path(os.environ.get("SHARDVIZ_ARTEFACTS", tempfile.gettempdir())) / "shardviz-golden"
 SIZES = [(80, 24), (120, 40), (200, 60)]
@@ -58,24 +60,32 @@ def walk_on(
     async def run() -> dict[str, Shown]:
         app, shown = ShardvizApp(files, other), {}
         async with app.run_test(size=size) as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
-            await app.workers.wait_for_complete()  # two dumps are compared when both were read
-            await pilot.pause()
+            await settle(pilot)
             for name, keys in walks.items():
                 await pilot.press(*keys)
-                await pilot.pause()
-                await pilot.pause()
-                running = app.return_code is None
-                text, svg = (screen_text(app), screen_svg(app)) if running else ("", "")
+                text = await settle(pilot)
+                svg = screen_svg(app) if app.return_code is None else ""
                 shown[name] = Shown(text, svg, app.clipboard, app.return_code, look(app))
         return shown
 
     return asyncio.run(run())
 
 
+async def settle(pilot: Pilot[Any]) -> str:
+    """Wait until all is read and the screen does not change any more; return its characters, none if the app ended."""
+    app, before = pilot.app, None
+    while app.return_code is None:
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        text = screen_text(app)
+        if text == before:
+            return text
+        before = text
+    return ""
+
+
 def assert_golden(shown: Shown, name: str) -> None:
-    """Compare a screen with the one that is kept; write both forms of what it is instead where they differ.
+    """Compare a screen with the one that is kept; where they differ, write the one there is, as text and as a picture.
 
     `SHARDVIZ_GOLDEN=write` keeps what is shown now: review it as a diff.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Terminal:

@@ -13,7 +13,7 @@ from textual._compositor import CompositorUpdate
 
 from shardviz.tui.app import ShardvizApp
 from tests.lanes import at_night
-from tests.tui.driving import SIZES
+from tests.tui.driving import SIZES, settle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,10 +69,10 @@ def test_the_terminal_shows_what_a_full_repaint_shows(files: str, seed: int, req
     async def run() -> None:
         app = Emulated(request.getfixturevalue(files), SIZES[seed])
         async with app.run_test(size=SIZES[seed]) as pilot:
-            await app.workers.wait_for_complete()
+            await settle(pilot)
             for pressed, key in enumerate(keys, start=1):
                 await pilot.press(key)
-                await pilot.pause(0.05)
+                await settle(pilot)
                 found = differences(app.terminal, app.repainted())
                 assert not found, (keys[:pressed], found[:3])
 
@@ -83,11 +83,10 @@ def test_an_emulated_terminal_sees_what_was_not_painted(bug: Path) -> None:
     async def run() -> int:
         app = Emulated(bug, SIZES[0])
         async with app.run_test(size=SIZES[0]) as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause(0.05)
+            await settle(pilot)
             app._display = lambda *_: None  # type: ignore[method-assign]
             await pilot.press("v")
-            await pilot.pause(0.05)
+            await settle(pilot)
             return len(differences(app.terminal, app.repainted()))
 
     assert asyncio.run(run()) > 0

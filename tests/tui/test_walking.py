@@ -18,11 +18,10 @@ from shardviz.picture.model import sides
 from shardviz.tui import app as tui_app
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
-from shardviz.tui.saving import screen_text
 from shardviz.tui.screens import main
 from shardviz.tui.screens.view import View
 from tests.dumps import Made, make_dump
-from tests.tui.driving import walk, walk_on
+from tests.tui.driving import settle, walk, walk_on
 from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
@@ -230,8 +229,7 @@ def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> 
     async def run() -> bool:
         app = ShardvizApp(healthy)
         async with app.run_test() as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+            await settle(pilot)
         document = app.document
         assert document is not None
         app._document_read(DocumentRead(replace(document, failed="read again")))
@@ -248,12 +246,10 @@ def test_a_key_for_the_view_that_is_just_being_made_waits_for_it(
     async def run() -> str:
         app = ShardvizApp(healthy)
         async with app.run_test() as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+            await settle(pilot)
             app.call_next(app._main._work_ahead)
             await app.action_show_view("mesh")
-            await pilot.pause()
-            return screen_text(app)
+            return await settle(pilot)
 
     assert "rank 0 of 8" in asyncio.run(run())
 
@@ -306,13 +302,12 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
     async def run() -> tuple[object, ...]:
         app = ShardvizApp(healthy)
         async with app.run_test(size=(170, 40)) as pilot:
-            await app.workers.wait_for_complete()
-            await pilot.pause()
+            await settle(pilot)
             await pilot.click("#sides", offset=(11, 0))
             await pilot.click("#map", offset=(12, 4))
             await pilot.click("#small-mesh", offset=(13, 2))
             await pilot.click("#tabs", offset=(13, 0))
-            await pilot.pause()
+            await settle(pilot)
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
     assert asyncio.run(run()) == ("held", (3, 2), 5, "mesh")

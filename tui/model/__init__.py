@@ -1,1 +1,1 @@
-"""What the screens show, as plain data: nothing here knows a widget."""
+"""The content of the screens as plain data: nothing here knows a widget."""

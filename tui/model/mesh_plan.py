@@ -1,4 +1,4 @@
-"""Where each rank of a mesh stands on the screen: its cell in the grid of ranks, with gaps between groups."""
+"""Where each rank of a mesh is on the screen: its cell in the grid of ranks, with gaps between groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MeshPlan:
 
     @cached_property
     def grid(self) -> RankGrid:
-        """Which rank stands in which row and column."""
+        """Which rank is in which row and column."""
         return one_grid(self.mesh)
 
     @cached_property

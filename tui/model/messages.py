@@ -1,4 +1,4 @@
-"""The messages of workers and widgets: what was read, and which tensor, place or rank the user chose."""
+"""The messages of workers and widgets: a dump was read, and which tensor, place or rank the user chose."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is chosen.
+    """The user's choices.
 
     Attributes:
         entry: Index of the tensor among the document's entries.

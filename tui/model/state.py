@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class State(Protocol):
-    """The dumps that are shown, and what is chosen in them. A view sets `selection`, and all views follow.
+    """The dumps that are shown, and the choices made in them. A view sets `selection`, and all views follow.
 
     Attributes:
         document: The dump; None until it is read.

@@ -85,11 +85,6 @@ class Step:
     pipeline: Timeline | None = None
     undrawn: str = ""
 
-    @property
-    def num_received(self) -> int:
-        """The bytes that a rank took in along all axes, at most."""
-        return sum(count for _, count in self.received)
-
 
 def step_of(dump: Dump) -> Step:
     """Return the step of a dump."""

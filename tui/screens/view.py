@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class View(Column):
     """A view of the dump. Subclasses define `compose` and `show`.
 
-    `NAME` is its id, `TITLE` and `TOOLTIP` stand in the tabs, `FOCUS` selects the widget that is focused at first.
+    `NAME` is its id, `TITLE` and `TOOLTIP` are shown in the tabs, `FOCUS` selects the widget that is focused at first.
     """
 
     NAME: ClassVar[str]
@@ -123,7 +123,7 @@ class View(Column):
         self.state.selection = replace(self.state.selection, side=after(SIDES, self.state.selection.side))
 
     def enter(self) -> None:
-        """Come on screen: show what changed meanwhile, and focus the widget that was focused here before."""
+        """Come on screen: show changes made meanwhile, and focus the widget that was focused here before."""
         self.follow()
         self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
 

@@ -1,1 +1,1 @@
-"""The parts of the screens: each shows what it is given and posts what was chosen."""
+"""The parts of the screens: each shows the data that it is given and posts the user's choices."""

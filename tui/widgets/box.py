@@ -16,7 +16,7 @@ Titles = tuple[Text, Text]
 
 
 class Entitled(Widget):
-    """What boxes share: a border that is lit where the focus is within, and titles in it."""
+    """The look of all boxes: a border that is lit where the focus is within, and titles in it."""
 
     DEFAULT_CLASSES = "boxed"
     _titles: Titles | None = None
@@ -70,7 +70,7 @@ class Column(Vertical):
 
 
 class Box(Vertical, Entitled):
-    """A box whose parts stand below each other."""
+    """A box whose parts are below each other."""
 
 
 class ScrollBox(VerticalScroll, Entitled):

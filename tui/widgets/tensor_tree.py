@@ -193,7 +193,7 @@ def _within(module: Branch, path: ModulePath, entries: Sequence[TensorEntry]) ->
 def _path(entry: TensorEntry) -> ModulePath:
     """Split a title into modules at its dots; numbers and folds of numbers stay with the module before them.
 
-    An optimizer's state of a parameter, `weight.exp_avg`, stands beside that parameter.
+    An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
     """
     parts: list[str] = []
     for part in _PARTS.findall(entry.title):

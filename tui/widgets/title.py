@@ -25,7 +25,7 @@ class Title(Static):
     _shown: Text | None = None
 
     def show(self, document: Document | None, note: str = "") -> None:
-        """Show what is known of the dump, with a note."""
+        """Describe the dump, with a note."""
         text = title_text(document, note)
         if text != self._shown:
             self._shown = text

@@ -8,7 +8,7 @@ from .grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 
 Tab = tuple[str, str, str]
-"""A view's name, the key and the title that stand in the line, and the tooltip."""
+"""A view's name, its key and title in the line, and its tooltip."""
 
 
 class ViewTabs(WordLine):

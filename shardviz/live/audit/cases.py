@@ -1,4 +1,4 @@
-"""What the audit tries: every small shape under every placement on a mesh, smallest first. No torch here."""
+"""The cases of the audit: every small shape under every placement on a mesh, smallest first. No torch here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Placements = tuple[Placement, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to try, and what must come of it.
+    """One operation to try, and its right result.
 
     Attributes:
         operation: What torch is asked to do.
@@ -45,7 +45,7 @@ class Case:
         return Layout.from_placements(self.mesh, self.shape, placements)
 
     def wanted(self, rank: int) -> Region:
-        """Return what a rank must hold after the operation."""
+        """Return the region that a rank must hold after the operation."""
         return self.wanted_layout.region(self.mesh.coord_of(rank))
 
     def wanted_ids(self, rank: int) -> list[int]:
@@ -58,12 +58,12 @@ class Case:
         return found
 
     def start(self, rank: int) -> list[int]:
-        """Return what a rank begins with, in memory order: ids, or its share of them where a sum is pending."""
+        """Return the values that a rank begins with, in memory order: ids, or its share where a sum is pending."""
         share = self.share(rank)
         return [share * number for number in self.ids(self.layout(self.source).region(self.mesh.coord_of(rank)))]
 
     def share(self, rank: int) -> int:
-        """Return by what a rank multiplies its ids where a sum over axes is pending: another number on every rank.
+        """Return the factor of a rank's ids where a sum over axes is pending: a different one on every rank.
 
         The shares of ranks that are summed give 1, so that a rank left out, counted twice or taken for another shows.
         """
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What cases of one class of disagreement share: all but sizes; on a permuted mesh, the operation."""
+        """The part that cases of one class of disagreement share: all but sizes; on a permuted mesh, the operation."""
         if is_permuted(self.mesh):
             return self.operation, "permuted"
         return self.operation, self.flattened, spell(self.source), spell(self.target)
@@ -148,7 +148,7 @@ def _of_shape(mesh: Mesh, shape: tuple[int, ...]) -> Iterator[Case]:
 
 
 def _strided(mesh: Mesh, ndim: int) -> Iterator[Placements]:
-    """Yield what FSDP2 leaves over one later axis: a dim split by an inner axis first."""
+    """Yield the placements that FSDP2 gives over one later axis: a dim split by an inner axis first."""
     for dim in range(ndim):
         for outer in range(mesh.ndim - 1):
             for inner in range(outer + 1, mesh.ndim):
@@ -160,7 +160,7 @@ def _strided(mesh: Mesh, ndim: int) -> Iterator[Placements]:
 
 
 def _fsdp_tp(mesh: Mesh) -> Iterator[Placements]:
-    """Yield what `fully_shard` over tensor parallel must leave, column-wise and row-wise; extra axes replicate."""
+    """Yield the placements of `fully_shard` over tensor parallel, column-wise and row-wise; extra axes replicate."""
     tp = mesh.shape[-1]
     copies = (Replicate(),) * (mesh.ndim - 2)
     column: Placement = StridedShard(0, tp) if tp > 1 else Shard(0)

@@ -1,4 +1,4 @@
-"""What the audit asks of torch, on one rank: the ids that this rank holds afterwards."""
+"""The operations of torch that the audit runs, on one rank: they return the ids that this rank holds afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Meshes = dict[object, DeviceMesh]
 
 
 def perform(case: Case, meshes: Meshes) -> torch.Tensor:
-    """Do what a case says and return this rank's part of what came of it.
+    """Run a case and return this rank's part of the result.
 
     Args:
         case: What to do.

@@ -27,7 +27,7 @@ MAX_DEATHS = 64
 """Worlds that may die before the sweep gives up: each costs a start."""
 
 Seen = dict[int, list[int] | str]
-"""What a rank got in the cases that went wrong there: ids in memory order, or the error."""
+"""A rank's results of the cases that went wrong there: ids in memory order, or the error."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a sweep found.
+    """The result of a sweep.
 
     Attributes:
         num_cases: Cases tried.
@@ -88,7 +88,7 @@ def audit(mesh: Mesh, max_size: int, *, on_progress: Callable[[int, int], None] 
 
 
 def _one_world(mesh: Mesh, max_size: int, start: int, end: int) -> tuple[list[Seen], int, str]:
-    """Run cases until the end or a death; return what each rank saw, the last case begun, and why it died."""
+    """Run cases until the end or a death; return each rank's results, the last case begun, and why it died."""
     with tempfile.TemporaryDirectory(prefix="shardviz-audit-") as folder:
         try:
             worlds.launch(TASK, (mesh, max_size, start, folder), num_ranks=mesh.size, timeout=600)
@@ -99,9 +99,9 @@ def _one_world(mesh: Mesh, max_size: int, start: int, end: int) -> tuple[list[Se
 
 
 def _last_words(error: RankError) -> str:
-    """Return the line that says why a world died: what gloo said, or else the first."""
-    said = [line.strip() for line in str(error).splitlines() if "what():" in line]
-    return said[0] if said else error.message.partition("\n")[0]
+    """Return the line that says why a world died: the one from gloo, or else the first."""
+    lines = [line.strip() for line in str(error).splitlines() if "what():" in line]
+    return lines[0] if lines else error.message.partition("\n")[0]
 
 
 def _read_log(folder: str, rank: int) -> tuple[Seen, int]:
@@ -135,7 +135,7 @@ def run_cases(world: World, mesh: Mesh, max_size: int, start: int, folder: str) 
 
 
 def _as_wanted(case: Case, rank: int, shape: tuple[int, ...], ids: list[int]) -> bool:
-    """Whether a rank has what it must; of an empty shard only that it is empty."""
+    """Whether a rank has the right ids; an empty shard only has to be empty."""
     wanted = case.wanted(rank)
     if not wanted.size:
         return not ids

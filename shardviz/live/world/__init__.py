@@ -7,6 +7,6 @@ from shardviz.live.world.failures.failure import RankFailedError
 from shardviz.live.world.launching import launch
 from shardviz.live.world.protocol import World
 from shardviz.live.world.starting import prepare
-from shardviz.live.world.torchrun import run_joined, torchrun_world
+from shardviz.live.world.torchrun import is_first_to_report, run_joined, torchrun_world
 
-__all__ = ["RankFailedError", "World", "launch", "prepare", "run_joined", "torchrun_world"]
+__all__ = ["RankFailedError", "World", "is_first_to_report", "launch", "prepare", "run_joined", "torchrun_world"]

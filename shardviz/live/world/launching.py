@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import tempfile
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
 from shardviz.live.world import starting
 from shardviz.live.world.failures import output
 from shardviz.live.world.protocol import Job
-from shardviz.live.world.watch import Progress, Watch
+from shardviz.live.world.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from shardviz.live.world.starting import Member, Method
 
@@ -39,7 +37,6 @@ def launch(
     backend: str | None = None,
     timeout: float = 60.0,
     coords: Sequence[str] = (),
-    on_progress: Progress | None = None,
     on_output: OnOutput | None = None,
 ) -> list[Any]:
     """Run a task on every rank of a new world on this machine, each with a process group initialised.
@@ -58,7 +55,6 @@ def launch(
         backend: A process group backend; by default nccl where each rank has a GPU, else gloo.
         timeout: Seconds that the task may take, counted from when all ranks have met.
         coords: A label for each rank ("fsdp=0, tp=1"), used in messages.
-        on_progress: Called with a stage ("started", "ready", "done") and the number of ranks that reached it.
         on_output: Called for each rank with its output, whether the world succeeds or fails.
 
     Returns:
@@ -70,13 +66,14 @@ def launch(
     """
     _check(task, num_ranks, method, backend)
     payload = _pickle_args(task, args)
-    with _private_folder() as folder:
+    with TemporaryDirectory(prefix="shardviz-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         job = Job(task, payload, num_ranks, backend, timeout, folder, dict(os.environ))
         members: list[Member] = []
         finished = False
         try:
             starting.start(members, job, method)
-            results = Watch(members, job, coords, on_progress).results()
+            results = Watch(members, job, coords).results()
             finished = True
         finally:
             starting.end(members, finished=finished)
@@ -127,12 +124,3 @@ def _unpickle_result(task: str, rank: int, result: bytes) -> Any:
     except Exception as error:
         message = f"the result of {task} on rank {rank} cannot be unpickled here: {error}"
         raise ShardvizError(message, hint="return plain data: numbers, strings, lists, numpy arrays") from None
-
-
-@contextmanager
-def _private_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="shardviz-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -30,7 +30,7 @@ MODULES = (
     "torch.distributed.fsdp",
     "torch._dynamo",
 )
-"""What ranks need. A version of torch that lacks one does without."""
+"""Modules that ranks need. A version of torch that lacks one does without."""
 
 _failures: list[Failed] = []
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def failure() -> Failed | None:
-    """Return what stopped the imports of the server that this process was forked from; None where nothing did."""
+    """Return the exception that stopped the imports of the fork server; None where none did."""
     return _failures[0] if _failures else None
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a rank knows about its world: the first argument of every task.
+    """A rank's place in its world: the first argument of every task.
 
     Attributes:
         rank: The global rank, from 0.

@@ -111,7 +111,7 @@ def _server_environment() -> Iterator[None]:
 def _make_room_for_sockets() -> None:
     """Keep multiprocessing's folder out of a temporary folder whose name leaves a socket's address no room.
 
-    A job's own `TMPDIR` on a cluster is often that long. The folder is made once a process, and then stays the same.
+    A job's own `TMPDIR` on a cluster is often that long. Each process makes the folder once, and keeps it.
     """
     if len(os.fsencode(tempfile.gettempdir())) + SOCKET_NAME <= SOCKET_ADDRESS:
         return

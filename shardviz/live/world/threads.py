@@ -63,7 +63,7 @@ class PerThread(io.TextIOBase):
                 file.flush()
 
     def fileno(self) -> int:
-        """The process's own stdout, for what writes below Python."""
+        """The process's own stdout, for code that writes below Python."""
         return self._default.fileno()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import ShardvizError
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.live.world.protocol import World
+
+STORE_TIMEOUT = timedelta(seconds=10)
+"""How long to look for the store of a job's launcher, which is there unless the job is ending."""
 
 
 def torchrun_world(backend: str | None = None) -> World | None:
@@ -74,6 +79,25 @@ def run_joined(
         raise
     except Exception as error:
         raise _failure(error, world, coords) from error
+
+
+def is_first_to_report(text: str) -> bool:
+    """Whether no other rank of the torchrun job has reported the same error; True outside of one.
+
+    The launcher's own store counts, so that a rank which prints nothing cannot end the job before another prints.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    try:
+        import torch.distributed as dist
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, timeout=STORE_TIMEOUT)  # type: ignore[attr-defined]
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        key = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+        return int(store.add(f"shardviz/{attempt}/{key}", 1)) == 1
+    except Exception:  # the job is ending, or its launcher is another one than it says
+        return True
 
 
 def _number(name: str, default: int | None = None) -> int:

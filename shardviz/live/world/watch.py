@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from shardviz.live.world.protocol import Job, Message, Outcome
     from shardviz.live.world.starting import Member
 
-Progress = Callable[[str, int], None]
-"""Called with a stage ("started", "ready", "done") and the number of ranks that have reached it."""
 GRACE = 0.5
 """Seconds after the first failure in which others may fail too, to be counted, or turn out to be first."""
 ECHO_GRACE = 2.0
@@ -31,13 +28,10 @@ START_LIMIT = 240.0
 class Watch:
     """The state of a world as its launcher sees it."""
 
-    def __init__(
-        self, members: Sequence[Member], job: Job, coords: Sequence[str], on_progress: Progress | None
-    ) -> None:
+    def __init__(self, members: Sequence[Member], job: Job, coords: Sequence[str]) -> None:
         self._members = members
         self._job = job
         self._coords = coords
-        self._on_progress = on_progress
         self._heard_at = time.monotonic()
         self._failed_at: float | None = None
 
@@ -99,7 +93,6 @@ class Watch:
             self._settle(member, message)
         if not isinstance(message, Done):
             self._heard_at = time.monotonic()
-        self._report_progress(message)
 
     def _bury(self, member: Member) -> None:
         """Note a rank whose process has ended, or cannot be reached any more."""
@@ -114,13 +107,3 @@ class Watch:
         member.outcome = outcome
         if self._failed_at is None and not isinstance(outcome, Done):
             self._failed_at = time.monotonic()
-
-    def _report_progress(self, message: Message) -> None:
-        if self._on_progress is None:
-            return
-        if isinstance(message, Started):
-            self._on_progress("started", sum(member.thread is not None for member in self._members))
-        elif isinstance(message, Ready):
-            self._on_progress("ready", sum(member.ready for member in self._members))
-        elif isinstance(message, Done):
-            self._on_progress("done", sum(isinstance(member.outcome, Done) for member in self._members))

@@ -139,7 +139,7 @@ def _nav(anchors: Sequence[str]) -> str:
 
 
 def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
-    """Write every finding, and return by entry the finding that its map stands in: the first one of it."""
+    """Write every finding, and return for each entry the first finding about it, which has its map."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     parts, seen = [], dict[int, int]()
     for at, finding in enumerate(report.findings[:MOST_FINDINGS]):

@@ -45,7 +45,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left:
 
 
 def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
-    """Draw stretches next to each other, each to scale; the numbers stand beside it in words.
+    """Draw stretches next to each other, each to scale; the numbers are beside it in words.
 
     Args:
         parts: The class that colours each, its size, and its tooltip.

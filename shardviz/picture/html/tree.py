@@ -23,7 +23,7 @@ MOST_OPEN = 40
 """A tree of at most so many lines starts open; in a longer one only modules with findings are open."""
 
 MOST_LEVELS = 12
-"""How deep modules nest; deeper names stand in the last module."""
+"""How deep modules nest; deeper names are listed in the last module."""
 
 MOST_ROWS = 40
 """Lines of ranks under a map."""

@@ -117,7 +117,7 @@ class Stripes:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """The two dims that are drawn, and where the others stand.
+    """The two dims that are drawn, and the index at which each other dim is cut.
 
     Attributes:
         rows: The dim that runs downwards.

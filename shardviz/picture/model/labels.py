@@ -20,7 +20,7 @@ def ranks_label(mask: Mask, mesh: Mesh | None, room: int) -> str:
     Args:
         mask: The ranks.
         mesh: Where they are; gives the coordinates that they share.
-        room: Characters to use at most; the count of ranks stands where nothing else fits.
+        room: Characters to use at most; the count of ranks is used where nothing else fits.
     """
     if not mask:
         return "nobody"

@@ -1,4 +1,4 @@
-"""The colours of ranks, the same in text, in pictures and in the viewer; a rank's number always stands beside it.
+"""The colours of ranks, the same in text, in pictures and in the viewer; a rank's number is always beside it.
 
 Colours are Okabe and Ito's. Vermillion is not the colour of a rank: it marks an error.
 """

@@ -1,4 +1,4 @@
-"""Which rank of a mesh stands in which cell of a grid, for the pictures of a mesh in text, SVG and the TUI.
+"""Which rank of a mesh is in which cell of a grid, for the pictures of a mesh in text, SVG and the TUI.
 
 The last axis runs to the right and the one before it down. Axes further out make several grids, or one large grid in
 which axes take turns: across, down, across the groups, down the groups, and so on.
@@ -68,7 +68,7 @@ class RankGrid:
         return _rank_at(self, row, col)
 
     def row_and_col(self, rank: int) -> tuple[int, int]:
-        """Return the row and the column in which a rank stands."""
+        """Return the row and the column of a rank."""
         coord = self.mesh.coord_of(rank)
         row, col = 0, 0
         for axis in self.down:

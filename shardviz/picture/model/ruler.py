@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class Ruler:
     """One dim on the screen.
 
-    Where every block between two edges has cells of its own, no cell shows two of them, and a line may stand between
+    Where every block between two edges has cells of its own, no cell shows two of them, and a line may be drawn between
     blocks; where there are more blocks than room, cells take equal spans and may show several.
 
     Attributes:
         edges: Where blocks begin, rising, with 0 first and the dim's size last.
         each: Indices per cell, at least 1.
         cells: Cells per index; above 1 only where `each` is 1.
-        lines: Whether a cell for a line stands before, between and behind the blocks.
+        lines: Whether there is a cell for a line before, between and behind the blocks.
     """
 
     edges: Indices
@@ -80,7 +80,7 @@ class Ruler:
         return int(self._counts.sum()) + (len(self.edges) if self.lines else 0) if self.size else 0
 
     def spans(self, first: int, count: int) -> Indices:
-        """Return the indices that cells cover, as `(start, stop)` each; on a line both are the edge that it stands on.
+        """Return the indices that cells cover, as `(start, stop)` each; on a line both are the edge that it marks.
 
         Args:
             first: The first cell wanted.

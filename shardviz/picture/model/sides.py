@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shardviz.picture.model.holders import Mask, Masks
 
 MAX_SCATTERED = 1 << 24
-"""Ids of one rank that are laid out one by one; more of them are no picture."""
+"""Ids of one rank that are laid out one by one; more of them cannot be drawn."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of the elements that one cell covers.
+    """The elements that one cell covers, as far as they are known.
 
     Attributes:
         claimed: The ranks that hold any of it by the placements.
@@ -74,7 +74,7 @@ class Sides:
         return Cell(reduce(or_, claimed), reduce(or_, held), len(claimed) > 1, len(held) > 1, different)
 
     def at(self, index: Sequence[int]) -> Cell:
-        """Return what is known of one element, given by its index in the holders' shape."""
+        """Describe one element as far as it is known, given by its index in the holders' shape."""
         return self.cell(frozenset((self.holders.at(index),)))
 
 

@@ -1,4 +1,4 @@
-"""What a page is about: one tensor of a dump, or a layout that nobody has built yet."""
+"""The subject of a page: one tensor of a dump, or a layout that nobody has built yet."""
 
 from __future__ import annotations
 

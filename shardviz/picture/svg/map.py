@@ -13,6 +13,7 @@ from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
 from shardviz.picture.model.labels import ranks_label
 from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Block, Grid, Panel, Span
-
-CHAR = 7.3
-"""Pixels of a character at the size that boxes are labelled in."""
 
 BOX_HEIGHT = 18
 BOX_WIDTH = 44
@@ -35,8 +33,6 @@ BAND = 96
 
 GAP = 28
 MOST_BANDS = 32
-MOST_CLASSES = 8
-"""Ranks that the element of a box names at most; a page lights up everything that these ranks hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ def _edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
 
 
 def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on_right: bool) -> str:
-    """Draw one side with its top left corner at 0, 0; titles stand above it and left or right of it.
+    """Draw one side with its top left corner at 0, 0; titles are above it and left or right of it.
 
     Args:
         panel: The blocks.
@@ -104,7 +100,7 @@ def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on
         scale: The sizes.
         mesh: What names sets of ranks.
         marked: Whether boxes that differ from the other side are marked.
-        on_right: Whether the indices of rows stand on the right.
+        on_right: Whether the indices of rows are on the right.
     """
     boxes = "".join(_box(panel, box, scale, mesh) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
@@ -158,7 +154,7 @@ def _parts(grid: Grid) -> dict[Mask, tuple[int, int]]:
 
 
 def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
-    """Join blocks to the right, and then downwards, where nothing tells them apart."""
+    """Join blocks to the right, and then downwards, where they do not differ."""
     open_boxes: dict[tuple[int, int], Box] = {}
     for row, span in enumerate(panel.rows):
         found: dict[tuple[int, int], Box] = {}
@@ -190,24 +186,13 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
 def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
-    place = {"x": left + 1, "y": top + 1, "width": width - 2, "height": height - 2}
-    colour = colour_of(box.block, mesh)
-    mark = "≠ " if box.differs else ""
-    label = _label(box.block, mesh, max(int((width - 8) / CHAR) - len(mark), 3))
-    hatch = element("rect", **place, rx=2, class_="sv-hatch") if box.differs else ""
-    return element(
-        "g",
-        element("title", words(_tooltip(panel, box))),
-        element("rect", **place, rx=2, class_=f"sv-b sv-f{colour}"),
-        hatch,
-        element(
-            "text",
-            words(mark + label),
-            x=left + width // 2,
-            y=top + height // 2 + 4,
-            class_=f"sv-l sv-t{colour}" + (" sv-d" if box.differs else ""),
-        ),
-        class_=classes_of(ranks_of(box.block.ranks)),
+    return tile(
+        Place(left, top, width, height),
+        _label(box.block, mesh, max(int((width - 8) / CHAR) - 2 * box.differs, 3)),
+        _tooltip(panel, box),
+        colour=colour_of(box.block, mesh),
+        ranks=ranks_of(box.block.ranks),
+        differs=box.differs,
     )
 
 
@@ -216,11 +201,6 @@ def colour_of(block: Block, mesh: Mesh) -> str:
     if block.is_mixed:
         return "mixed"
     return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
-
-
-def classes_of(ranks: Sequence[int]) -> str | None:
-    """Return the classes that name a box's ranks; None where they are too many."""
-    return " ".join(f"sv-r{rank}" for rank in ranks) or None if len(ranks) <= MOST_CLASSES else None
 
 
 def _label(block: Block, mesh: Mesh, room: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.model.rank_grid import grids_of, kept
-from shardviz.picture.svg.map import CHAR, classes_of
+from shardviz.picture.svg.tile import CHAR, Place, tile
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,45 +57,30 @@ def _drawn(grid: RankGrid, marked: Collection[int]) -> Drawn:
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = round(max(map(len, heads)) * CHAR) + (8 if grid.down else 0)
     longest = max(len(str(max(grid.mesh.ranks))) + 2 * bool(marked), *map(len, titles))
-    tile = round(longest * CHAR) + (14 if marked else 10)
+    step = round(longest * CHAR) + (14 if marked else 10)
     head = HEAD if grid.title else 0
     parts = [element("text", words(grid.title), x=0, y=12, class_="sv-h")] if grid.title else []
     rows, cols = kept(grid.num_rows, MOST_ROWS), kept(grid.num_cols, MOST_COLS)
     for at, col in enumerate(cols):
-        parts.append(_title("⋮" if col is None else titles[col], gutter + at * tile + tile // 2, head + 13))
+        parts.append(_title("⋮" if col is None else titles[col], gutter + at * step + step // 2, head + 13))
     for line, row in enumerate(rows):
         top = head + HEAD + line * TILE_HEIGHT
         text = heads[row] if row is not None else f"⋮ {grid.num_rows - len(rows) + 1}"
         parts.append(element("text", words(text), x=gutter - 8, y=top + 16, class_="sv-i sv-end") if gutter else "")
         for at, col in enumerate(cols):
             if row is None or col is None:
-                parts.append(_title("⋮", gutter + at * tile + tile // 2, top + 16))
+                parts.append(_title("⋮", gutter + at * step + step // 2, top + 16))
             else:
                 rank = grid.rank_at(row, col)
-                parts.append(_tile(grid.mesh, rank, (gutter + at * tile, top, tile), differs=rank in marked))
-    return Drawn("".join(parts), gutter + tile * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
+                place = Place(gutter + at * step, top, step, TILE_HEIGHT)
+                parts.append(_tile(grid.mesh, rank, place, differs=rank in marked))
+    return Drawn("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
 
 
 def _title(text: str, x: int, y: int) -> str:
     return element("text", words(text), x=x, y=y, class_="sv-i")
 
 
-def _tile(mesh: Mesh, rank: int, place: tuple[int, int, int], *, differs: bool) -> str:
-    x, y, tile = place
-    box = {"x": x + 1, "y": y + 1, "width": tile - 2, "height": TILE_HEIGHT - 2, "rx": 2}
-    colour = rank_colour(rank, mesh)
+def _tile(mesh: Mesh, rank: int, place: Place, *, differs: bool) -> str:
     tooltip = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
-    return element(
-        "g",
-        element("title", words(tooltip)),
-        element("rect", **box, class_=f"sv-b sv-f{colour}"),
-        element("rect", **box, class_="sv-hatch") if differs else "",
-        element(
-            "text",
-            words(f"≠ {rank}" if differs else rank),
-            x=x + tile // 2,
-            y=y + 16,
-            class_=f"sv-l sv-t{colour}" + (" sv-d" if differs else ""),
-        ),
-        class_=classes_of((rank,)),
-    )
+    return tile(place, str(rank), tooltip, colour=rank_colour(rank, mesh), ranks=(rank,), differs=differs)

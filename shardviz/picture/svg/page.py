@@ -16,8 +16,9 @@ from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.palette import RANK_COLOURS
-from shardviz.picture.svg.map import BAND, CHAR, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
+from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import Glyphs
 from shardviz.text import printable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.timeline import duration, timeline_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_colour
-from shardviz.picture.svg.map import CHAR, classes_of
+from shardviz.picture.svg.tile import CHAR, classes_of
 from shardviz.picture.text.schedule import bubble_text, legend
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class Boxes:
     codes: Indices
 
     def write(self, row: int, col: int, text: str) -> None:
-        """Write text into a row of cells, from one column on; what lies outside of the picture is left out."""
+        """Write text into a row of cells, from one column on; characters outside of the picture are left out."""
         low, high = max(col, 0), min(col + len(text), self.chars.shape[1])
         if low < high:
             self.chars[row, low:high] = list(text[low - col : high - col])

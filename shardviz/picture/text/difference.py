@@ -1,4 +1,4 @@
-"""What changed between two dumps, as text: before and after under each other, identical layers folded."""
+"""The changes between two dumps, as text: before and after under each other, identical layers folded."""
 
 from __future__ import annotations
 

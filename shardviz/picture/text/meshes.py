@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 16
 MOST_GRID_LINES = 40
-"""Lines that all grids may take together if they stand below each other."""
+"""Lines that all grids may take together if they are below each other."""
 
 
 def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] = ()) -> list[Text]:

@@ -56,8 +56,8 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
     head = line(f"{title:<9}")
     if layout is None:
         is_plain = title == "claimed"
-        said = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
-        return [line(head, said)]
+        why = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
+        return [line(head, why)]
     if title == "held" and layout == subject.claimed:
         return [line(head, (as_claimed(subject), WARNING if subject.silent else GOOD))]
     written = line(head, (notation.write(layout, subject.dtype), "bold"))

@@ -41,7 +41,7 @@ class Sizes:
         heights: Lines of each row of blocks.
         widths: Columns of each column of blocks, without the lines between them.
         gutter: Columns for the indices of rows.
-        ruled: Whether a line may stand between rows of blocks.
+        ruled: Whether a line may be drawn between rows of blocks.
         room: Characters for the ranks of a block.
     """
 

@@ -196,7 +196,7 @@ def summary_line(
 
 
 def uncompared_text(things: Sequence[str]) -> str:
-    """Return what nothing was compared with, as the end of a line."""
+    """Name the results that were not compared, as the end of a line."""
     return f"; not compared: {', '.join(things)}" if things else ""
 
 

@@ -1,4 +1,4 @@
-"""The numbers that ranks have of one tensor, as they stand in the dump: small ones only, equal ones once."""
+"""The numbers that ranks have of one tensor, as the dump has them: small ones only, equal ones once."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def assert_ordered(
 
     Raises:
         MeshError: The mesh has no such axis.
-        ShardAssertionError: A rank holds other elements, or the order cannot be checked because a dtype rounds ids.
+        ShardAssertionError: A rank does not hold its elements in order, or that cannot be checked: a dtype rounds ids.
         ShardvizError: The model was not stamped.
 
     Example:

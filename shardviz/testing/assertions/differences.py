@@ -99,7 +99,7 @@ def _of_shapes(tensor: Tensor, shape: tuple[int, ...]) -> tuple[str, str]:
 def misplaced(dump: Dump, tensor: Tensor, one: Compared) -> list[Finding]:
     """Return the findings if ranks hold the reference's own values, each once looked up, but not in the claimed places.
 
-    Values are as good as ids where neighbours are near-unique; what repeats is told apart by what lies beside it.
+    Values are as good as ids where they are nearly unique; those that repeat are distinguished by their neighbours.
     """
     if one.claimed is None or one.claimed.flat or not set(one.reduced) <= set(one.mesh.ranks):
         return []
@@ -144,7 +144,7 @@ def _value(one: Compared, far: Sequence[int], tolerance: str) -> Finding:
 
 
 def _of_values(one: Compared, far: Sequence[int]) -> tuple[str, str]:
-    """Return what may have made values differ that no rule explains, and what tells the causes apart."""
+    """Return likely causes of a difference that no rule explains, and how to distinguish them."""
     ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
     if one.role not in WEIGHTS:
         return (

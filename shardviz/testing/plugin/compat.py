@@ -134,11 +134,11 @@ def log_level(config: pytest.Config) -> int | None:
 
 
 def catch_logs(stack: ExitStack, level: int | None) -> SimpleNamespace:
-    """Catch log records until a stack ends, and return what `caplog` takes for the test that they are of."""
+    """Catch log records until a stack ends, and return an object that `caplog` takes for their test."""
     from _pytest import logging as catching
 
-    told = stack.enter_context(os.fdopen(os.dup(2), "w", buffering=1))  # not what `capfd` will catch
-    handlers = catching.LogCaptureHandler(), logging.StreamHandler(told)
+    stderr = stack.enter_context(os.fdopen(os.dup(2), "w", buffering=1))  # not what `capfd` will catch
+    handlers = catching.LogCaptureHandler(), logging.StreamHandler(stderr)
     for handler in handlers:
         handler.setFormatter(logging.Formatter(catching.DEFAULT_LOG_FORMAT))
         stack.enter_context(catching.catching_logs(handler, level=level))

@@ -21,7 +21,7 @@ MARK = "debugged"
 
 
 class Debugged(bdb.BdbQuit):
-    """A test that was debugged in its rank; pytest opens no debugger of its own for what quits one."""
+    """A test that was debugged in its rank; pytest opens no debugger of its own after it."""
 
 
 def terminal(config: pytest.Config) -> str:
@@ -53,8 +53,8 @@ def post_mortem(error: BaseException, path: str, rank: int, folder: Path) -> Non
 def _debugger(path: str, rank: int) -> Any:
     """Return a debugger that keeps the terminal open as long as it lives."""
     opened = os.open(path, os.O_RDWR | os.O_NOCTTY)
-    asked, told = os.fdopen(opened), os.fdopen(os.dup(opened), "w")
-    debugger = pdb.Pdb(stdin=asked, stdout=told)
+    typed, shown = os.fdopen(opened), os.fdopen(os.dup(opened), "w")
+    debugger = pdb.Pdb(stdin=typed, stdout=shown)
     debugger.prompt = f"(rank {rank}) "
     debugger.use_rawinput = False
     return debugger

@@ -45,7 +45,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note what tests for ranks are, and let the process that ranks are forked from import their modules too."""
+    """Note the tests for ranks, and let the process that ranks are forked from import their modules too."""
     preload = session.config.stash.get(_PRELOAD, None)
     if preload is None and "shardviz.testing.plugin.marks" not in sys.modules:
         return
@@ -66,7 +66,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse what cannot run on ranks before its fixtures are set up."""
+    """Refuse a test that cannot run on ranks before its fixtures are set up."""
     if item.get_closest_marker("mesh") is None:
         return
     from shardviz.testing.plugin.checks import check_item
@@ -126,8 +126,8 @@ def shard_dump(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what was asked for, where anything was."""
+    """List the options that were given, if any were."""
     names = ("ranks", "launch", "timeout", "seed")
     given: dict[str, Any] = {name: config.getoption(f"shardviz_{name}") for name in names}
-    told = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
-    return f"shardviz: {told}" if told else None
+    options = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+    return f"shardviz: {options}" if options else None

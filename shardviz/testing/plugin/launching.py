@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import sys
-import tempfile
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +22,7 @@ from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_o
 from shardviz.testing.plugin.story import Story, find_root, plain_story, story_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from shardviz.layout.mesh import Mesh
     from shardviz.testing.plugin.marks import Spmd
@@ -33,16 +32,17 @@ TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
 STORY: pytest.StashKey[Story] = pytest.StashKey()
 """How the last run of a test on ranks failed, until its report is made."""
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
-"""What the fixture `mesh` gave a test."""
+"""The mesh that a test got from the fixture `mesh`."""
 COLLECTED: pytest.StashKey[Collected] = pytest.StashKey()
-"""What test modules and classes were when collection ended."""
+"""The state of test modules and classes when collection ended."""
 DEBUGGING_TIMEOUT = 24 * 3600.0
 
 
 def run(item: pytest.Function, spmd: Spmd) -> None:
     """Run a test on ranks; skip, xfail or raise as it did there."""
     __tracebackhide__ = True
-    with _folder() as folder:
+    with TemporaryDirectory(prefix="shardviz-test-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         try:
             _pass_on(_launch(item, spmd, folder))
         except ShardvizError as error:
@@ -142,12 +142,3 @@ def _pass_on(warned: Iterable[Warned]) -> None:
         with suppress(pickle.PickleError, ImportError, AttributeError, EOFError):
             warning = pickle.loads(pickled)
             warnings.warn_explicit(warning, None, file, line)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="shardviz-test-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

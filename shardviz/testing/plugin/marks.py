@@ -53,7 +53,7 @@ def spmd(
         backend: "gloo", "nccl", ...
 
     Raises:
-        MeshError: That is no mesh.
+        MeshError: That is not a mesh.
     """
     import pytest
 
@@ -64,7 +64,7 @@ def spmd_of(item: pytest.Item) -> Spmd | None:
     """Return how a test wants to be run by the marker nearest to it; None where it has none.
 
     Raises:
-        MeshError: The marker's arguments are no mesh, or it has two.
+        MeshError: The marker's arguments are not a mesh, or give two.
     """
     mark = item.get_closest_marker(MARK)
     if mark is None:
@@ -81,5 +81,5 @@ def _mesh(given: Any) -> Mesh:
     if isinstance(given, str):
         return parse_mesh(given)
     if not isinstance(given, Mapping) or not all(isinstance(size, int) for size in given.values()):
-        raise MeshError(f"{given!r} is no mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
+        raise MeshError(f"{given!r} is not a mesh", 'write {"fsdp": 2, "tp": 4} or "fsdp=2,tp=4"')
     return Mesh(tuple(given), tuple(given.values()))

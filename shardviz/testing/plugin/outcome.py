@@ -68,7 +68,7 @@ class Outcome:
         return None
 
     def representation(self) -> ExceptionChainRepr | None:
-        """Return what pytest would print."""
+        """Return the text that pytest would print."""
         return compat.as_failure(pickle.loads(self.shown)) if self.shown else None
 
 
@@ -81,9 +81,9 @@ def describe(rank: int, error: BaseException, function: Callable[..., Any], styl
     elif isinstance(error, pytest.xfail.Exception):
         kind = "xfailed"
     shown = _shown(error, function, style)
-    told = pickle.dumps(shown) if compat.as_failure(shown) is not None else b""
+    as_shown = pickle.dumps(shown) if compat.as_failure(shown) is not None else b""
     text = str(shown)[:_MAX_TEXT]
-    return Outcome(rank, kind, str(error), when, pickled(error), pickled(type(error)), told, text)
+    return Outcome(rank, kind, str(error), when, pickled(error), pickled(type(error)), as_shown, text)
 
 
 def write(folder: Path, outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def tell(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Replace what pytest's own process has to say of a test that did not pass."""
+    """Replace the report of pytest's own process on a test that did not pass."""
     story = item.stash.get(STORY, None)
     if story is not None:
         del item.stash[STORY]

@@ -1,4 +1,4 @@
-"""What a failed test says: the traceback of the rank at fault, then the other ranks in a line each."""
+"""The report of a failed test: the traceback of the rank at fault, then the other ranks in a line each."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from shardviz.testing.plugin.outcome import Outcome
 
 OWN_ERROR = f"{ShardAssertionError.__module__}.{ShardAssertionError.__qualname__}: "
-"""What pytest's line for a failed test leaves out: it is cut at the screen's edge, and what was found comes after."""
+"""Text left out of pytest's line for a failed test: it is cut at the screen's edge, and the finding comes last."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """A failure, to be put in the place of what pytest would say.
+    """A failure, to be shown in place of pytest's own report.
 
     Attributes:
         shown: pytest's representation of it.
@@ -50,7 +50,7 @@ class Story:
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
     """Return how the test ended on the rank that the others follow from; None where that rank could not say.
 
-    Failures come before skips, what is no echo of another rank's failure before what is, then the earliest.
+    Failures come before skips, causes before echoes of another rank's failure, then the earliest comes first.
 
     Args:
         failure: What launching raised.
@@ -94,10 +94,10 @@ def _is_same(end: Outcome, other: Outcome) -> bool:
     return line(end) == line(other)
 
 
-def _other_failures(ends: list[Outcome], told: list[int]) -> list[str]:
+def _other_failures(ends: list[Outcome], shown: list[int]) -> list[str]:
     by_line: dict[str, list[int]] = {}
     for end in ends:
-        if end.rank not in told:
+        if end.rank not in shown:
             what = "lost the connection" if _is_echo(end) else end.reason.strip().partition("\n")[0] or end.kind
             by_line.setdefault(what, []).append(end.rank)
     return [f"{_ranks(ranks)}: {what}" for what, ranks in by_line.items()]

@@ -1,4 +1,4 @@
-"""The map with what belongs to it: the sides above, the mesh beside it where there is room, the element below."""
+"""The map with its parts: the sides above, the mesh beside it where there is room, the element below."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CURSOR = Style(reverse=True, bold=True)
 
 @dataclass(frozen=True)
 class _Viewport:
-    """What is on screen: the cells, the indices of each row, the style of each look, and those of LINE and OUTSIDE."""
+    """The visible part: the cells, the indices of each row, the style of each look, and those of LINE and OUTSIDE."""
 
     painted: Painted
     rows: list[tuple[int, int]]
@@ -114,7 +114,7 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
 
     @property
     def frame(self) -> Frame | None:
-        """What is drawn; None where there is nothing to draw."""
+        """The drawing; None where there is nothing to draw."""
         if self.sides is None or self.zoom is None:
             return None
         rows, cols, ids = self.zoom.rulers(self.level, *self._room)

@@ -49,7 +49,7 @@ def _message(error: BaseException) -> str:
 
 
 def shortened(message: str) -> str:
-    """Cut a message to what a screen has room for, and say how much was left out."""
+    """Cut a message to the size of a screen, and say how much was left out."""
     lines = message.split("\n")
     shown = [line if len(line) <= MAX_COLUMNS else f"{line[:MAX_COLUMNS]}..." for line in lines[:MAX_LINES]]
     left = len(lines) - MAX_LINES

@@ -21,7 +21,7 @@ PATIENCE = 1.0
 """Seconds that ranks have to answer."""
 _MESHES = ("mesh", "device_mesh")
 _MESH_DIMS = ("mesh_dim", "i")
-"""What torch's redistribution calls the mesh and the axis that it is at."""
+"""The names that torch's redistribution has for its mesh and the axis that it has reached."""
 
 
 def write(folder: Path, rank: int) -> None:

@@ -1,1 +1,1 @@
-"""A test on its way to ranks and on them: what is packed, and what each rank makes of it."""
+"""A test on its way to ranks and on them: how it is packed, and how each rank runs it."""

@@ -1,4 +1,4 @@
-"""What `setup_module`, `setup_class` and fixtures bind in a test's module and class: ranks get it too.
+"""Names that `setup_module`, `setup_class` and fixtures bind in a test's module and class: ranks get them too.
 
 Ranks import the test module afresh, or fork from a process that did. A name that was bound in pytest's own process
 since the tests were collected is bound on the ranks before the test runs there.
@@ -42,7 +42,7 @@ def collected(items: Iterable[pytest.Item]) -> Collected:
 
 
 def pack_bound(place: object, before: Collected) -> Bindings:
-    """Pickle what was bound in a module or class since it was collected.
+    """Pickle the names bound in a module or class since it was collected.
 
     What cannot be sent is left out of a module, where other tests bind names too.
 
@@ -61,7 +61,7 @@ def pack_bound(place: object, before: Collected) -> Bindings:
 
 
 def bind(sent: Parcel, module: ModuleType) -> None:
-    """Bind on a rank what was bound in pytest's own process."""
+    """Bind on a rank the names that were bound in pytest's own process."""
     for place, bindings in ((module, sent.module_bindings), (owner_of(sent, module), sent.class_bindings)):
         for name, pickled in bindings.items():
             setattr(place, name, pickle.loads(pickled))

@@ -1,4 +1,4 @@
-"""What is sent to ranks for one test: where the test is, what it is called with, how its failure is to be shown."""
+"""The parcel that ranks get for one test: where the test is, its arguments, how its failure is to be shown."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ class Arguments:
 
 
 def pack_arguments(item: pytest.Function, mesh: Mesh) -> Arguments:
-    """Pickle what a test is called with.
+    """Pickle the arguments of a test.
 
     Args:
         item: A test whose fixtures are set up.
         mesh: The value that the fixture `mesh` gave: arguments that are it become the device mesh.
 
     Raises:
-        FixtureError: A value cannot pickle, and is no parametrized one.
+        FixtureError: A value cannot be pickled, and is not a parameter of the test.
     """
     values, indices, meshes, made = {}, {}, [], []
     positions: Mapping[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}

@@ -24,7 +24,7 @@ NEEDED = (
     "shardviz.testing.assertions.tied",
     "shardviz.live.api",
 )
-"""What ranks would otherwise import one by one, in every test."""
+"""Modules that every rank would otherwise import by itself, in every test."""
 
 
 def main(file: Path) -> None:
