@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.dcp import METADATA, read_dcp
-from shardviz.checkpoint.headers import read_safetensors
+from shardviz.checkpoint.headers import INDEX, read_safetensors
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
@@ -21,12 +21,16 @@ def is_checkpoint(path: Path) -> bool:
     """Whether a path is a checkpoint, or something that was meant as one, rather than a dump of shardviz."""
     if path.is_file():
         return path.suffix in (".safetensors", ".distcp", *_PICKLES) or path.name == METADATA
-    return path.is_dir() and not (path / RUN).exists() and any(map(_belongs, path.iterdir()))
+    names = [one.name for one in path.iterdir()] if path.is_dir() else []
+    return any(map(_belongs, names)) and not any(map(_is_of_dump, names))
 
 
-def _belongs(path: Path) -> bool:
-    name = path.name
-    return name in (METADATA, "latest") or path.suffix in (".safetensors", ".distcp", *_PICKLES)
+def _belongs(name: str) -> bool:
+    return name in (METADATA, "latest", INDEX) or name.endswith((".safetensors", ".distcp", *_PICKLES))
+
+
+def _is_of_dump(name: str) -> bool:
+    return name == RUN or (name.startswith("rank_") and name.endswith(".json"))
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:

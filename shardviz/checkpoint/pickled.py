@@ -38,6 +38,7 @@ KNOWN = frozenset(
         *(f"{_DCP}metadata.{name}StorageMetadata" for name in ("Tensor", "Bytes", "Chunk")),
         f"{_DCP}metadata._MEM_FORMAT_ENCODING",
         *(f"{_DCP}filesystem.{name}" for name in ("_StorageInfo", "_StoragePrefix")),
+        *(f"{_DCP}planner.{name}" for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
         *("torch.Size", "torch.device", "torch.serialization._get_layout", "torch.storage.UntypedStorage"),
         *(f"torch.{name}Storage" for name in _STORAGES),
         *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")),
