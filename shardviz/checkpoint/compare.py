@@ -15,10 +15,10 @@ import numpy as np
 from shardviz.checkpoint.casts import cast, is_narrower
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.orders import name_change
-from shardviz.errors import DumpError
+from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.region import index_of
 from shardviz.reference.lookup import is_alike
-from shardviz.reference.names import Matching, matched, refuse_strangers, renamed
+from shardviz.reference.names import Matching, matched, renamed
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ def compare_checkpoints(
     """
     other_of, notes = _pairs(before, after, names or {})
     if not other_of and before.tensors and after.tensors:
-        refuse_strangers(list(before.tensors), after.tensors, after.path.name, ())
+        some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
+        raise ShardvizError(
+            f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
+            "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`",
+        )
     outcomes: list[Outcome] = []
     for done, (name, other) in enumerate(other_of.items()):
         progress(done, len(other_of))

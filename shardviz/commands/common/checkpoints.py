@@ -71,21 +71,38 @@ def show_checkpoint(
     write_answer(lines, terminal_for(colour, output), output)
 
 
-def checkpoints_differ(before: Path, after: Path, style: str, colour: str, map_: Path | None = None) -> bool:
-    """Print what is different between two checkpoints, and return whether anything is.
+def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool:
+    """Whether two paths are checkpoints; False for dumps, and for what is neither.
+
+    Raises:
+        ShardvizError: One is a checkpoint and the other is not, or dumps are given a map.
+    """
+    from shardviz.checkpoint.open import is_checkpoint
+
+    kinds = {path: is_checkpoint(path) for path in (before, after) if path.exists()}
+    if len(set(kinds.values())) > 1:
+        one, other = sorted(kinds, key=lambda path: not kinds[path])
+        raise ShardvizError(f"{one} is a checkpoint, {other} is not", "compare two checkpoints, or two dumps")
+    if map_ is not None and not any(kinds.values()):
+        raise ShardvizError("--map is for checkpoints: a dump has the names of its model", "leave it out")
+    return any(kinds.values())
+
+
+def diff_checkpoints(before: Path, after: Path, style: str, colour: str, map_: Path | None = None) -> int:
+    """Print what is different between two checkpoints.
+
+    Returns:
+        0 where nothing is, 1 where something is, 2 where nothing could be compared.
 
     Raises:
         DumpError: One of them is not a checkpoint.
-        ShardvizError: They have no tensor in common, or none could be compared.
+        ShardvizError: They have no tensor in common.
     """
     from shardviz.checkpoint.compare import compare_checkpoints
-    from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
+    from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.text.checkpoint import comparison_lines
     from shardviz.reference.names import read_map
 
-    for one, other in ((before, after), (after, before)):
-        if one.exists() and not is_checkpoint(one):
-            raise ShardvizError(f"{other} is a checkpoint, {one} is not", "compare two checkpoints, or two dumps")
     count = Count("compared {done} of {of} tensors")
     names = read_map(map_) if map_ is not None else {}
     with progress(lambda: str(count)):
@@ -97,10 +114,9 @@ def checkpoints_differ(before: Path, after: Path, style: str, colour: str, map_:
         terminal = terminal_for(colour)
         write_answer(comparison_lines(found, terminal), terminal)
     if not found.compared:
-        raise ShardvizError(
-            f"nothing of {before} and {after} could be compared", f"`shardviz check {after}` may say why"
-        )
-    return found.differs
+        talk(f"shardviz: error: nothing of {before} and {after} could be compared")
+        return EXIT_USAGE
+    return EXIT_FINDINGS if found.differs else EXIT_CLEAN
 
 
 def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:
