@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
 from shardviz.text import printable
@@ -99,7 +100,8 @@ def read_pickle(data: bytes, where: str) -> Any:
         raise DumpError(f"{where} has {len(data):,} bytes, more than {MAX_BYTES:,}", "is it a checkpoint's metadata?")
     machine = _Machine(data)
     try:
-        return machine.run()
+        with collector_paused():
+            return machine.run()
     except _RefusedError as error:
         raise DumpError(
             f"{where} is refused: byte {machine.at:,} has {printable(str(error))}",
