@@ -1,4 +1,4 @@
-"""Draw a dump's tensors: which rank holds which part; or list a checkpoint's.
+"""Draw a dump's tensors, or list a checkpoint's: what is held where.
 
 Prints all tensors in a table, or one of them as a picture. Also writes one
 tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
