@@ -97,8 +97,9 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
 
 
 def why_text(one: Outcome) -> str:
-    """Return what became of a tensor in words, with its other name where it has one."""
-    return one.why if one.other in ("", one.name) or one.verdict in ("moved", "tied") else f"as {one.other}: {one.why}"
+    """Return what became of a tensor in words, with its other name where that is more than another beginning."""
+    is_said = one.verdict in ("moved", "tied") or one.name.endswith(one.other) or one.other.endswith(one.name)
+    return one.why if is_said else f"as {one.other}: {one.why}"
 
 
 def _sum(comparison: Comparison, terminal: Terminal) -> Text:
