@@ -65,7 +65,7 @@ CHANGES = {
     "joined in the order of ranks": (
         (24, 16),
         lambda w: torch.cat([torch.cat([part.chunk(2)[rank] for part in w.chunk(3)]) for rank in range(2)]),
-        "shards of [24/3/ranks] on 2 ranks, joined as [24/ranks]",
+        "as when shards of [24/3/ranks] from 2 ranks are joined as [24/ranks]",
     ),
     "rotary": ((32, 16), lambda w: w.view(4, 2, 4, 16).transpose(1, 2).reshape(32, 16), "view(4, 2, 4, 1)"),
     "transposed": ((24, 16), lambda w: w.t(), "permute(1, 0)"),

@@ -224,6 +224,16 @@ def test_two_models_with_an_optimizer_each_are_told_apart(tmp_path):
     assert not found(tmp_path / "c")
 
 
+def test_state_of_another_model_is_not_judged(tmp_path):
+    states = {f"layers.{at}.w": {"exp_avg": torch.zeros(2)} for at in range(3)}
+    parts = {"other": {"layers": {"0": {"w": torch.zeros(2)}}}, "optim": {"state": states}}
+    dcp.save(parts, checkpoint_id=tmp_path / "c", no_dist=True)
+    report = check_checkpoint(open_checkpoint(tmp_path / "c"))
+    assert not report.findings
+    (unchecked,) = report.not_checked
+    assert "whether its states belong to parameters" in unchecked.why
+
+
 def test_a_module_called_state_is_no_optimizer(tmp_path):
     dcp.save(
         {"mixer": {"state": {"proj": {"weight": torch.zeros(2)}}}, "w": torch.zeros(2)},

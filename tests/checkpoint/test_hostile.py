@@ -25,6 +25,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.pickled import read_pickle
 from shardviz.errors import DumpError, ShardvizError
+from shardviz.reference.files import open_reference
 from tests.lanes import nightly
 
 CASES = 300
@@ -405,6 +406,13 @@ def test_twenty_thousand_chunks_are_counted_in_a_moment(small, tmp_path):
 
     folder = edited(small, tmp_path, change)
     assert "missing" in [one.kind for one in check_checkpoint(open_checkpoint(folder)).findings]
+
+
+def test_a_reference_with_a_gap_is_refused_before_it_is_used(small, tmp_path):
+    folder = edited(small, tmp_path, chunk(sizes=torch.Size((3, 6))))
+    with pytest.raises(DumpError, match=r"does not have all of model\.w"):
+        open_reference(folder)
+    assert open_reference(small / "dcp").find("model.w") is not None
 
 
 def test_a_pipe_is_not_waited_for(small, tmp_path):
