@@ -157,6 +157,22 @@ def test_a_tied_weight_that_one_side_saves_once_is_no_difference(tmp_path, turne
     assert "tied" in capsys.readouterr().out
 
 
+def test_a_tied_weight_that_one_side_saves_once_in_another_type_is_no_loss(tmp_path):
+    once = {"embed": weight(8, 4), "w": weight(4)}
+    paths = files(
+        tmp_path, {**once, "head": once["embed"].clone()}, {name: one.bfloat16() for name, one in once.items()}
+    )
+    found = compared(*paths)
+    assert found["head"] == ("tied", "only the first has it: a copy of the first's embed")
+    assert {found["embed"][0], found["w"][0]} == {"cast"}
+
+
+def test_a_copy_that_is_lost_with_its_twin_is_missing(tmp_path):
+    twins = {"a": weight(8, 4), "b": weight(8, 4)}
+    found = compared(*files(tmp_path, {**twins, "w": weight(4)}, {"w": weight(4)}))
+    assert {name: verdict for name, (verdict, _) in found.items()} == {"a": "missing", "b": "missing"}
+
+
 def test_constant_tensors_are_no_ties_and_no_moves(tmp_path):
     found = compared(*files(tmp_path, {"a": torch.ones(8), "w": weight(4)}, {"b": torch.ones(8), "w": weight(4)}))
     assert {name: verdict for name, (verdict, _) in found.items()} == {"a": "missing", "b": "added"}

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.errors import DumpError
@@ -73,6 +75,19 @@ def test_views_and_odd_types_are_read(tmp_path):
     found = open_checkpoint(tmp_path / "ckpt")
     for name, tensor in tensors.items():
         assert np.array_equal(found.read(name), bits(tensor.detach())), name
+
+
+def test_plans_in_the_metadata_are_no_obstacle(edited, saved):
+    """Megatron's dist-checkpointing keeps them there."""
+
+    def add_plans(metadata):
+        data = TensorWriteData(
+            ChunkStorageMetadata(torch.Size([0]), torch.Size([2])), TensorProperties(), torch.Size([2])
+        )
+        item = WriteItem(MetadataIndex("w", [0]), WriteItemType.SHARD, tensor_data=data)
+        metadata.all_local_plans = [SavePlan([item])]
+
+    assert open_checkpoint(edited(add_plans)).tensors.keys() == open_checkpoint(saved / "dcp").tensors.keys()
 
 
 @pytest.mark.parametrize("name", FORMATS)
