@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shardviz.checkpoint.casts import cast, is_narrower
+from shardviz.checkpoint.fused import find_fused
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.orders import name_change
 from shardviz.errors import DumpError, ShardvizError
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 Verdict = Literal["equal", "tied", "cast", "permuted", "moved", "missing", "added", "other", "not-compared"]
 """What became of a tensor: `moved` has the content of a tensor of another name, `tied` is saved once in one of them."""
+
+MAX_PARTS = 4
+"""Parts of a fused tensor that are named."""
 
 DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "moved", "missing", "added", "other")
 
@@ -112,7 +116,7 @@ def compare_checkpoints(
         progress(done, len(other_of))
         outcomes.append(_outcome(before.tensors[name], after.tensors[other]))
     lonely, left_out = _lonely(before, after, other_of)
-    outcomes = _with_moved([*outcomes, *lonely], before, after)
+    outcomes = _with_fused(_with_moved([*outcomes, *lonely], before, after), before, after)
     return Comparison(tuple(outcomes), (*notes, *left_out))
 
 
@@ -204,6 +208,28 @@ def _with_moved(outcomes: list[Outcome], before: Checkpoint, after: Checkpoint) 
     found = [_explained(one, mine, theirs, (lost, new), whole) for one in outcomes]
     moved = {source for one, source in found if one.verdict == "moved"}
     return [one for one, _ in found if one.verdict != "missing" or one.name not in moved]
+
+
+def _with_fused(outcomes: list[Outcome], before: Checkpoint, after: Checkpoint) -> list[Outcome]:
+    """Put together tensors that only one checkpoint has, where the other has the same lines in one tensor."""
+    lost = [before.tensors[one.name] for one in outcomes if one.verdict == "missing"]
+    new = [after.tensors[one.name] for one in outcomes if one.verdict == "added"]
+    fused, split = find_fused(lost, new), find_fused(new, lost)
+    parts = {("missing", name) for names in fused.values() for name in names}
+    parts |= {("added", name) for names in split.values() for name in names}
+    found = []
+    for one in outcomes:
+        if one.verdict == "added" and one.name in fused:
+            words = f"one after the other, the first's {listed(map(printable, fused[one.name]), MAX_PARTS)}"
+            found.append(Outcome(one.name, one.name, "moved", words))
+        elif one.verdict == "missing" and one.name in split:
+            words = (
+                f"the second has it in parts, one after the other: {listed(map(printable, split[one.name]), MAX_PARTS)}"
+            )
+            found.append(Outcome(one.name, "", "moved", words))
+        elif (one.verdict, one.name) not in parts:
+            found.append(one)
+    return found
 
 
 def _explained(

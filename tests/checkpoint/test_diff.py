@@ -142,6 +142,34 @@ def test_a_tensor_under_another_name_is_one_line(tmp_path):
     assert found == {"v": ("moved", "the second has here the first's w")}
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_tensor_that_one_side_has_in_parts_is_put_together(tmp_path, turned):
+    parts = {name: weight(rows, 16, seed=rows) for name, rows in (("q", 8), ("k", 4), ("v", 2))}
+    parts |= {f"{name}.bias": weight(rows, seed=rows + 1) for name, rows in (("q", 8), ("k", 4))}
+    whole = {"qkv": torch.cat([parts[name] for name in "qkv"]), "bias": torch.cat([parts["q.bias"], parts["k.bias"]])}
+    same = {"w": weight(4)}
+    sides = [{**parts, **same}, {**whole, **same}]
+    found = compared(*files(tmp_path, *sides[:: -1 if turned else 1]))
+    assert {name: verdict for name, (verdict, _) in found.items()} == {"qkv": "moved", "bias": "moved"}
+    assert found["qkv"][1].endswith("q, k, v")
+
+
+def test_stacked_experts_are_put_together_in_their_order(tmp_path):
+    parts = {f"experts.{at}.up": weight(4, 16, seed=at) for at in range(3)}
+    whole = {"experts.up": torch.stack([parts[f"experts.{at}.up"] for at in (0, 2, 1)])}
+    found = compared(*files(tmp_path, {**parts, "w": weight(4)}, {**whole, "w": weight(4)}))
+    words = "one after the other, the first's experts.0.up, experts.2.up, experts.1.up"
+    assert found == {"experts.up": ("moved", words)}
+
+
+def test_parts_of_which_one_differs_are_missing(tmp_path):
+    parts = {"q": weight(8, 16), "k": weight(4, 16, seed=1)}
+    found = compared(
+        *files(tmp_path, {**parts, "w": weight(4)}, {"qk": torch.cat([parts["q"], parts["k"] + 1]), "w": weight(4)})
+    )
+    assert {name: verdict for name, (verdict, _) in found.items()} == {"q": "missing", "k": "missing", "qk": "added"}
+
+
 def test_what_one_side_lacks_is_missing_or_added(tmp_path):
     one, other = {"a": weight(4), "b": weight(5)}, {"a": weight(4), "c": weight(6)}
     found = {name: verdict for name, (verdict, _) in compared(*files(tmp_path, one, other)).items()}
