@@ -1,9 +1,10 @@
-"""Compare two dumps: layouts, contents, findings gained and lost.
+"""Compare two dumps: layouts, contents, findings; or two checkpoints.
 
 Exits with 1 where they differ, with 2 where nothing in them could be compared.
 
 examples:
   shardviz diff before.shardviz after.shardviz
+  shardviz diff checkpoints/step-1000 model.safetensors --map names.txt
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with")
     parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed")
+    parser.add_argument(
+        "--map", type=Path, metavar="FILE", help="lines `pattern = pattern`: the first checkpoint's names, the second's"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
@@ -33,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where nothing is, 1 where something is, 2 where nothing was compared.
     """
+    from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
+
+    if are_checkpoints(args.before, args.after, args.map):
+        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map)
     return compared(args.before, args.after, args.format, args.color)
 
 

@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: An address is given for a server that was not asked for.
     """
+    from shardviz.checkpoint.open import is_checkpoint
+
     if not args.web and (args.port is not None or args.host is not None):
         option = "--host" if args.port is None else "--port"
         raise ShardvizError(
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
         import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
-    elif not args.print and _on_a_screen():
+    elif not args.print and _on_a_screen() and not is_checkpoint(args.dump):
         import_module("shardviz.tui.app").view(args.dump, other=args.other)
     else:
         _print(args.dump, args.other, args.color)
@@ -65,8 +67,12 @@ def _print(dump: Path, other: Path | None, colour: str) -> None:
 
         show(dump, None, colour)
     else:
+        from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
         from shardviz.commands.diff import compared
 
+        if are_checkpoints(dump, other):
+            diff_checkpoints(dump, other, "text", colour)
+            return
         compared(dump, other, "text", colour)
 
 

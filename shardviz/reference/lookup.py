@@ -231,7 +231,7 @@ def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
     """Return for each line the only one of the others that is equal to it, -1 where there is none or more than one."""
     if not len(lines):
         return np.empty(0, np.int64)
-    keys, wanted = _line_hashes(others), _line_hashes(lines)
+    keys, wanted = line_hashes(others), line_hashes(lines)
     order = np.argsort(keys, kind="stable")
     low, high = np.searchsorted(keys[order], wanted), np.searchsorted(keys[order], wanted, "right")
     found = np.where(high == low + 1, order[np.minimum(low, len(order) - 1)], -1)
@@ -239,7 +239,7 @@ def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(same & (found >= 0), found, -1)
 
 
-def _line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
+def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a hash of each line: the sum of its values times odd factors that differ from column to column."""
     factors = _mixed(np.arange(1, table.shape[1] + 1, dtype=np.uint64) * _FACTOR) | np.uint64(1)
     hashes = np.empty(len(table), np.uint64)

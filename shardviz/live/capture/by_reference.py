@@ -7,6 +7,7 @@ tensor of that name first and then in those of its shape.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,18 +22,20 @@ from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import without_axes
 from shardviz.reference.lookup import UNPLACED, bits_of, has_windows_of, is_alike, locate, read_region
-from shardviz.reference.names import refuse_strangers, renamed
+from shardviz.reference.names import matched, refuse_strangers, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from shardviz.checkpoint.records import Saved
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
-    from shardviz.reference.files import Entry, Reference
+    from shardviz.reference.files import Reference
+    from shardviz.reference.names import Matching
 
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
@@ -51,7 +54,7 @@ class Known:
     """
 
     stamps: Mapping[str, Stamp]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, Saved]
     not_checked: tuple[tuple[str, str], ...]
 
 
@@ -99,12 +102,15 @@ def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[
         ShardvizError: It has none of them, or a pattern fits none.
     """
     known_as = renamed(wanted, names)
+    matching = matched(list(known_as.values()), reference.entries)
+    entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
+    _say_where(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Saved] = {}
     unknown: list[tuple[str, str]] = []
     first, path = 1, reference.path.name
     for name, one in wanted.items():
-        found = {other: reference.find(known_as.get(other, other)) for other in (name, *one.tied)}
+        found = {other: entry_of.get(known_as.get(other, other)) for other in (name, *one.tied)}
         entry = next((entry for entry in found.values() if entry is not None), None)
         same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
         if entry is None:
@@ -119,8 +125,14 @@ def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[
             entries[name] = entry
             first += 0 if same else math.prod(one.shape)
     if wanted and not entries and all("no tensor of" in why for _, why in unknown):
-        refuse_strangers(list(known_as.values()), reference.entries, path)
+        refuse_strangers(list(known_as.values()), reference.entries, path, matching.open)
     return Known(stamps, entries, tuple(unknown))
+
+
+def _say_where(matching: Matching, path: str) -> None:
+    """Print, once in a job, under which beginning of its names a reference has the model."""
+    if matching.before and torch.distributed.get_rank() == 0:
+        print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)
 
 
 def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -> list[Local]:
@@ -162,14 +174,14 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
             seen.add_region(local, claimed)
 
 
-def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
+def _is_slice(local: Local, bits: NDArray[np.generic], entry: Saved, claimed: Region, shape: tuple[int, ...]) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
-    own = _cast(read_region(entry.bits.reshape(shape), claimed), entry.dtype, local.values.dtype)
-    return np.array_equal(own, bits)
+    own = entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
+    return np.array_equal(_cast(own, entry.dtype, local.values.dtype), bits)
 
 
 def _ids(
-    local: Local, bits: NDArray[np.generic], entry: Entry, known: Known, claimed: Region | None
+    local: Local, bits: NDArray[np.generic], entry: Saved, known: Known, claimed: Region | None
 ) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
