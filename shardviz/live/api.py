@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
 
-WIDER = (
-    "to get exact ids, stamp the model in float64 for this run (model.double() before shardviz.stamp), or let "
-    "shardviz.capture_sharding(build, parallelize, ...) write the ids one digit per pass"
-)
+CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
 
 
 def run_probe(file: str) -> None:
@@ -117,7 +114,7 @@ def capture(
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
-            seen.not_checked.append(("", WIDER))
+            seen.not_checked.append(("", CAST))
         _add_step(seen, model, mesh, part, step)
     return Path(path)
 
@@ -247,7 +244,7 @@ def add_model(
         part: This rank's part of the model, if it has only a part.
 
     Returns:
-        How many tensors could not hold their ids.
+        How many tensors lost their ids.
     """
     from shardviz.live.capture.locals import local_tensors
     from shardviz.live.capture.meshes import plain_mesh

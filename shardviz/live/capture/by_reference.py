@@ -20,8 +20,11 @@ from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import without_axes
-from shardviz.reference.lookup import UNPLACED, bits_of, has_windows_of, is_alike, locate, read_region
+from shardviz.live.capture.stamp import bits_of_tensor, from_bits
+from shardviz.reference.lookup import UNPLACED, has_windows_of, is_alike, locate, read_region
 from shardviz.reference.names import refuse_strangers, renamed
+from shardviz.reference.singly import singly
+from shardviz.stamping.fill import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
 
-_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
-
 
 @dataclass(frozen=True)
 class Known:
@@ -46,12 +47,12 @@ class Known:
 
     Attributes:
         stamps: The ids that stand for their elements, by the model's names.
-        entries: What the reference has of them.
+        entries: What the reference has of them; a fill where the model was stamped.
         not_checked: Names that it does not have, or in another shape, and why.
     """
 
     stamps: Mapping[str, Stamp]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, Entry | Fill]
     not_checked: tuple[tuple[str, str], ...]
 
 
@@ -151,7 +152,7 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
         entry = known.entries.get(local.name)
         if entry is None or local.values.is_meta:
             continue
-        bits = _local_bits(local.values)
+        bits = bits_of_tensor(local.values)
         shape = (math.prod(local.shape),) if local.flat else local.shape
         claimed = _claimed(local, shape)
         if claimed is None or claimed.shape != bits.shape or not _is_slice(local, bits, entry, claimed, shape):
@@ -162,19 +163,22 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
             seen.add_region(local, claimed)
 
 
-def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
+def _is_slice(
+    local: Local, bits: NDArray[np.generic], entry: Entry | Fill, claimed: Region, shape: tuple[int, ...]
+) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
-    own = _cast(read_region(entry.bits.reshape(shape), claimed), entry.dtype, local.values.dtype)
-    return np.array_equal(own, bits)
+    own = entry.part(claimed, shape) if isinstance(entry, Fill) else read_region(entry.bits.reshape(shape), claimed)
+    return np.array_equal(_cast(own, entry.dtype, local.values.dtype), bits)
 
 
 def _ids(
-    local: Local, bits: NDArray[np.generic], entry: Entry, known: Known, claimed: Region | None
+    local: Local, bits: NDArray[np.generic], entry: Entry | Fill, known: Known, claimed: Region | None
 ) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
     first, dtype = known.stamps[local.name].first, local.values.dtype
-    places = locate(bits, _cast(entry.bits.reshape(shape), entry.dtype, dtype), claimed)
+    whole = _cast(entry.bits.reshape(shape), entry.dtype, dtype)
+    places = singly(bits, whole, locate(bits, whole, claimed))
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
     for name, other in known.entries.items() if (ids == ID_NONE).any() else ():
         if name != local.name and other.shape == entry.shape:
@@ -204,22 +208,9 @@ def _own_stretch(region: Region, offset: int, size: int) -> Region:
     return Region((tuple((start, stop) for start, stop in cut if start < stop),))
 
 
-def _local_bits(values: torch.Tensor) -> NDArray[np.generic]:
-    flat = values.detach().cpu().contiguous()
-    if flat.ndim == 0:
-        return bits_of(flat.view(1).view(_int_type(flat.element_size())).numpy()).reshape(())
-    return bits_of(flat.view(_int_type(flat.element_size())).numpy()).reshape(flat.shape)
-
-
 def _cast(bits: NDArray[np.generic], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
     """Return a reference's bits in another element type, as `Tensor.to` rounds them."""
     own = getattr(torch, dtype, None)
     if own == to or own is None:
         return bits
-    signed = np.array(bits, order="C").view(_SIGNED[bits.itemsize])  # torch warns of what it may not write to
-    values = torch.from_numpy(signed.reshape(-1)).view(own).to(to)
-    return bits_of(values.view(_int_type(values.element_size())).numpy()).reshape(bits.shape)
-
-
-def _int_type(size: int) -> torch.dtype:
-    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    return bits_of_tensor(from_bits(bits, own).to(to))
