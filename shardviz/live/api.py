@@ -12,7 +12,7 @@ from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError, ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -146,19 +146,27 @@ def _capture_by_reference(
     """Write a dump whose ids are the places of the model's values in a reference."""
     from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.merged import with_merged
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
     from shardviz.reference.files import open_reference
+    from shardviz.stamping.safetensors_copy import is_stamped
 
     reference, names = source
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    known = known_in(open_reference(reference), wanted, names)
+    opened = open_reference(reference)
+    known = known_in(opened, wanted, names, strangers=is_stamped(reference))
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
+    whole = as_copies(whole, plain_mesh(mesh), part.axes)
+    if is_stamped(reference):
+        known = with_merged(replace(known, is_stamped=True), opened, wanted, whole)
+        known = known if known.entries else known_in(opened, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:
-        add_model(seen, unwrapped(model), mesh, None, part)
-        add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known)
+        placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
+        add_model(seen, unwrapped(model), mesh, None, part, placed)
+        add_by_reference(seen, whole, known)
         _add_step(seen, model, mesh, part, step)
     return path
 
@@ -232,7 +240,12 @@ def capture_sharding(
 
 
 def add_model(
-    seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None, part: PipelinePart | None = None
+    seen: Capture,
+    model: nn.Module,
+    mesh: DeviceMesh | None,
+    stamps: Stamped | None,
+    part: PipelinePart | None = None,
+    placed: Collection[str] = (),
 ) -> int:
     """Capture a model's parameters and buffers: ids if it was stamped, its own values otherwise.
 
@@ -242,6 +255,7 @@ def add_model(
         mesh: The mesh of the job, if there is one.
         stamps: The result of stamping the model before it was sharded.
         part: This rank's part of the model, if it has only a part.
+        placed: Names of tensors whose values say nothing more than where they are.
 
     Returns:
         How many tensors lost their ids.
@@ -256,7 +270,7 @@ def add_model(
     seen.add_meshes(model)
     locals_ = part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
-        if stamps is None or local.name not in seen.stamps:
+        if local.name not in placed and (stamps is None or local.name not in seen.stamps):
             seen.add_values(local, "initial")
     return add_ids(seen, locals_, stamps, part) if stamps is not None else 0
 

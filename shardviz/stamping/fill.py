@@ -39,6 +39,16 @@ VERSION = 1
 BLOCK = 1 << 18
 """Elements made at a time: they stay in the cache."""
 
+EXPONENTS = {"float64": (52, 0x7FF), "float32": (23, 0xFF), "bfloat16": (7, 0xFF), "float16": (10, 0x1F)}
+"""Where exponents stand in the types whose fills have eight of them or more, as a shift and a mask."""
+
+FEWEST = 256
+"""Of fewer values the exponents show nothing."""
+
+MOST_OF_ONE = 0.25
+"""The largest part of a fill's values with one exponent: 1/16, or 1/8 in float16, and some by chance. Weights drawn
+from a normal distribution have 0.3 or more, those from a uniform one half."""
+
 ROUNDS = 4
 """Rounds in which a position is mixed: with fewer, neighbours far apart still look alike."""
 
@@ -128,15 +138,9 @@ class Fill:
         for first in range(0, self.numel, BLOCK):
             yield self.at(np.arange(first, min(first + BLOCK, self.numel), dtype=np.uint64))
 
-    def part(self, region: Region, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """Return the values of a region, in its order; the others are not made.
-
-        Args:
-            region: The part.
-            shape: The shape in which it counts, if it is not the tensor's own, as where the tensor is held flat.
-        """
-        shape = self.shape if shape is None else shape
-        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order; the others are not made."""
+        strides = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
         lines = [indices(ranges) * stride for ranges, stride in zip(region.dims, strides, strict=True)]
         columns = lines[-1] if lines else np.zeros(1, np.int64)
         rows = reduce(np.add.outer, lines[:-1], np.zeros((), np.int64)).reshape(-1)
@@ -194,3 +198,25 @@ def _permuted(key: int, positions: NDArray[np.uint64], bits: int) -> NDArray[np.
         mixed = (mixed + np.uint64(step >> 32)) * np.uint64(step | 1) & mask
         mixed ^= mixed >> half
     return mixed
+
+
+def looks_filled(bits: NDArray[Any], dtype: str) -> bool:
+    """Whether values may be of a fill: theirs have all exponents alike often, those of real weights a few.
+
+    Asked before values are looked for in the fills of all other tensors.
+
+    Args:
+        bits: Values, as unsigned integers.
+        dtype: Their element type, by torch's name.
+
+    Example:
+        >>> fill = Fill("w", (1000,), "bfloat16")
+        >>> looks_filled(fill.bits, "bfloat16"), looks_filled(np.full(1000, 0x3F80, "u2"), "bfloat16")
+        (True, False)
+    """
+    exponents = EXPONENTS.get(dtype)
+    if exponents is None or bits.size < FEWEST:
+        return True
+    shift, mask = exponents
+    counts = np.bincount((bits.reshape(-1) >> shift).astype(np.int64) & mask)
+    return bool(counts.max() <= bits.size * MOST_OF_ONE)

@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 def blocks(number, wide, high):
-    return nn.ModuleList([Block(wide, high) for _ in range(number)]).to(torch.bfloat16)
+    return nn.Sequential(*[Block(wide, high) for _ in range(number)]).to(torch.bfloat16)
 
 
 def sharded(model, mesh):

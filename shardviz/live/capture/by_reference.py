@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import without_axes
-from shardviz.live.capture.stamp import bits_of_tensor, from_bits
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.lookup import UNPLACED, has_windows_of, is_alike, locate, read_region
 from shardviz.reference.names import refuse_strangers, renamed
 from shardviz.reference.singly import singly
-from shardviz.stamping.fill import Fill
+from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
-    from shardviz.reference.files import Entry, Reference
+    from shardviz.reference.files import Reference
+    from shardviz.stamping.plan import HasBits
 
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
@@ -49,11 +50,13 @@ class Known:
         stamps: The ids that stand for their elements, by the model's names.
         entries: What the reference has of them; a fill where the model was stamped.
         not_checked: Names that it does not have, or in another shape, and why.
+        is_stamped: Whether all of its values are of fills.
     """
 
     stamps: Mapping[str, Stamp]
-    entries: Mapping[str, Entry | Fill]
-    not_checked: tuple[tuple[str, str], ...]
+    entries: Mapping[str, HasBits]
+    not_checked: tuple[tuple[str, str], ...] = ()
+    is_stamped: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,20 +91,23 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
     return {name: wanted for of_rank in of_all_ranks(mine) for name, wanted in of_rank.items()}
 
 
-def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Known:
+def known_in(
+    reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str], *, strangers: bool = False
+) -> Known:
     """Return what a reference knows of a model's tensors. One that it lacks is looked up as one that it is tied to.
 
     Args:
         reference: What values are compared with.
         wanted: The model's tensors by name.
         names: The reference's names where they differ, by pattern over the model's.
+        strangers: Whether it may have none of them.
 
     Raises:
-        ShardvizError: It has none of them, or a pattern fits none.
+        ShardvizError: It has none of them and should, or a pattern fits none.
     """
     known_as = renamed(wanted, names)
     stamps: dict[str, Stamp] = {}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, HasBits] = {}
     unknown: list[tuple[str, str]] = []
     first, path = 1, reference.path.name
     for name, one in wanted.items():
@@ -119,7 +125,7 @@ def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[
             stamps[name] = Stamp(name, same.first if same else first, one.shape, role, same.name if same else "")
             entries[name] = entry
             first += 0 if same else math.prod(one.shape)
-    if wanted and not entries and all("no tensor of" in why for _, why in unknown):
+    if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
         refuse_strangers(list(known_as.values()), reference.entries, path)
     return Known(stamps, entries, tuple(unknown))
 
@@ -155,7 +161,7 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
         bits = bits_of_tensor(local.values)
         shape = (math.prod(local.shape),) if local.flat else local.shape
         claimed = _claimed(local, shape)
-        if claimed is None or claimed.shape != bits.shape or not _is_slice(local, bits, entry, claimed, shape):
+        if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
             seen.add_ids(local, _ids(local, bits, entry, known, claimed))
         elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
             seen.not_checked.append((local.name, ALIKE))
@@ -163,30 +169,43 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
             seen.add_region(local, claimed)
 
 
-def _is_slice(
-    local: Local, bits: NDArray[np.generic], entry: Entry | Fill, claimed: Region, shape: tuple[int, ...]
-) -> bool:
+def is_as_claimed(local: Local, entry: HasBits) -> bool:
+    """Whether a shard has the values of the part of a tensor that it claims."""
+    claimed = _claimed(local, local.shape)
+    return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
+
+
+def _is_slice(local: Local, bits: NDArray[np.generic], entry: HasBits, claimed: Region, shape: tuple[int, ...]) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
-    own = entry.part(claimed, shape) if isinstance(entry, Fill) else read_region(entry.bits.reshape(shape), claimed)
-    return np.array_equal(_cast(own, entry.dtype, local.values.dtype), bits)
+    if claimed.shape != bits.shape:
+        return False
+    if isinstance(entry, Fill):
+        own = replace(entry, shape=shape).read(claimed)
+    else:
+        own = read_region(entry.bits.reshape(shape), claimed)
+    return np.array_equal(cast_bits(own, entry.dtype, local.values.dtype), bits)
 
 
 def _ids(
-    local: Local, bits: NDArray[np.generic], entry: Entry | Fill, known: Known, claimed: Region | None
+    local: Local, bits: NDArray[np.generic], entry: HasBits, known: Known, claimed: Region | None
 ) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
     first, dtype = known.stamps[local.name].first, local.values.dtype
-    whole = _cast(entry.bits.reshape(shape), entry.dtype, dtype)
+    whole = cast_bits(entry.bits.reshape(shape), entry.dtype, dtype)
     places = singly(bits, whole, locate(bits, whole, claimed))
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
-    for name, other in known.entries.items() if (ids == ID_NONE).any() else ():
+    lost = bits[ids == ID_NONE]
+    may_be_others = lost.size and (not known.is_stamped or looks_filled(lost, dtype_name(dtype)))
+    for name, other in known.entries.items() if may_be_others else ():
         if name != local.name and other.shape == entry.shape:
-            of_other = _cast(other.bits.reshape(shape), other.dtype, dtype)
+            of_other = cast_bits(other.bits.reshape(shape), other.dtype, dtype)
             if has_windows_of(bits, of_other):
                 places = locate(bits, of_other, singly=False)
                 found = (ids == ID_NONE) & (places != UNPLACED)
                 ids = np.where(found, places + known.stamps[name].first - 1, ids)
+    if known.is_stamped and (ids == ID_NONE).all():
+        return ids  # never loaded, be they zeros as those of a fresh bias or not
     return np.where((ids == ID_NONE) & (bits == 0), 0, ids)
 
 
@@ -208,7 +227,7 @@ def _own_stretch(region: Region, offset: int, size: int) -> Region:
     return Region((tuple((start, stop) for start, stop in cut if start < stop),))
 
 
-def _cast(bits: NDArray[np.generic], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
+def cast_bits(bits: NDArray[Any], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
     """Return a reference's bits in another element type, as `Tensor.to` rounds them."""
     own = getattr(torch, dtype, None)
     if own == to or own is None:

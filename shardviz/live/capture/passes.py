@@ -92,7 +92,9 @@ def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: Pip
         How many tensors lost their ids.
     """
     fills = {part.prefix + name: fill for name, fill in stamped.fills.items()}
-    add_by_reference(seen, [local for local in locals_ if local.name in fills], Known(seen.stamps, fills, ()))
+    add_by_reference(
+        seen, [local for local in locals_ if local.name in fills], Known(seen.stamps, fills, is_stamped=True)
+    )
     rounded = {}
     for local in locals_:
         bits = exact_bits(local.values.dtype)
