@@ -1,10 +1,11 @@
-"""Find what is wrong in a dump.
+"""Find what is wrong in a dump, or in a checkpoint by itself.
 
 Exits with 1 where there are findings.
 
 examples:
   shardviz check tp_fsdp-2x4.shardviz
   shardviz check tp_fsdp-2x4.shardviz --format github
+  shardviz check checkpoints/step-1000
   shardviz check tp_fsdp-2x4.shardviz --format junit > shardviz.xml
 """
 
@@ -56,9 +57,14 @@ def report(folder: Path, style: str, colour: str = "auto", *, strict: bool = Fal
         DumpError: The folder is not a dump.
     """
     from shardviz.check.verdicts import nothing_checked
+    from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.dumps import checked, read_dump
     from shardviz.text import printable
 
+    if is_checkpoint(folder):
+        from shardviz.commands.common.checkpoints import report_checkpoint
+
+        return report_checkpoint(folder, style, colour, strict=strict)
     dump = read_dump(folder)
     found = checked(dump)
     _print(dump, found, style, colour)

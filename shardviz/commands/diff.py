@@ -1,9 +1,10 @@
-"""Compare two dumps: layouts, contents, findings gained and lost.
+"""Compare two dumps: layouts, contents, findings gained and lost; or two checkpoints.
 
 Exits with 1 where they differ.
 
 examples:
   shardviz diff before.shardviz after.shardviz
+  shardviz diff checkpoints/step-1000 model.safetensors --map names.txt
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with")
     parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed")
+    parser.add_argument(
+        "--map", type=Path, metavar="FILE", help="lines `pattern = pattern`: the first checkpoint's names, the second's"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
@@ -32,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where nothing is, 1 where something is.
     """
+    from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
+
+    if are_checkpoints(args.before, args.after, args.map):
+        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map)
     return EXIT_FINDINGS if differs(args.before, args.after, args.format, args.color) else EXIT_CLEAN
 
 

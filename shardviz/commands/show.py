@@ -1,4 +1,4 @@
-"""Draw a dump's tensors: which rank holds which part.
+"""Draw a dump's tensors: which rank holds which part; or list a checkpoint's.
 
 Prints all tensors in a table, or one of them as a picture. Also writes one
 tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
@@ -8,6 +8,7 @@ examples:
   shardviz show tp_fsdp-2x4.shardviz up.weight -o weight.svg
   shardviz show tp_fsdp-2x4.shardviz -o run.html
   shardviz show tp_fsdp-2x4.shardviz --memory
+  shardviz show checkpoints/step-1000 "*.wq.weight"
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables.add_argument("--memory", action="store_true", help="bytes per rank, by role and tensor")
     tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
-    parser.add_argument("--all", action="store_true", help="every rank's line, however many there are")
+    parser.add_argument("--all", action="store_true", help="every rank's or chunk's line, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
 
 
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         _show_table(args)
         return EXIT_CLEAN
     format_ = args.format or _format_of(args.output)
+    if format_ != "text":
+        _refuse_checkpoint(args.dump, f"{format_.upper()} picture")
     if format_ == "svg":
         _show_svg(args.dump, args.tensor, args.output)
     elif format_ == "html":
@@ -79,6 +82,7 @@ def _show_table(args: argparse.Namespace) -> None:
     if _format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}"
         raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, not a picture", hint)
+    _refuse_checkpoint(args.dump, "step")
     dump = read_dump(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
@@ -86,6 +90,16 @@ def _show_table(args: argparse.Namespace) -> None:
     else:
         lines = comms_lines(dump) if args.comms else schedule_lines(dump, terminal.width)
     write_answer(lines, terminal, args.output)
+
+
+def _refuse_checkpoint(path: Path, what: str) -> None:
+    """Refuse what only a dump can be asked for."""
+    from shardviz.checkpoint.open import is_checkpoint
+
+    if is_checkpoint(path):
+        from shardviz.commands.common.checkpoints import refuse_for_checkpoint
+
+        refuse_for_checkpoint(path, what)
 
 
 def _format_of(output: Path | None) -> str:
@@ -136,6 +150,7 @@ def show(
         DumpError: The folder is not a dump.
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
+    from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
@@ -143,6 +158,11 @@ def show(
     from shardviz.picture.text.terminal import line
     from shardviz.picture.text.values import value_lines
 
+    if is_checkpoint(folder):
+        from shardviz.commands.common.checkpoints import show_checkpoint
+
+        show_checkpoint(folder, pattern, colour, all_chunks=all_ranks, output=output)
+        return
     dump = read_dump(folder)
     terminal = terminal_for(colour, output)
     if pattern is None:

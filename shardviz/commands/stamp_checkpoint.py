@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stamp(source: str, target: Path, *, force: bool) -> Plan:
-    from shardviz.stamping.safetensors_copy import SAFETENSORS, stamp_safetensors
+    from shardviz.stamping.safetensors_copy import stamp_safetensors
+    from shardviz.stamping.target import SAFETENSORS
 
     path = Path(source)
     if (path / DCP).is_file():

@@ -37,10 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Open the TUI, serve it, or print the dump's tensors into a pipe."""
+    from shardviz.checkpoint.open import is_checkpoint
+
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
         import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host, port=args.port)
-    elif not args.print and _on_a_screen():
+    elif not args.print and _on_a_screen() and not is_checkpoint(args.dump):
         import_module("shardviz.tui.app").view(args.dump, other=args.other)
     else:
         _print(args.dump, args.other, args.color)
@@ -54,8 +56,12 @@ def _print(dump: Path, other: Path | None, colour: str) -> None:
 
         show(dump, None, colour)
     else:
+        from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
         from shardviz.commands.diff import differs
 
+        if are_checkpoints(dump, other):
+            diff_checkpoints(dump, other, "text", colour)
+            return
         differs(dump, other, "text", colour)
 
 

@@ -150,7 +150,7 @@ def _capture_by_reference(
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
     from shardviz.reference.files import open_reference
-    from shardviz.stamping.safetensors_copy import is_stamped
+    from shardviz.stamping.target import is_stamped
 
     reference, names = source
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))

@@ -1,17 +1,153 @@
-"""A model's names as its reference has them: patterns, where a conversion renamed tensors."""
+"""A model's names as its reference has them: patterns where a conversion renamed tensors, and what wrappers and nested
+state dicts put before all of them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.errors import ShardvizError
-from shardviz.text import listed, nearest
+from shardviz.text import listed, nearest, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from pathlib import Path
 
 MAX_LISTED = 3
+
+MIN_SHARED = 2
+"""Names that stand behind the same beginning: one alone may be another tensor that ends alike."""
+
+MAX_MAP = 1 << 20
+"""Bytes of a file of patterns."""
+
+WRAPPERS = ("module.", "model.", "_orig_mod.", "base_model.model.")
+"""What libraries put before every name."""
+
+WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_layer.")
+"""What libraries put into names, wherever a module is wrapped."""
+
+_OF_OPTIMIZERS = re.compile(r"(?:^|\.)(?:optim[a-z]*|[a-z_]*optimizer[a-z_]*|state|lr_scheduler)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Which tensor of a reference each tensor of a model is.
+
+    Attributes:
+        names: The reference's name by the model's; names that it lacks are left out.
+        before: What the reference has before the model's names, such as `app.model.`; empty where nothing.
+        open: Several such beginnings that fit as well, of which none is used; empty where one is clear.
+    """
+
+    names: Mapping[str, str]
+    before: str = ""
+    open: tuple[str, ...] = ()
+
+
+def matched(names: Collection[str], others: Collection[str]) -> Matching:
+    """Find a model's tensors in a reference: by their names, without what a wrapper adds, or behind one beginning.
+
+    A nested state dict puts the same words before every name of a model (`app.model.`), and others before its
+    optimizer's. The beginning that fits most of the names is taken, if no other fits as many.
+
+    Example:
+        >>> matched(["up", "down"], ["app.model.up", "app.model.down", "app.optimizer.state.up.exp_avg"]).names
+        {'up': 'app.model.up', 'down': 'app.model.down'}
+    """
+    found = {name: name for name in names if name in others}
+    found |= _by_wrappers([name for name in names if name not in found], _without(others, found))
+    left = {name: _bare(name) for name in names if name not in found}
+    best = _beginnings(set(left.values()), _without(others, found), max(MIN_SHARED, len(found) + 1))
+    if len(best) == 1:
+        found |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
+        return Matching(found, best[0])
+    return Matching(found, open=tuple(best))
+
+
+def _without(others: Collection[str], found: Mapping[str, str]) -> set[str]:
+    return set(others) - set(found.values())
+
+
+def _by_wrappers(names: Iterable[str], others: Collection[str]) -> dict[str, str]:
+    """Match names that differ by what wrappers add on one of the sides; a name that two could be is left out."""
+    by_bare: dict[str, list[str]] = {}
+    for other in others:
+        for short in {other, _bare(other), *_shortened(other)}:
+            by_bare.setdefault(short, []).append(other)
+    found = {}
+    for name in names:
+        shorts = dict.fromkeys([name, *_shortened(name), _bare(name)])
+        fits = next((by_bare[short] for short in shorts if short in by_bare), [])
+        if len(fits) == 1:
+            found[name] = fits[0]
+    return found
+
+
+def _shortened(name: str) -> Iterator[str]:
+    for wrapper in WRAPPERS:
+        if name.startswith(wrapper):
+            yield name.removeprefix(wrapper)
+
+
+def _bare(name: str) -> str:
+    """Return a name without what libraries put before and into it."""
+    for word in WRAPPED:
+        name = name.replace(f".{word}", ".").removeprefix(word)
+    return name.removeprefix("module.").removeprefix("base_model.model.")
+
+
+def _beginnings(names: Collection[str], others: Collection[str], least: int) -> list[str]:
+    """Return what stands before most names on the other side, `least` or more; several where they fit as many."""
+    counts: Counter[str] = Counter()
+    for other in others:
+        for dot in (match.end() for match in re.finditer(r"\.", other)):
+            if other[dot:] in names:
+                counts[other[:dot]] += 1
+    fits = {before: count for before, count in counts.items() if not _has_numbers(before)}
+    own = {before: count for before, count in fits.items() if not _OF_OPTIMIZERS.search(before)}
+    best = max((own or fits).values(), default=0)
+    return sorted(before for before, count in (own or fits).items() if count == best >= least)
+
+
+def _has_numbers(before: str) -> bool:
+    """Whether a beginning chooses a layer: `0.weight` is not any layer's weight."""
+    return any(part.isdigit() for part in before.split("."))
+
+
+def read_map(path: Path | str) -> dict[str, str]:
+    """Read a file of patterns: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`, `#` before a comment.
+
+    Returns:
+        The reference's name by pattern over the model's, as `renamed` takes it.
+
+    Raises:
+        ShardvizError: The file cannot be read, or a line is not `pattern = pattern`, or comes twice.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_MAP + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShardvizError(
+            f"{path} cannot be read: {error}", "give a text file of lines `pattern = pattern`"
+        ) from error
+    if len(text) > MAX_MAP:
+        raise ShardvizError(f"{path} has more than {MAX_MAP:,} bytes", "give a text file of lines `pattern = pattern`")
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        rule = line.partition("#")[0].strip()
+        sides = [side.strip() for side in rule.split("=")]
+        if rule and (len(sides) != 2 or not all(sides) or " " in "".join(sides)):
+            hint = "such as `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+            raise ShardvizError(f"{path}, line {number}: {printable(rule)[:80]!r} is not `pattern = pattern`", hint)
+        if rule and sides[0] in found:
+            raise ShardvizError(f"{path}, line {number}: {printable(sides[0])} comes twice", "keep one of the lines")
+        if rule:
+            found[sides[0]] = sides[1]
+    return found
 
 
 def renamed(names: Collection[str], patterns: Mapping[str, str]) -> dict[str, str]:
@@ -56,17 +192,23 @@ def _renamed(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
     return name
 
 
-def refuse_strangers(names: Collection[str], others: Collection[str], path: str) -> NoReturn:
+def refuse_strangers(names: Collection[str], others: Collection[str], path: str, several: Collection[str]) -> NoReturn:
     """Raise because a reference has none of a model's names: nothing could be compared.
 
     Args:
         names: The model's names, as they were looked up.
         others: The reference's.
         path: Where the reference is.
+        several: What stands before the names in the reference, where that is more than one thing.
 
     Raises:
         ShardvizError: Always; its message has some names of each side.
     """
+    if several:
+        raise ShardvizError(
+            f"{path} has the model's names {len(several)} times: behind {listed(several, MAX_LISTED)}",
+            f'say which is meant: reference_names={{"*": "{next(iter(several))}*"}}',
+        )
     raise ShardvizError(
         f"no tensor of the model is in {path} by its name: the model has {listed(sorted(names), MAX_LISTED)}, "
         f"{path} has {listed(sorted(others), MAX_LISTED) or 'no tensors'}",

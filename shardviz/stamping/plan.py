@@ -16,7 +16,7 @@ import numpy as np
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.reference.lookup import is_alike
-from shardviz.stamping.fill import VERSION, Fill, can_fill
+from shardviz.stamping.fill import Fill, can_fill
 from shardviz.text import bytes_text, counted, listed, printable
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MARK = "shardviz"
-"""The key in a file's metadata by which a stamped copy is known."""
-
-STAMPED = f"stamped {VERSION}"
+    from shardviz.layout.region import Region
 
 SAMPLE = 4096
 """Elements by which tensors that may be equal are found, before all are compared."""
@@ -50,6 +47,9 @@ class HasBits(Protocol):
     @property
     def bits(self) -> NDArray[Any]:
         """Its values as unsigned integers."""
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import DumpError
 from shardviz.reference.files import INDEX, open_reference
-from shardviz.stamping.plan import MARK, STAMPED, Plan, equal_ones, plan
-from shardviz.text import printable
+from shardviz.stamping.plan import Plan, equal_ones, plan
+from shardviz.stamping.target import LENGTH_BYTES, MARK, SAFETENSORS, STAMPED, header_of, json_object, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,12 +24,8 @@ WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".
 HUB_FILES = "blobs"
 """Where the cache of the Hugging Face hub keeps what its folders link to."""
 
-SAFETENSORS = ".safetensors"
 COPIED = 1 << 24
 """Bytes copied at a time."""
-
-LENGTH_BYTES = 8
-"""Bytes before a file's header, which count those of the header."""
 
 SPELLED = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
@@ -57,7 +51,7 @@ def stamp_safetensors(source: Path, target: Path, *, force: bool = False) -> Pla
     made = plan(tensors, equal_ones(reference.entries), str(source))
     with replaced(target, made.nbytes, is_folder=source.is_dir(), force=force) as unfinished:
         for path in _files(source):
-            _write(unfinished / path.name if source.is_dir() else unfinished, _header_of(path), reference.entries, made)
+            _write(unfinished / path.name if source.is_dir() else unfinished, header_of(path), reference.entries, made)
         if source.is_dir():
             _copy_others(source, unfinished)
     return made
@@ -78,38 +72,12 @@ def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, 
         _write(unfinished / f"model{SAFETENSORS}" if is_folder else unfinished, header, {}, made)
 
 
-def is_stamped(path: Path) -> bool:
-    """Whether a safetensors file, or every one of a folder, is a stamped copy."""
-    files = sorted(path.glob(f"*{SAFETENSORS}")) if path.is_dir() else [path]
-    marks = [_header_of(file).get("__metadata__") for file in files if file.is_file()]
-    return bool(marks) and all(isinstance(mark, dict) and mark.get(MARK) == STAMPED for mark in marks)
-
-
-def _header_of(path: Path) -> dict[str, Any]:
-    """Return the header of a file; empty where it has none that can be read."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            return _as_dict(file.read(min(length, os.fstat(file.fileno()).st_size)))
-    except OSError:
-        return {}
-
-
-def _as_dict(text: bytes) -> dict[str, Any]:
-    """Return a JSON object; empty where the text is not one."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _files(source: Path) -> list[Path]:
     """Return the files that a checkpoint's tensors are in: without those that its index does not name."""
     if not source.is_dir():
         return [source]
     files, index = sorted(source.glob(f"*{SAFETENSORS}")), source / INDEX
-    named = _as_dict(index.read_bytes()).get("weight_map") if index.is_file() else None
+    named = json_object(index.read_bytes()).get("weight_map") if index.is_file() else None
     return [path for path in files if named is None or path.name in named.values()]
 
 
@@ -159,55 +127,3 @@ def _copy_others(source: Path, target: Path) -> None:
         is_weights = path.suffix in WEIGHTS or (path.name.endswith(".index.json") and path.name != INDEX)
         if path.is_file() and not is_weights and path.resolve().parent in own:
             shutil.copyfile(path, target / path.name)
-
-
-@contextmanager
-def replaced(target: Path, nbytes: int, *, is_folder: bool, force: bool) -> Iterator[Path]:
-    """Give a path beside `target` to write to, which takes its place once all went well.
-
-    Raises:
-        DumpError: Something is there that may not be replaced, there is too little room, or it cannot be written.
-    """
-    target = type(target)(os.path.abspath(target))
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        _refuse_existing(target, force=force)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if nbytes > free:
-            message = f"{target} takes {nbytes / 1e9:,.3g} GB, and {target.parent} has {free / 1e9:,.3g} GB left"
-            raise DumpError(message, "give a folder on another disk with -o")
-        if is_folder:
-            unfinished.mkdir()
-        yield unfinished
-        _remove(target)
-        os.replace(unfinished, target)
-    except OSError as error:
-        raise DumpError(f"cannot write {target}: {error.strerror or error}", "choose another place with -o") from error
-    finally:
-        _remove(unfinished)
-
-
-def _refuse_existing(target: Path, *, force: bool) -> None:
-    if not (target.exists() or target.is_symlink()) or (target.is_dir() and not any(target.iterdir())):
-        return
-    if target.is_symlink() or not _is_own(target):
-        raise DumpError(
-            f"{printable(str(target))} exists and is not a stamped copy: its weights would be lost",
-            "choose another place with -o",
-        )
-    if not force:
-        raise DumpError(f"{printable(str(target))} exists", "give --force to replace it, or another place with -o")
-
-
-def _is_own(target: Path) -> bool:
-    from shardviz.stamping.dcp_copy import is_stamped_dcp
-
-    return is_stamped(target) or is_stamped_dcp(target)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

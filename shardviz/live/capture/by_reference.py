@@ -7,6 +7,7 @@ tensor of that name first and then in those of its shape.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.lookup import UNPLACED, has_windows_of, is_alike, locate, read_region
-from shardviz.reference.names import refuse_strangers, renamed
+from shardviz.reference.names import matched, refuse_strangers, renamed
 from shardviz.reference.singly import singly
 from shardviz.stamping.fill import Fill, looks_filled
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Reference
+    from shardviz.reference.names import Matching
     from shardviz.stamping.plan import HasBits
 
 ALIKE = "where its elements are: all of its values are alike"
@@ -106,12 +108,15 @@ def known_in(
         ShardvizError: It has none of them and should, or a pattern fits none.
     """
     known_as = renamed(wanted, names)
+    matching = matched(list(known_as.values()), reference.entries)
+    entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
+    _say_where(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
     entries: dict[str, HasBits] = {}
     unknown: list[tuple[str, str]] = []
     first, path = 1, reference.path.name
     for name, one in wanted.items():
-        found = {other: reference.find(known_as.get(other, other)) for other in (name, *one.tied)}
+        found = {other: entry_of.get(known_as.get(other, other)) for other in (name, *one.tied)}
         entry = next((entry for entry in found.values() if entry is not None), None)
         same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
         if entry is None:
@@ -126,8 +131,14 @@ def known_in(
             entries[name] = entry
             first += 0 if same else math.prod(one.shape)
     if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
-        refuse_strangers(list(known_as.values()), reference.entries, path)
+        refuse_strangers(list(known_as.values()), reference.entries, path, matching.open)
     return Known(stamps, entries, tuple(unknown))
+
+
+def _say_where(matching: Matching, path: str) -> None:
+    """Print, once in a job, under which beginning of its names a reference has the model."""
+    if matching.before and torch.distributed.get_rank() == 0:
+        print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)
 
 
 def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -> list[Local]:
@@ -179,10 +190,8 @@ def _is_slice(local: Local, bits: NDArray[np.generic], entry: HasBits, claimed: 
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
     if claimed.shape != bits.shape:
         return False
-    if isinstance(entry, Fill):
-        own = replace(entry, shape=shape).read(claimed)
-    else:
-        own = read_region(entry.bits.reshape(shape), claimed)
+    entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
+    own = entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
     return np.array_equal(cast_bits(own, entry.dtype, local.values.dtype), bits)
 
 

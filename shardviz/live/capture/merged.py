@@ -22,6 +22,7 @@ from shardviz.dump.records import Role, Stamp
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.by_reference import Known, cast_bits, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.reference.lookup import read_region
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.layout.region import Region
     from shardviz.live.capture.by_reference import Wanted
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Reference
@@ -84,6 +86,10 @@ class Merged:
         """Their values as unsigned integers."""
         rows = [np.concatenate([self._turned(one) for one in row], self.dim) for row in self.rows]
         return np.stack(rows) if self.stacked else rows[0]
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+        return read_region(self.bits, region)
 
     def _turned(self, one: HasBits) -> NDArray[Any]:
         return one.bits.T if self.transposed else one.bits

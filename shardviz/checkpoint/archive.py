@@ -1,0 +1,221 @@
+"""What `torch.save` wrote, inside a file: where a tensor's bytes are, or a small object.
+
+Nothing is decompressed, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardviz.checkpoint.pickled import Global, Made, read_pickle
+from shardviz.errors import DumpError
+from shardviz.layout.dtypes import is_dtype, itemsize
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+MAX_DIRECTORY = 1 << 20
+"""Bytes of an archive's directory, and of the pickle in it: one tensor takes a few hundred."""
+
+_END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+_END_SIZE, _LOCATOR_SIZE, _ENTRY_SIZE, _LOCAL_SIZE = 22, 20, 46, 30
+_ENTRY = "<4s6H3I5H2I"
+_STORED = 0
+_LARGE = 0xFFFFFFFF
+
+_STORAGES = {
+    **{"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexFloat": "complex64"},
+    **{"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a file.
+
+    Attributes:
+        dtype: Its element type.
+        shape: Its shape.
+        strides: The elements from one index to the next, for each dim.
+        start: The byte of the file at which its first element is.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a file: a whole archive, or one of its members."""
+
+    start: int
+    size: int
+
+
+def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
+    """Find out where the elements of a saved tensor are; a few hundred bytes are read.
+
+    Args:
+        path: The file.
+        start: The archive's first byte in it.
+        size: The archive's bytes.
+        name: What to call it in messages.
+
+    Raises:
+        DumpError: It is not an archive of one tensor, or its numbers contradict each other.
+    """
+    where = f"{path}: {printable(name)}"
+    with path.open("rb") as file:
+        members, root = _opened(file, _Part(start, size), where)
+        found = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
+        order = members.get(f"{root}byteorder")
+        if order is not None and _content(file, order) != b"little":
+            raise DumpError(f"{where} is not little-endian", "convert it where it was written")
+    try:
+        return _stored(found, members, root, where)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DumpError(f"{where} is not a tensor, or damaged", "copy it again") from error
+
+
+def read_object(path: Path, start: int, size: int, name: str) -> Any:
+    """Read a saved object that is made of inert types, such as a list of names.
+
+    Raises:
+        DumpError: It is damaged, or made of anything else.
+    """
+    where = f"{path}: {printable(name)}"
+    with path.open("rb") as file:
+        members, root = _opened(file, _Part(start, size), where)
+        return read_pickle(_content(file, members[f"{root}data.pkl"]), where)
+
+
+def _opened(file: BinaryIO, archive: _Part, where: str) -> tuple[dict[str, _Part], str]:
+    """Return the members of an archive by name, and the folder in it in which they are."""
+    try:
+        members = _members(file, archive)
+        root = next(name for name in members if name.endswith("data.pkl")).removesuffix("data.pkl")
+    except (ValueError, StopIteration, struct.error, OSError) as error:
+        why = f": {error}" if str(error) else ""
+        raise DumpError(f"{where} is not what torch.save writes, or damaged{why}", "copy it again") from error
+    return members, root
+
+
+def _members(file: BinaryIO, archive: _Part) -> dict[str, _Part]:
+    count, size, offset = _directory(file, archive)
+    if not 0 <= size <= MAX_DIRECTORY:
+        raise ValueError(f"a directory of {size:,} bytes")
+    data, at, found = _bytes_of(file, archive, offset, size), 0, {}
+    for _ in range(count):
+        fields = struct.unpack_from(_ENTRY, data, at)
+        method, packed, plain, local = (fields[index] for index in (4, 8, 9, 16))
+        name_size, extra_size, comment = fields[10:13]
+        name = data[at + _ENTRY_SIZE :][:name_size].decode()
+        extra = data[at + _ENTRY_SIZE + name_size :][:extra_size]
+        packed, plain, local = _large((packed, plain, local), extra)
+        if method != _STORED or packed != plain:
+            raise ValueError(f"{printable(name)} is compressed")
+        found[name] = _Part(_first_byte(file, archive, local, plain), plain)
+        at += _ENTRY_SIZE + name_size + extra_size + comment
+    return found
+
+
+def _directory(file: BinaryIO, archive: _Part) -> tuple[int, int, int]:
+    """Return how many members an archive's directory has, its bytes, and where it is."""
+    end = _bytes_of(file, archive, archive.size - _END_SIZE, _END_SIZE)
+    if end[:4] != _END:
+        raise ValueError("it has no directory at its end")
+    count, size, offset = struct.unpack_from("<HII", end, 10)
+    if _LARGE in (size, offset) or count == 0xFFFF:
+        locator = _bytes_of(file, archive, archive.size - _END_SIZE - _LOCATOR_SIZE, _LOCATOR_SIZE)
+        (at,) = struct.unpack_from("<Q", locator, 8)
+        end = _bytes_of(file, archive, at, 56)
+        if locator[:4] != _LOCATOR_64 or end[:4] != _END_64:
+            raise ValueError("its directory is damaged")
+        count, size, offset = struct.unpack_from("<QQQ", end, 32)
+    return min(count, size // _ENTRY_SIZE), size, offset
+
+
+def _large(sizes: tuple[int, int, int], extra: bytes) -> tuple[int, int, int]:
+    """Return sizes with those that a zip64 record replaces."""
+    found, at = list(sizes), 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            wide = [at + 4 + 8 * index for index in range(length // 8)]
+            for index in (1, 0, 2):  # the plain size comes first
+                if found[index] == _LARGE and wide:
+                    (found[index],) = struct.unpack_from("<Q", extra, wide.pop(0))
+        at += 4 + length
+    return found[0], found[1], found[2]
+
+
+def _first_byte(file: BinaryIO, archive: _Part, local: int, size: int) -> int:
+    """Return where a member's content begins in the file: behind a header of its own."""
+    header = _bytes_of(file, archive, local, _LOCAL_SIZE)
+    if header[:4] != b"PK\x03\x04":
+        raise ValueError("a member has no header")
+    name, extra = struct.unpack_from("<HH", header, 26)
+    start = local + _LOCAL_SIZE + int(name) + int(extra)
+    if start + size > archive.size:
+        raise ValueError(f"a member ends at byte {start + size:,} of {archive.size:,}")
+    return archive.start + start
+
+
+def _bytes_of(file: BinaryIO, archive: _Part, offset: int, size: int) -> bytes:
+    if offset < 0 or offset + size > archive.size:
+        raise ValueError(f"bytes {offset:,} to {offset + size:,} of {archive.size:,}")
+    file.seek(archive.start + offset)
+    found = file.read(size)
+    if len(found) != size:
+        raise ValueError("the file ends before it does")
+    return found
+
+
+def _content(file: BinaryIO, member: _Part) -> bytes:
+    file.seek(member.start)
+    return file.read(min(member.size, MAX_DIRECTORY))
+
+
+def _unwrapped(found: Any) -> Any:
+    """Return the tensor within a parameter."""
+    is_parameter = type(found) is Made and found.kind == "torch._utils._rebuild_parameter"
+    return found.args[0] if is_parameter else found
+
+
+def _stored(found: Any, members: dict[str, _Part], root: str, where: str) -> Stored:
+    if type(found) is not Made or not found.kind.startswith("torch._utils._rebuild_tensor_v"):
+        raise TypeError
+    storage, first, shape, strides = found.args[:4]
+    _, kind, key, *_ = storage.args
+    dtype = _dtype(kind, found.args)
+    part = members[f"{root}data/{key}"]
+    width = itemsize(dtype)
+    numbers = (first, *shape, *strides)
+    if not is_dtype(dtype) or not width or len(shape) != len(strides) or any(type(one) is not int for one in numbers):
+        raise TypeError
+    last = first + _span(shape, strides) if math.prod(shape) else 0
+    if min(numbers) < 0 or last * width > part.size:
+        raise DumpError(
+            f"{where} is damaged: {dtype}{list(shape)} ends at byte {last * width:,} of {part.size:,}", "copy it again"
+        )
+    return Stored(dtype, tuple(shape), tuple(strides), part.start + first * width)
+
+
+def _dtype(kind: Global, args: Sequence[Any]) -> str:
+    name = kind.name.removeprefix("torch.")
+    if name == "storage.UntypedStorage":
+        return next(str(arg.name) for arg in args if type(arg) is Global).removeprefix("torch.")
+    return _STORAGES[name.removesuffix("Storage")]
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the elements of storage from a tensor's first element to behind its last one."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -1,0 +1,54 @@
+"""Bits of one element type rounded to another, as torch does it, without torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.layout.dtypes import itemsize
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NUMPY = frozenset({"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})
+_BFLOAT16 = "bfloat16"
+_QUIET_NAN = 0x7FC0
+
+
+def is_narrower(dtype: str, than: str) -> bool:
+    """Whether a type is the one to round to, of two: the one with fewer bytes, bfloat16 rather than float16."""
+    return (itemsize(dtype), dtype != _BFLOAT16) < (itemsize(than), than != _BFLOAT16)
+
+
+def cast(bits: NDArray[Any], dtype: str, to: str) -> NDArray[Any] | None:
+    """Return bits of one type as those of another; None where this is not known how to do.
+
+    Example:
+        >>> ones = np.array([1.0, 1.00390625], np.float32).view(np.uint32)
+        >>> [hex(bits) for bits in cast(ones, "float32", "bfloat16")]
+        ['0x3f80', '0x3f80']
+    """
+    if dtype == to:
+        return bits
+    if not {dtype, to} <= _NUMPY | {_BFLOAT16}:
+        return None
+    values = _widened(bits) if dtype == _BFLOAT16 else bits.view(dtype)
+    with np.errstate(all="ignore"):
+        if to == _BFLOAT16:
+            return _rounded(values.astype(np.float32))
+        return values.astype(to).view(f"u{itemsize(to)}")
+
+
+def _widened(bits: NDArray[Any]) -> NDArray[np.float32]:
+    wide: NDArray[np.uint32] = bits.astype(np.uint32) << np.uint32(16)
+    return wide.view(np.float32)
+
+
+def _rounded(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to the nearest bfloat16, to the even one of two."""
+    bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    even = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded: NDArray[np.uint16] = ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype(np.uint16)
+    rounded[np.isnan(values)] = _QUIET_NAN
+    return rounded

@@ -1,0 +1,135 @@
+"""Folders of torch.distributed.checkpoint: `.metadata` says which tensor is in which bytes of which file.
+
+Megatron's dist-checkpointing in its `torch_dist` format is the same, with a `common.pt` beside it that is not read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shardviz.checkpoint.pickled import MAX_BYTES, Global, Made, read_pickle
+from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
+from shardviz.errors import DumpError
+from shardviz.layout.dtypes import is_dtype
+from shardviz.layout.region import MAX_DIMS
+from shardviz.text import printable
+
+METADATA = ".metadata"
+
+_PREFIX = "torch.distributed.checkpoint."
+_TENSOR = f"{_PREFIX}metadata.TensorStorageMetadata"
+_ENDS = {_TENSOR: "tensor", f"{_PREFIX}metadata.BytesStorageMetadata": "object"}
+
+Places = dict[str, dict[tuple[int, ...] | None, Place]]
+"""Where things are stored: by name, and a tensor's chunks by their offsets."""
+
+
+def read_dcp(folder: Path) -> Checkpoint:
+    """Read a folder's metadata; none of its tensors.
+
+    Raises:
+        DumpError: The metadata is damaged, or names anything but a checkpoint's own types.
+    """
+    path = folder / METADATA
+    size = file_size(path)
+    if size is None or size > MAX_BYTES:
+        has = "is missing" if size is None else f"has {size:,} bytes, more than {MAX_BYTES:,}"
+        raise DumpError(f"{path} {has}", "give a folder that torch.distributed.checkpoint wrote")
+    root = read_pickle(path.read_bytes(), str(path))
+    places = _places(_mapping(_of(root, "storage_data"), path, "storage_data", optional=True), path)
+    nested = _mapping(_of(root, "planner_data"), path, "planner_data", optional=True)
+    tensors, objects = {}, {}
+    for name, one in _mapping(_of(root, "state_dict_metadata"), path, "state_dict_metadata").items():
+        what = _ENDS.get(one.kind) if type(name) is str and type(one) is Made else None
+        if what is None:
+            raise DumpError(f"{path}: state_dict_metadata[{printable(repr(name))[:200]}] is damaged", "copy it again")
+        if what == "tensor":
+            tensors[name] = _tensor(name, one, places.get(name, {}), nested.get(name), path)
+        elif None in places.get(name, {}):
+            objects[name] = places[name][None]
+    return Checkpoint(folder, "DCP", tensors, objects)
+
+
+def _of(made: Any, name: str) -> Any:
+    return made.field(name) if type(made) is Made else None
+
+
+def _mapping(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
+    if value is None and optional:
+        return {}
+    if type(value) is not dict:
+        raise DumpError(f"{path}: {what} is not a dict, but {type(value).__name__}", "copy it again")
+    return value
+
+
+def _places(stored: dict[Any, Any], path: Path) -> Places:
+    found: Places = {}
+    for index, info in stored.items():
+        name, offsets = _of(index, "fqn"), _of(index, "offset")
+        if type(name) is not str:
+            raise DumpError(f"{path}: storage_data has an entry without a name", "copy it again")
+        key = None if offsets is None else _numbers(offsets, f"{path}: the offset of {printable(name)}")
+        found.setdefault(name, {})[key] = _place(info, name, path)
+    return found
+
+
+def _place(info: Any, name: str, path: Path) -> Place:
+    where = f"{path}: storage_data of {printable(name)}"
+    file, through = _of(info, "relative_path"), _of(info, "transform_descriptors")
+    start, size = _numbers((_of(info, "offset"), _of(info, "length")), where)
+    if type(file) is not str or not is_inside(file):
+        raise DumpError(f"{where} names a file outside its folder: {printable(str(file))[:200]}", "do not trust it")
+    transformed = ", ".join(map(str, through)) if type(through) in (list, tuple) else ""
+    return Place(file, start, size, not file.endswith(".safetensors"), transformed)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a file's name stays in the folder that it is relative to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and not set(name) & set("\0\\:")
+
+
+def _tensor(name: str, made: Made, places: dict[tuple[int, ...] | None, Place], parts: Any, path: Path) -> Saved:
+    where = f"{path}: {printable(name)}"
+    shape = _numbers(made.field("size"), f"{where}: size")
+    listed = made.field("chunks")
+    if type(listed) is not list:
+        raise DumpError(f"{where}: chunks is not a list", "copy it again")
+    chunks = []
+    for one in listed:
+        offsets = _numbers(_of(one, "offsets"), f"{where}: offsets")
+        sizes = _numbers(_of(one, "sizes"), f"{where}: sizes")
+        if not len(offsets) == len(sizes) == len(shape):
+            raise DumpError(
+                f"{where}: a chunk of shape {list(sizes)} at {list(offsets)} of {list(shape)}", "copy it again"
+            )
+        place = places.get(offsets) or (places.get(None) if len(listed) == 1 else None)
+        chunks.append(Chunk(offsets, sizes, place))
+    nested = tuple(map(str, parts)) if type(parts) is tuple else ()
+    return Saved(name, shape, _dtype(made, where), tuple(chunks), path.parent, nested)
+
+
+def _dtype(made: Made, where: str) -> str:
+    properties = made.field("properties")
+    state = properties.state if type(properties) is Made else None
+    first = state.get("dtype") if type(state) is dict else state[0] if type(state) is tuple and state else None
+    if type(first) is not Global or not is_dtype(first.name.removeprefix("torch.")):
+        raise DumpError(f"{where}: properties has no element type", "copy it again")
+    return first.name.removeprefix("torch.")
+
+
+def _numbers(value: Any, where: str) -> tuple[int, ...]:
+    if (
+        type(value) is not tuple
+        or len(value) > MAX_DIMS
+        or not all(type(one) is int and 0 <= one <= MAX_SIZE for one in value)
+    ):
+        raise DumpError(f"{where} is not a tuple of sizes: {printable(_short(value))}", "copy it again")
+    return value
+
+
+def _short(value: Any) -> str:
+    if type(value) is not tuple:
+        return type(value).__name__
+    return str([one if type(one) is int and abs(one) < 1 << 70 else type(one).__name__ for one in value[:8]])

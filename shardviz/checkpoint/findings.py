@@ -1,0 +1,170 @@
+"""What is wrong with a checkpoint by itself: files, chunks, element types, ties. Contents are compared in `compare`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding, NotChecked, Report
+from shardviz.check.grouping import grouped
+from shardviz.checkpoint.coverage import coverage_of
+from shardviz.checkpoint.optimizer import check_optimizer
+from shardviz.errors import DumpError
+from shardviz.text import counted, listed, natural_key, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
+
+MAX_NAMES = 3
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "tok_embeddings.weight", "word_embeddings.weight", "shared.weight")
+HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
+
+_COPY = "copy the checkpoint again, and compare the sizes of its files"
+_SAVE = "save the checkpoint again; load none of this one before it is understood"
+
+
+def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], object] = lambda done, of: None) -> Report:
+    """Return every finding that a checkpoint's metadata and the headers of its chunks show.
+
+    Args:
+        checkpoint: The checkpoint.
+        progress: Called with the tensors looked at, and their number.
+    """
+    results: list[Finding | NotChecked] = [*_files(checkpoint), *_index(checkpoint)]
+    for done, tensor in enumerate(checkpoint.tensors.values()):
+        progress(done, len(checkpoint.tensors))
+        results += [*_chunks(tensor), *_stored(checkpoint, tensor)]
+    results += [*_ties(checkpoint), *check_optimizer(checkpoint)]
+    findings = [result for result in results if isinstance(result, Finding)]
+    findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
+    unchecked = [result for result in results if isinstance(result, NotChecked)]
+    return Report(0, len(checkpoint.tensors), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
+
+
+def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield files that are missing or end before what they are said to hold."""
+    users: dict[str, dict[str, int]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        for chunk in tensor.chunks:
+            if chunk.place:
+                of_file = users.setdefault(chunk.place.file, {})
+                of_file[name] = max(of_file.get(name, 0), chunk.place.start + chunk.place.size)
+    for name, place in checkpoint.objects.items():
+        users.setdefault(place.file, {})[name] = place.start + place.size
+    for name, file in checkpoint.indexed.items():
+        users.setdefault(file, {}).setdefault(name, 0)
+    for file, ends in sorted(users.items()):
+        size = checkpoint.file_sizes[file]
+        cut = [name for name, end in ends.items() if size is None or end > size]
+        if cut:
+            has = "is missing" if size is None else f"has {size:,} bytes of at least {max(ends.values()):,}"
+            what = f"{printable(file)} {has}: {counted(len(cut), 'entry' if len(cut) == 1 else 'entrie')} in it cannot"
+            some = listed(map(printable, cut), MAX_NAMES)
+            yield Finding(
+                "incomplete",
+                "error",
+                "",
+                (),
+                f"{what} be read: {some}",
+                cause="A copy or a save that ended early",
+                fix=_COPY,
+            )
+
+
+def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield tensors that the index names and no file has, or another file than it says, and the other way round."""
+    if not checkpoint.indexed:
+        return
+    cause = "The index was written for other files, or edited by hand"
+    for name, file in checkpoint.indexed.items():
+        if checkpoint.file_sizes[file] is not None:
+            tensor = checkpoint.tensors.get(name)
+            if tensor is None or file not in tensor.files:
+                where = f"{printable(tensor.files[0])} has it" if tensor else "no file has it"
+                text = f"the index says that it is in {printable(file)}, but {where}"
+                yield Finding("incomplete", "error", name, (), text, cause=cause, fix="write the index again")
+    for name, tensor in checkpoint.tensors.items():
+        if name not in checkpoint.indexed:
+            text = f"{printable(tensor.files[0])} has it, but the index does not name it: loaders leave it out"
+            yield Finding("incomplete", "error", name, (), text, cause=cause, fix="write the index again")
+
+
+def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
+    """Yield gaps, overlaps and chunks out of bounds."""
+    found = coverage_of(tensor)
+    if found is None:
+        text = f"whether its {len(tensor.chunks):,} chunks are all of it: they are too many, or too irregular"
+        yield NotChecked(tensor.name, text, "order")
+        return
+    chunks = counted(len(tensor.chunks), "chunk")
+    if found.outside:
+        first = found.outside[0]
+        text = f"{len(found.outside)} of {chunks} reach beyond its shape {list(tensor.shape)}: the one at "
+        text += f"{list(first.offsets)} has shape {list(first.sizes)}"
+        cause = "Ranks saved shards of another global shape, such as a padded one"
+        yield Finding("wrong-shape", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
+    if found.missing:
+        text = f"{found.missing:,} of {tensor.size:,} elements are in none of its {chunks}, the first at {found.gap}"
+        cause = "A rank did not save its shard, or shards of different runs are in one folder"
+        yield Finding("missing", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
+    if found.repeated:
+        text = f"{found.repeated:,} of {tensor.size:,} elements are in several of its {chunks}, the first at "
+        text += f"{found.overlap}: which of them is loaded is chance"
+        cause = "Ranks saved overlapping shards, or files of two saves are in one folder"
+        yield Finding("duplicated", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
+
+
+def _stored(checkpoint: Checkpoint, tensor: Saved) -> Iterator[Finding]:
+    """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged."""
+    others: list[tuple[Chunk, str]] = []
+    for chunk in tensor.chunks:
+        if chunk.place is None:
+            text = f"the checkpoint does not say which file has {chunk.region}"
+            yield Finding("incomplete", "error", tensor.name, (), text, cause="A save that ended early", fix=_SAVE)
+        elif not chunk.place.transformed and _is_there(checkpoint, chunk):
+            try:
+                stored = tensor.stored(chunk)
+            except DumpError as error:
+                yield Finding("incomplete", "error", tensor.name, (), error.message, cause="A damaged file", fix=_COPY)
+                continue
+            if stored.dtype != tensor.dtype or stored.shape != chunk.sizes:
+                others.append((chunk, f"{stored.dtype}{list(stored.shape)}"))
+    if others:
+        chunk, has = others[0]
+        text = (
+            f"{len(others)} of {counted(len(tensor.chunks), 'chunk')} are not {tensor.dtype} of the shape they claim: "
+        )
+        text += f"the one at {list(chunk.offsets)} is {has}, not {tensor.dtype}{list(chunk.sizes)}"
+        cause = "Ranks saved the tensor in different element types or shapes"
+        fix = f"cast to torch.{tensor.dtype} on every rank before saving"
+        yield Finding("wrong-shape", "error", tensor.name, (), text, cause=cause, fix=fix)
+
+
+def _is_there(checkpoint: Checkpoint, chunk: Chunk) -> bool:
+    """Whether the bytes of a chunk are in its file; where not, that is reported once for the file."""
+    size = checkpoint.file_sizes[chunk.place.file] if chunk.place else None
+    return size is not None and chunk.place is not None and chunk.place.start + chunk.place.size <= size
+
+
+def _ties(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
+    """Yield an output embedding that is another than the input one, where the model's settings tie them."""
+    if not checkpoint.tied:
+        return
+    inputs = [name for name in checkpoint.tensors if name.endswith(EMBEDDINGS)]
+    heads = [name for name in checkpoint.tensors if name.endswith(HEADS)]
+    if len(inputs) != 1 or len(heads) != 1:
+        return
+    one, other = checkpoint.tensors[inputs[0]], checkpoint.tensors[heads[0]]
+    try:
+        same = (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(one.bits, other.bits)
+    except DumpError as error:
+        yield NotChecked(heads[0], f"whether it is {printable(inputs[0])}: {error.message}", "ties")
+        return
+    if not same:
+        text = f"config.json ties it to {printable(inputs[0])}, but both are saved and they differ"
+        cause = "The tie was lost in training or conversion: one of the two was trained alone"
+        fix = "find out which of them the model used; save that one, or set tie_word_embeddings to false"
+        yield Finding("untied", "error", heads[0], (), text, cause=cause, fix=fix)

@@ -1,0 +1,75 @@
+"""Which format a checkpoint is in, found out from its files; those that cannot be read safely are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.dcp import METADATA, read_dcp
+from shardviz.checkpoint.headers import INDEX, read_safetensors
+from shardviz.errors import DumpError
+
+if TYPE_CHECKING:
+    from shardviz.checkpoint.records import Checkpoint
+
+RUN = "run.json"
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+_EXPECTED = "give a folder with .metadata (torch.distributed.checkpoint), a .safetensors file, or a folder of them"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is a checkpoint, or something that was meant as one, rather than a dump of shardviz."""
+    if path.is_file():
+        return path.suffix in (".safetensors", ".distcp", *_PICKLES) or path.name == METADATA
+    names = [one.name for one in path.iterdir()] if path.is_dir() else []
+    return any(map(_belongs, names)) and not any(map(_is_of_dump, names))
+
+
+def _belongs(name: str) -> bool:
+    return name in (METADATA, "latest", INDEX) or name.endswith((".safetensors", ".distcp", *_PICKLES))
+
+
+def _is_of_dump(name: str) -> bool:
+    return name == RUN or (name.startswith("rank_") and name.endswith(".json"))
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a checkpoint: a DCP folder, a safetensors file, or a folder of them; only headers are read.
+
+    Nothing in it is run, unpickled or decompressed, and no path in it is followed out of its folder.
+
+    Raises:
+        DumpError: It is not a checkpoint, is damaged, or is in a format that cannot be read without running it.
+
+    Example:
+        >>> open_checkpoint("step-1000").tensors["model.norm.weight"].shape  # doctest: +SKIP
+        (4096,)
+    """
+    path = Path(path)
+    if path.name == METADATA or path.suffix == ".distcp":
+        path = path.parent
+    if not path.is_dir():
+        if path.suffix in _PICKLES:
+            raise DumpError(f"{path} is a pickle, which is not opened", "save it as safetensors, or with DCP")
+        return read_safetensors(path)
+    try:
+        names = [one.name for one in path.iterdir()]
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}", _EXPECTED) from error
+    if METADATA in names:
+        return read_dcp(path)
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return read_safetensors(path)
+    raise DumpError(*_refusal(path, names))
+
+
+def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
+    if any(name.endswith("_optim_states.pt") or name == "latest" for name in names):
+        hint = "convert it with DeepSpeed's ds_to_universal.py or zero_to_fp32.py --safe_serialization"
+        return f"{path} is a DeepSpeed checkpoint: pickles, which are not opened", hint
+    if any(name.endswith(".distcp") for name in names):
+        return f"{path} has .distcp files but no {METADATA}: its save was not finished", "save it again"
+    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    if pickles:
+        return f"{path} has pickles, which are not opened: {pickles[0]}", "save it as safetensors, or with DCP"
+    return f"{path} has no .safetensors file", _EXPECTED

@@ -1,0 +1,158 @@
+"""Optimizer state beside a model in one checkpoint: state of parameters that are not there, and the other way round.
+
+torch names a state `PREFIX.state.PARAMETER.exp_avg`, Megatron `PREFIX.state.exp_avg.PARAMETER`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.checkpoint.archive import read_object
+from shardviz.errors import DumpError
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from shardviz.checkpoint.records import Checkpoint, Saved
+
+MAX_NAMES = 3
+KEYS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "fp32_param", "master_param")
+"""States that have the shape of their parameter."""
+
+OF_OPTIMIZERS = (*KEYS, "step", "sum", "acc_delta", "exp_inf", "eta", "ax", "exp_avg_sq_row", "exp_avg_sq_col", "mu")
+
+_STATE = re.compile(r"(?P<before>(?:.*?\.)?)state\.(?P<name>.+)\.(?P<key>[a-z_][a-z0-9_]*)")
+_OF_MEGATRON = re.compile(rf"(?P<before>(?:.*?\.)?)state\.(?P<key>{'|'.join(KEYS)})\.(?P<name>.+)")
+_GROUP = re.compile(r"(?P<before>(?:.*?\.)?)param_groups\.(?P<name>.+)\.(?P<key>[a-z_]+)")
+
+
+@dataclass(frozen=True)
+class _Optimizer:
+    """One optimizer's part of a checkpoint.
+
+    Attributes:
+        before: What its names begin with.
+        states: Its tensors, by parameter.
+        grouped: The parameters that its groups name; empty where that is not known.
+    """
+
+    before: str
+    states: dict[str, list[tuple[str, Saved]]] = field(default_factory=dict)
+    grouped: set[str] = field(default_factory=set)
+
+
+def check_optimizer(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
+    """Yield states without a parameter or of another shape, and parameters that lack the state that others have."""
+    optimizers = _optimizers(checkpoint)
+    begins = tuple(filter(None, optimizers))
+    model = [name for name in checkpoint.tensors if _split(name) is None and not name.startswith(begins)]
+    for optimizer in optimizers.values():
+        if any(name.isdigit() for name in optimizer.states):
+            why = "which parameters its states belong to: it numbers them"
+            yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
+            continue
+        before = _model_of(optimizer, model)
+        if before is None:
+            why = "whether its states belong to parameters: no model of the checkpoint clearly has their names"
+            yield NotChecked("", f"{printable(optimizer.before) or 'optimizer'}: {why}", "run")
+            continue
+        yield from _orphans(optimizer, before, checkpoint)
+        yield from _stateless(optimizer, before, model)
+
+
+def _split(name: str) -> re.Match[str] | None:
+    return _OF_MEGATRON.fullmatch(name) or _STATE.fullmatch(name)
+
+
+def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
+    found: dict[str, _Optimizer] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if (parts := _split(name)) is not None:
+            optimizer = found.setdefault(parts["before"], _Optimizer(parts["before"]))
+            optimizer.states.setdefault(parts["name"], []).append((parts["key"], tensor))
+    found = {before: one for before, one in found.items() if _is_optimizer(one)}
+    for name, place in checkpoint.objects.items():
+        parts = _GROUP.fullmatch(name)
+        if parts is None or parts["before"] not in found:
+            continue
+        if not parts["name"].isdigit():
+            found[parts["before"]].grouped.add(parts["name"])
+        elif parts["key"] == "params":
+            try:
+                listed_ = read_object(checkpoint.folder / place.file, place.start, place.size, name)
+            except (DumpError, OSError, KeyError):
+                continue
+            found[parts["before"]].grouped.update(one for one in listed_ if type(one) is str)
+    return found
+
+
+def state_names(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the tensors of a checkpoint that are optimizer state."""
+    every = _optimizers(checkpoint).values()
+    return frozenset(state.name for one in every for states in one.states.values() for _, state in states)
+
+
+def _is_optimizer(found: _Optimizer) -> bool:
+    """Whether names are an optimizer's: a model may have a module called `state` too."""
+    return any(key in OF_OPTIMIZERS for states in found.states.values() for key, _ in states)
+
+
+def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
+    """Return what stands before most of the parameters with state in the model; None where that is not clear.
+
+    Of several models with the same names it is the one whose names begin most like the optimizer's.
+    """
+    counts: Counter[str] = Counter()
+    for name in model:
+        for dot in (0, *(match.end() for match in re.finditer(r"\.", name))):
+            if name[dot:] in optimizer.states:
+                counts[name[:dot]] += 1
+    most = max(counts.values(), default=0)
+    fits = [(_shared(before, optimizer.before), before) for before, count in counts.items() if count == most]
+    best = [before for length, before in fits if length == max(fits)[0]]
+    return best[0] if len(best) == 1 else None
+
+
+def _shared(one: str, other: str) -> int:
+    """Return how many levels two names begin with in common."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return next((level for level, (mine, theirs) in enumerate(pairs) if mine != theirs), len(one.split(".")))
+
+
+def _orphans(optimizer: _Optimizer, before: str, checkpoint: Checkpoint) -> Iterator[Finding]:
+    for name, states in optimizer.states.items():
+        parameter = checkpoint.tensors.get(before + name)
+        if parameter is None and before + name not in checkpoint.objects:
+            key, state = states[0]
+            text = f"{printable(state.name)} is optimizer state ({key}, {list(state.shape)}) of a parameter that the "
+            text += f"checkpoint does not have: {printable(before + name)}"
+            cause = "The model and its optimizer were saved at different times, or the parameter was renamed"
+            fix = "save both from one state dict, with torch.distributed.checkpoint.state_dict.get_state_dict"
+            yield Finding("foreign", "error", state.name, (), text, cause=cause, fix=fix)
+        for key, state in states:
+            if parameter is not None and key in KEYS and state.shape != parameter.shape:
+                text = f"the state has shape {list(state.shape)}, its parameter {list(parameter.shape)}"
+                cause = "The state is of another parameter, or a shard of it was saved as the whole"
+                yield Finding("wrong-shape", "error", state.name, (), text, cause=cause, fix="save both as DTensors")
+
+
+def _stateless(optimizer: _Optimizer, before: str, model: Collection[str]) -> Iterator[Finding | NotChecked]:
+    """Yield parameters that their optimizer names and has no state of; without its groups, whether they are frozen."""
+    own = [name.removeprefix(before) for name in model if name.startswith(before)]
+    missing = [name for name in own if name not in optimizer.states]
+    for name in missing:
+        if name in optimizer.grouped:
+            others = f"{len(optimizer.states):,} others have some"
+            text = f"the optimizer's groups name it, but there is no state of it; {others}"
+            cause = "A rank did not save its states, or the parameter never had a gradient"
+            fix = "load with care: the optimizer starts this parameter from nothing"
+            yield Finding("incomplete", "warning", before + name, (), text, cause=cause, fix=fix)
+    if missing and not optimizer.grouped:
+        some = listed(map(printable, missing), MAX_NAMES)
+        why = f"whether {counted(len(missing), 'tensor')} without optimizer state are frozen, or buffers: {some}"
+        yield NotChecked("", why, "run")

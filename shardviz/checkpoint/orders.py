@@ -1,0 +1,133 @@
+"""What was done to a tensor's elements between two checkpoints, named.
+
+It is read off where each element of the one is in the other; the names are those that a check of a dump gives.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.check.order.infer.orders import name_order, transposed_digits
+from shardviz.check.order.infer.transpositions import transpositions
+from shardviz.reference.lookup import UNPLACED, is_alike, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.records import Saved
+
+MAX_LOCATED = 1 << 26
+"""Elements of a tensor whose places are looked for one by one."""
+
+MAX_PERMUTED = 4
+"""Dims of a tensor whose dims are exchanged in every way."""
+
+
+def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...] = ()) -> str:
+    """Say how the elements of one tensor became those of another of as many; empty where they did not.
+
+    Args:
+        before: Its bits in the first checkpoint.
+        after: Its bits in the second.
+        cuts: The tensors, whose chunks say what ranks held.
+    """
+    if before.size != after.size or is_alike(before):
+        return ""
+    if before.shape != after.shape:
+        return _reshaped(before, after)
+    if (axes := _exchanged(before, after)) is not None:
+        return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
+    if before.size > MAX_LOCATED or before.ndim == 0:
+        return ""
+    ids = locate(after, before)
+    if (ids == UNPLACED).any():
+        return ""
+    return _by_dims(ids, before.shape, cuts) or _by_transposition(ids, before.shape)
+
+
+def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:
+    """Return the order of dims that makes one of the other; None where none does."""
+    if not 2 <= before.ndim <= MAX_PERMUTED:
+        return None
+    for axes in list(permutations(range(before.ndim)))[1:]:
+        if tuple(before.shape[axis] for axis in axes) == after.shape and np.array_equal(before.transpose(axes), after):
+            return axes
+    return None
+
+
+def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
+    if np.array_equal(before.reshape(-1), after.reshape(-1)):
+        return f"reshaped from {list(before.shape)} to {list(after.shape)}, in the same order"
+    axes = _exchanged(before, after)
+    return f"its dims are exchanged: permute({', '.join(map(str, axes))})" if axes is not None else ""
+
+
+def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
+    """Name the orders of single dims; empty where the ids are no such product, or not all of the tensor."""
+    orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    wanted: NDArray[np.int64] = np.ones((), np.int64)
+    for order, stride in zip(orders, strides, strict=True):
+        wanted = np.add.outer(wanted, order * stride)
+    if not np.array_equal(wanted, ids):
+        return ""
+    words = []
+    for dim, order in enumerate(orders):
+        if np.array_equal(np.sort(order), np.arange(shape[dim])):
+            if not np.array_equal(order, np.arange(shape[dim])):
+                words.append(_named(order, dim, cuts))
+        else:
+            found = np.unique(order)
+            words.append(f"dim {dim} has only {len(found):,} of its {shape[dim]:,} indices, some several times")
+    return " and ".join(words)
+
+
+def _order_along(ids: NDArray[np.int64], shape: tuple[int, ...], dim: int) -> NDArray[np.int64]:
+    line = ids[tuple(slice(None) if other == dim else 0 for other in range(len(shape)))]
+    found: NDArray[np.int64] = (line - 1) // math.prod(shape[dim + 1 :]) % shape[dim]
+    return found
+
+
+def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
+    stretches = next((found for cut in cuts if len(found := _stretches(cut, dim)) > 1), [])
+    _, words, _ = name_order(order, dim, stretches)
+    digits = transposed_digits(order)
+    size = len(order)
+    if digits is not None and digits[0] == 1:
+        words += f": shards of [{size}/{digits[1]}/ranks] on {digits[2]} ranks, joined as [{size}/ranks]"
+    elif _moves_whole(order, stretches):
+        words += f": whole shards of the {len(stretches)} that were saved are exchanged"
+    return words
+
+
+def _stretches(cut: Saved, dim: int) -> list[tuple[int, int]]:
+    """Return the stretches of a dim that chunks are."""
+    sides = {(chunk.offsets[dim], chunk.offsets[dim] + chunk.sizes[dim]) for chunk in cut.chunks if chunk.sizes[dim]}
+    return sorted(sides)
+
+
+def _moves_whole(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]]) -> bool:
+    """Whether every saved stretch is in the order of a saved stretch."""
+    known = set(stretches)
+    return len(stretches) > 1 and all(
+        (int(order[start]), int(order[start]) + stop - start) in known
+        and np.array_equal(order[start:stop], np.arange(order[start], order[start] + stop - start))
+        for start, stop in stretches
+    )
+
+
+def _by_transposition(ids: NDArray[np.int64], shape: tuple[int, ...]) -> str:
+    places = np.arange(ids.size)
+    flat = ids.ravel()
+    for _, _, text, content in transpositions(shape):
+        if np.array_equal(content(places) + 1, flat):
+            return f"its own {text}"
+    num = int((np.diff(flat) != 1).sum()) + 1
+    is_all = len(np.unique(flat)) == ids.size
+    return f"all of its elements, in another order: {num:,} stretches" if is_all else ""

@@ -1,0 +1,262 @@
+"""A checkpoint as data: its tensors, the chunks that each is in, and the bytes of a file that hold a chunk."""
+
+from __future__ import annotations
+
+import math
+import stat
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.archive import Stored, find_tensor
+from shardviz.errors import DumpError
+from shardviz.layout.dtypes import itemsize
+from shardviz.layout.region import Region
+from shardviz.text import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+MAX_SIZE = 1 << 53
+"""The largest number of a shape or of a place in a file that is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The bytes of a file that hold something.
+
+    Attributes:
+        file: The file's name in the checkpoint's folder.
+        start: The first byte.
+        size: How many bytes.
+        archive: Whether they are what `torch.save` wrote; the elements themselves otherwise.
+        transformed: What the bytes went through after that, such as a compression; empty where through nothing.
+    """
+
+    file: str
+    start: int
+    size: int
+    archive: bool = False
+    transformed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a tensor that is stored in one piece.
+
+    Attributes:
+        offsets: Its first index in each dim.
+        sizes: Its shape.
+        place: Where it is stored; None where the checkpoint does not say.
+        dtype: Its element type where that is known without reading it, empty otherwise.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    place: Place | None
+    dtype: str = ""
+
+    @property
+    def region(self) -> Region:
+        """The part of the tensor that it is."""
+        ends = zip(self.offsets, self.sizes, strict=True)
+        return Region(tuple(((start, start + size),) if size else () for start, size in ends))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        name: Its name.
+        shape: Its global shape.
+        dtype: Its element type.
+        chunks: The parts that it is stored in.
+        folder: The folder of the files.
+        parts: What it is called in a nested state dict, level by level, where that is known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[Chunk, ...]
+    folder: Path
+    parts: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.size * itemsize(self.dtype)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is in."""
+        return tuple(dict.fromkeys(chunk.place.file for chunk in self.chunks if chunk.place))
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its bits as unsigned integers; mapped and read-only where it is stored in one piece."""
+        return self.read(Region.whole(self.shape))
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the bits of a part, in the region's order; only its own bytes are read.
+
+        Raises:
+            DumpError: They are not stored, not once, or not readable.
+        """
+        kind = _bits_type(self.dtype, self.name)
+        if not region.size:
+            return np.empty(region.shape, kind)
+        pieces = self._pieces(region)
+        if len(pieces) == 1 and pieces[0][1].shape == region.shape:
+            return pieces[0][1]
+        stored = sum(piece.size for _, piece in pieces)
+        if stored != region.size:
+            raise DumpError(
+                f"{printable(self.name)}: {counted(stored, 'element')} stored for the {region.size:,} of {region}",
+                f"`shardviz check {self.folder}` says which are missing, or there twice",
+            )
+        whole = np.empty(region.shape, kind)
+        for into, piece in pieces:
+            whole[into] = piece
+        return whole
+
+    def _pieces(self, region: Region) -> list[tuple[tuple[slice, ...], NDArray[Any]]]:
+        """Return what each chunk has of a region, with its place in the region."""
+        found = []
+        for chunk in {(chunk.offsets, chunk.sizes): chunk for chunk in reversed(self.chunks)}.values():
+            shared = _shared(region, chunk)
+            bits = self.chunk_bits(chunk) if shared else np.empty(0)
+            found += [(into, bits[own]) for into, own in shared]
+        return found
+
+    def chunk_bits(self, chunk: Chunk) -> NDArray[Any]:
+        """Return the bits of a chunk, mapped and read-only.
+
+        Raises:
+            DumpError: They are not stored, or not as the checkpoint says.
+        """
+        stored = self.stored(chunk)
+        kind = _bits_type(self.dtype, self.name)
+        if stored.dtype != self.dtype or stored.shape != chunk.sizes:
+            raise DumpError(
+                f"{printable(self.name)}: its chunk at {list(chunk.offsets)} is {stored.dtype}{list(stored.shape)}, "
+                f"the checkpoint says {self.dtype}{list(chunk.sizes)}",
+                "save the checkpoint again",
+            )
+        if not math.prod(stored.shape):
+            return np.empty(stored.shape, kind)
+        assert chunk.place is not None, "what is stored has a place"
+        last = sum((size - 1) * step for size, step in zip(stored.shape, stored.strides, strict=True))
+        flat = np.memmap(self.folder / chunk.place.file, kind, "r", stored.start, (1 + last,))
+        steps = tuple(step * kind.itemsize for step in stored.strides)
+        return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=False)
+
+    def stored(self, chunk: Chunk) -> Stored:
+        """Find out how a chunk is stored.
+
+        Raises:
+            DumpError: It is not, or its file is missing, too short or damaged.
+        """
+        place = chunk.place
+        if place is None:
+            raise DumpError(f"{printable(self.name)}: no file has {chunk.region}", "save the checkpoint again")
+        path = self.folder / place.file
+        end = file_size(path)
+        if place.transformed:
+            why = f"went through {printable(place.transformed)} after torch.save"
+            raise DumpError(f"{path}: {printable(self.name)} {why}", "save without stream extensions to compare it")
+        if end is None or place.start + place.size > end:
+            has = "does not exist" if end is None else f"ends at byte {end:,}"
+            raise DumpError(
+                f"{path} {has}: {printable(self.name)} is in bytes {place.start:,} to {place.start + place.size:,}",
+                "copy the checkpoint again",
+            )
+        if place.archive:
+            return find_tensor(path, place.start, place.size, self.name)
+        strides = tuple(math.prod(chunk.sizes[dim + 1 :]) for dim in range(len(chunk.sizes)))
+        return Stored(chunk.dtype or self.dtype, chunk.sizes, strides, place.start)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint says of itself: only headers and metadata were read.
+
+    Attributes:
+        path: The file or folder.
+        kind: Which format it is in: `DCP`, `safetensors`.
+        tensors: Its tensors by name.
+        objects: What else it has, such as an optimizer's settings, by name.
+        indexed: The file that an index names for each tensor; empty without an index.
+        tied: Whether its own settings say that input and output embeddings are one tensor.
+    """
+
+    path: Path
+    kind: str
+    tensors: Mapping[str, Saved]
+    objects: Mapping[str, Place] = field(default_factory=dict)
+    indexed: Mapping[str, str] = field(default_factory=dict)
+    tied: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @cached_property
+    def file_sizes(self) -> Mapping[str, int | None]:
+        """The bytes of each file that a chunk is in or an index names; None where it is missing."""
+        names = dict.fromkeys(chunk.place.file for one in self.tensors.values() for chunk in one.chunks if chunk.place)
+        names |= dict.fromkeys([*(place.file for place in self.objects.values()), *self.indexed.values()])
+        return {name: file_size(self.folder / name) for name in names}
+
+    def read(self, name: str, region: Region | None = None) -> NDArray[Any]:
+        """Return the bits of a tensor or of a part of it, as unsigned integers.
+
+        Raises:
+            DumpError: There is no such tensor, or it is damaged.
+        """
+        if name not in self.tensors:
+            raise DumpError(f"{self.path} has no tensor {printable(name)}", f"`shardviz show {self.path}` lists them")
+        found = self.tensors[name]
+        return found.bits if region is None else found.read(region)
+
+
+def file_size(path: Path) -> int | None:
+    """Return the bytes of a file; None where there is none, or it is something else, such as a pipe."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _bits_type(dtype: str, name: str) -> np.dtype[Any]:
+    width = itemsize(dtype)
+    if width not in (1, 2, 4, 8):
+        raise DumpError(f"{printable(name)}: elements of type {printable(dtype)} cannot be read", "cast it before")
+    return np.dtype(f"<u{width}")
+
+
+def _shared(region: Region, chunk: Chunk) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Return the boxes that a region and a chunk have in common: their places in the one and in the other."""
+    found: list[tuple[tuple[slice, ...], tuple[slice, ...]]] = [((), ())]
+    for ranges, start, size in zip(region.dims, chunk.offsets, chunk.sizes, strict=True):
+        along, before = [], 0
+        for begin, end in ranges:
+            low, high = max(begin, start), min(end, start + size)
+            if low < high:
+                along.append((slice(before + low - begin, before + high - begin), slice(low - start, high - start)))
+            before += end - begin
+        found = [((*into, one), (*own, other)) for into, own in found for one, other in along]
+    return found

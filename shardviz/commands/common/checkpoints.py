@@ -1,0 +1,149 @@
+"""What `check`, `show` and `diff` do where they are given a checkpoint and not a dump."""
+
+from __future__ import annotations
+
+import json
+import sys
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shardviz.commands.common.dumps import terminal_for, write_answer
+from shardviz.commands.common.progress import Count, progress
+from shardviz.commands.common.streams import reader_may_leave, talk
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
+from shardviz.text import counted, listed, nearest, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.checkpoint.records import Checkpoint, Saved
+
+
+def report_checkpoint(path: Path, style: str, colour: str, *, strict: bool = False) -> int:
+    """Check a checkpoint and print what was found.
+
+    Returns:
+        0 where nothing is wrong, 1 where there are findings, 2 where there is nothing to check.
+    """
+    from shardviz.checkpoint.findings import check_checkpoint
+    from shardviz.checkpoint.open import open_checkpoint
+    from shardviz.picture.machine import report_github, report_json, report_junit
+    from shardviz.picture.text.checkpoint import checkpoint_report_lines
+
+    checkpoint = open_checkpoint(path)
+    count = Count("checked {done} of {of} tensors")
+    with progress(lambda: str(count)):
+        found = check_checkpoint(checkpoint, count)
+    if style == "text":
+        terminal = terminal_for(colour)
+        write_answer(checkpoint_report_lines(checkpoint, found, terminal), terminal)
+    else:
+        with reader_may_leave():
+            written = {"json": report_json, "github": report_github}
+            text = written[style](found) if style in written else report_junit(found, list(checkpoint.tensors))
+            sys.stdout.write(text)
+    if not checkpoint.tensors and not found.findings:
+        talk(f"shardviz: error: {path} has no tensors")
+        return EXIT_USAGE
+    return EXIT_FINDINGS if found.findings or (strict and found.not_checked) else EXIT_CLEAN
+
+
+def show_checkpoint(
+    path: Path, pattern: str | None, colour: str, *, all_chunks: bool = False, output: Path | None = None
+) -> None:
+    """Print a checkpoint's tensors, or where the bytes of those that a pattern names are.
+
+    Raises:
+        DumpError: It is not a checkpoint.
+        ShardvizError: No tensor has that name.
+    """
+    from shardviz.checkpoint.open import open_checkpoint
+    from shardviz.picture.text.checkpoint import tensor_lines, tensors_lines
+    from shardviz.picture.text.terminal import line
+
+    checkpoint = open_checkpoint(path)
+    if pattern is None:
+        lines = tensors_lines(checkpoint)
+    else:
+        lines = []
+        for one in _named(checkpoint, pattern):
+            lines += [*([line("")] if lines else []), *tensor_lines(one, all_chunks=all_chunks)]
+    write_answer(lines, terminal_for(colour, output), output)
+
+
+def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool:
+    """Whether two paths are checkpoints; False for dumps, and for what is neither.
+
+    Raises:
+        ShardvizError: One is a checkpoint and the other is not, or dumps are given a map.
+    """
+    from shardviz.checkpoint.open import is_checkpoint
+
+    kinds = {path: is_checkpoint(path) for path in (before, after) if path.exists()}
+    if len(set(kinds.values())) > 1:
+        one, other = sorted(kinds, key=lambda path: not kinds[path])
+        raise ShardvizError(f"{one} is a checkpoint, {other} is not", "compare two checkpoints, or two dumps")
+    if map_ is not None and not any(kinds.values()):
+        raise ShardvizError("--map is for checkpoints: a dump has the names of its model", "leave it out")
+    return any(kinds.values())
+
+
+def diff_checkpoints(before: Path, after: Path, style: str, colour: str, map_: Path | None = None) -> int:
+    """Print what is different between two checkpoints.
+
+    Returns:
+        0 where nothing is, 1 where something is, 2 where nothing could be compared.
+
+    Raises:
+        DumpError: One of them is not a checkpoint.
+        ShardvizError: They have no tensor in common.
+    """
+    from shardviz.checkpoint.compare import compare_checkpoints
+    from shardviz.checkpoint.open import open_checkpoint
+    from shardviz.picture.text.checkpoint import comparison_lines
+    from shardviz.reference.names import read_map
+
+    count = Count("compared {done} of {of} tensors")
+    names = read_map(map_) if map_ is not None else {}
+    with progress(lambda: str(count)):
+        found = compare_checkpoints(open_checkpoint(before), open_checkpoint(after), names, count)
+    if style == "json":
+        with reader_may_leave():
+            print(json.dumps(found.to_json(), indent=1))
+    else:
+        terminal = terminal_for(colour)
+        write_answer(comparison_lines(found, terminal), terminal)
+    if not found.compared:
+        talk(f"shardviz: error: nothing of {before} and {after} could be compared")
+        return EXIT_USAGE
+    return EXIT_FINDINGS if found.differs else EXIT_CLEAN
+
+
+def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:
+    """Find tensors by name, by the end of a name that one alone has, or by a pattern with `*`."""
+    tensors = checkpoint.tensors
+    if pattern in tensors:
+        return [tensors[pattern]]
+    has_stars = any(char in pattern for char in "*?[")
+    fits = [
+        one
+        for name, one in tensors.items()
+        if (fnmatchcase(name, pattern) if has_stars else name.endswith(f".{pattern}"))
+    ]
+    if not fits or (len(fits) > 1 and not has_stars):
+        close = nearest(pattern, tensors)
+        some = listed(map(printable, (one.name for one in fits) if fits else tensors), 3)
+        what = f"{counted(len(fits), 'tensor')} end in {pattern!r}: {some}" if fits else f"it has no tensor {pattern!r}"
+        raise ShardvizError(
+            f"{checkpoint.path}: {what}", f"did you mean {printable(close)}?" if close else f"it has {some}"
+        )
+    return fits
+
+
+def refuse_for_checkpoint(path: Path, what: str) -> None:
+    """Refuse what only a dump of a run can be asked for.
+
+    Raises:
+        ShardvizError: Always.
+    """
+    raise ShardvizError(f"{path} is a checkpoint, which has no {what}", "leave it out, or give a dump of a run")
