@@ -1,7 +1,7 @@
 """Stamped DCP folders: every file is copied, and fills are written where the elements of each chunk stand.
 
-So the copy has the chunks, the objects and the metadata of the original, bit by bit, as no save by torch would; torch is
-not needed, nothing is unpickled, and one chunk is in memory at a time.
+So the copy has the chunks, the objects and the metadata of the original, bit by bit, which no save by torch would give.
+Torch is not needed, nothing is unpickled, and one chunk is in memory at a time.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -219,3 +220,29 @@ def test_what_is_in_no_tensor_of_the_model_is_listed_and_what_the_copy_lacks_too
     why = {one.tensor: one.why for one in report.not_checked}
     assert set(why) == {"", "head.weight", "head.bias"}
     assert "18 tensors of the stamped copy" in why[""]
+
+
+# DCP folders
+
+
+@spmd(mesh={"fsdp": 2, "tp": 2})
+def test_a_copy_of_a_dcp_folder_is_loaded_by_dcp_and_says_what_was_not(mesh, shard_dump):
+    model = sharded(mesh)
+    folder = shard_dump.parent
+    optimizer = torch.optim.AdamW(model.parameters())
+    model[1].up.weight.grad = torch.ones_like(model[1].up.weight)
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
+    dcp.save({"app": state}, checkpoint_id=folder / "step-7")
+    if mesh.get_rank() == 0:
+        assert main(["stamp-checkpoint", str(folder / "step-7"), "-o", str(folder / "stamped")]) == 0
+    distributed.barrier()
+    (never,) = found(model, mesh, shard_dump, folder / "stamped")
+    assert len(never.tensors) == 12
+    state["step"] = 0
+    dcp.load({"app": state}, checkpoint_id=folder / "stamped")
+    assert not found(model, mesh, shard_dump, folder / "stamped")
+    with torch.no_grad():
+        model[0].norm.weight.to_local().copy_(model[0].norm.weight.to_local().flip(0))
+    (finding,) = found(model, mesh, shard_dump, folder / "stamped")
+    assert (finding.kind, finding.tensor) == ("misordered-within-shard", "0.norm.weight")

@@ -145,12 +145,20 @@ def _joined(
         first = max((stamp.last for stamp in stamps.values()), default=0) + 1
         stamps[name] = Stamp(name, first, wanted[name].shape, role)
     used = {id(one) for merged in found.values() for row in merged.rows for one in row}
-    unused = [printable(name) for name, entry in sources.items() if id(entry) not in used]
+    before = next((one for name, entry in known.entries.items() if (one := _before(name, entry))), "")
+    left = [name for name, entry in sources.items() if id(entry) not in used]
+    unused = [printable(name) for name in left if name.startswith(before)]
     not_checked = [(name, why) for name, why in known.not_checked if name not in found]
     if unused:
         what = f"{len(unused)} tensors of the stamped copy, which no tensor of the model is by its name or holds"
         not_checked.append(("", f"{what}: {listed(unused, MAX_LISTED)}"))
     return replace(known, stamps=stamps, entries={**known.entries, **found}, not_checked=tuple(not_checked))
+
+
+def _before(name: str, entry: HasBits) -> str:
+    """Return what a reference has before a model's names: behind anything else are an optimizer's tensors."""
+    known_as = getattr(entry, "name", name)
+    return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
 
 
 def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits], local: Local | None) -> Recipe | None:
