@@ -99,6 +99,7 @@ def capture(
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.pipeline_parts import PipelinePart, agree
+    from shardviz.live.capture.stamp import under_names
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     check_step(step or {})
@@ -111,6 +112,8 @@ def capture(
         part, source = PipelinePart(tuple(stage_axes)), (Path(reference), reference_names or {})
         return _capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
+    if stamps is not None and not stage_axes:
+        stamps = under_names(stamps, names)
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):

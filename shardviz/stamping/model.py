@@ -55,7 +55,11 @@ def _built(text: str) -> nn.Module:
         with torch.device("meta"):
             model = getattr(module, build)()
     except Exception:  # whatever reads values while it builds: it is built with values then
-        model = getattr(module, build)()
+        try:
+            model = getattr(module, build)()
+        except Exception as error:
+            hint = f"call {build}() by hand: its traceback shows where"
+            raise ProbeError(f"{text}: {build}() raised {type(error).__name__}: {error}", hint) from error
     if not isinstance(model, nn.Module):
         raise ProbeError(f"{text}: {build}() returned {type(model).__name__}, not a module", "return the model")
     return model

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from shardviz.errors import DumpError
@@ -85,7 +85,8 @@ def replaced(target: Path, nbytes: int, *, is_folder: bool, force: bool) -> Iter
     except OSError as error:
         raise DumpError(f"cannot write {target}: {error.strerror or error}", "choose another place with -o") from error
     finally:
-        _remove(unfinished)
+        with suppress(OSError):
+            _remove(unfinished)
 
 
 def _refuse_existing(target: Path, *, force: bool) -> None:

@@ -126,3 +126,40 @@ def test_stages_of_a_pipeline_that_were_stamped_one_by_one_keep_their_fills(mesh
     fully_shard(model, mesh=mesh["fsdp"])
     shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, stage_axes=("pp",))
     assert found(shard_dump) == ([("misordered", ("pp=1.1.weight",))] if wrong else [])
+
+
+# What is wrapped or added after stamping
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_adapters_that_were_added_after_stamping_are_not_checked_and_what_they_wrap_is(mesh, shard_dump, dtype):
+    inner = nn.ModuleDict({"q": nn.Linear(32, 32), "o": nn.Linear(32, 32)}).to(dtype)
+    stamps = shardviz.stamp(inner)
+    inner["q"] = nn.ModuleDict({"base_layer": inner["q"], "lora_A": nn.Linear(32, 4, bias=False).to(dtype)})
+    model = nn.Sequential()  # the names are those that peft gives
+    model.base_model = nn.Sequential()
+    model.base_model.model = inner
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    report = check_dump(shard_dump)
+    assert not report.findings
+    why = {one.tensor: one.why for one in report.not_checked}
+    assert set(why) == {"base_model.model.q.lora_A.weight"}
+    assert all("it was not stamped" in one for one in why.values())
+    local = inner["q"]["base_layer"].weight.to_local()
+    with torch.no_grad():
+        local.copy_(local.flip(0))
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps, force=True)
+    (finding,) = check_dump(shard_dump).findings
+    assert finding.tensor == "base_model.model.q.base_layer.weight"
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_compiled_bfloat16_model_keeps_clean_names(mesh, shard_dump):
+    model = torch.compile(blocks(1, 32, 64))
+    stamps = shardviz.stamp(model)
+    assert [stamp.name for stamp in stamps.stamps][:2] == ["0.norm.weight", "0.norm.bias"]
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, stamps=stamps)
+    assert found(shard_dump) == []

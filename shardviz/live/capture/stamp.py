@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 import torch
 
@@ -20,10 +21,11 @@ from shardviz.dump.records import NO_IDS, Role, Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.reference.lookup import bits_of
+from shardviz.reference.names import matched
 from shardviz.stamping.fill import Fill, can_fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import nn
@@ -163,6 +165,34 @@ def inexact(last: int, dtype: torch.dtype) -> str:
 def stamps_of(model: nn.Module) -> Stamped | None:
     """Return the result of `stamp` for a model, or for the model inside a wrapper; None if it was not stamped."""
     return next((_stamped[module] for module in model.modules() if module in _stamped), None)
+
+
+def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
+    """Return the result of stamping under the names that a model's tensors have now.
+
+    Adapters, as peft adds them after stamping, put words before and into the names of what they wrap.
+
+    Args:
+        stamped: The result of stamping.
+        names: The names of the model's tensors now.
+    """
+    now = {then: name for name, then in matched(names, [one.name for one in stamped.stamps]).names.items()}
+    if all(then == name for then, name in now.items()):
+        return stamped
+
+    def renamed(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return tuple((now.get(name, name), why) for name, why in pairs)
+
+    return Stamped(
+        tuple(
+            msgspec.structs.replace(one, name=now.get(one.name, one.name), tied_to=now.get(one.tied_to, one.tied_to))
+            for one in stamped.stamps
+        ),
+        renamed(stamped.not_applied),
+        renamed(stamped.not_stamped),
+        {now.get(name, name): shape for name, shape in stamped.shapes.items()},
+        {now.get(name, name): fill for name, fill in stamped.fills.items()},
+    )
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
