@@ -16,7 +16,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands.common.streams import talk
 from shardviz.errors import EXIT_CLEAN, DumpError
+from shardviz.text import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """
     for line in _stamp(args.source, args.output, force=args.force).summary():
         print(line)
-    print(f"load {args.output}, then: shardviz.capture(model, DUMP, reference={str(args.output)!r})")
+    talk(printable(f"load {args.output}, then: shardviz.capture(model, DUMP, reference={str(args.output)!r})"))
     return EXIT_CLEAN
 
 

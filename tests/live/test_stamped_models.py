@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 def make():
-    model = nn.ModuleDict({"embed": nn.Embedding(40, 8), "norm": nn.BatchNorm1d(8), "head": nn.Linear(8, 40, bias=False)})
+    model = nn.ModuleDict({"embed": nn.Embedding(40, 8), "norm": nn.BatchNorm1d(8)})
+    model["head"] = nn.Linear(8, 40, bias=False)
     model["head"].weight = model["embed"].weight
     return model.to(torch.bfloat16)
 

@@ -56,12 +56,12 @@ def test_a_copy_has_the_names_shapes_and_types_and_fills_as_values(source, tmp_p
         assert np.array_equal(found[name], WEIGHTS[name])
     with safe_open(copy, "np") as file:
         assert file.metadata() == {"format": "pt", "shardviz": "stamped 1"}
-    out, _ = said(capsys)
+    out, err = said(capsys)
     assert out.splitlines()[:2] == [
         "4 tensors stamped, 119 B",
         "3 tensors kept: integers and flags may be indices: positions, packed, mask",
     ]
-    assert f"reference={str(copy)!r}" in out
+    assert f"reference={str(copy)!r}" in err
 
 
 def test_bfloat16_is_written_without_torch(tmp_path):
