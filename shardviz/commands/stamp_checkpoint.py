@@ -1,4 +1,4 @@
-"""Write a copy of a checkpoint whose values show where each belongs.
+"""Copy a checkpoint with values that show where each belongs.
 
 The copy has the same names, shapes and element types, and what else a loader reads:
 any loader, converter or engine takes it for the checkpoint. Capture what it has loaded

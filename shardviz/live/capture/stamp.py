@@ -95,6 +95,9 @@ def exact_bits(dtype: torch.dtype) -> int:
 def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     """Fill every parameter and buffer of an unsharded model with ids, in place, and read them back.
 
+    Tensors whose dtype cannot hold their ids exactly are filled with values that show the same. Cast the model before
+    it is stamped: a cast afterwards rounds ids.
+
     Args:
         model: A model that is not sharded yet: a fill through placements would only repeat their claims.
         digits: Write one digit of each id instead of the whole id.
