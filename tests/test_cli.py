@@ -107,6 +107,12 @@ ERRORS = {
     "chek x": "unknown command 'chek'\nHint: did you mean check?",
     "xyzzy": f"unknown command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
     "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
+    "check d": "dump d does not exist\nHint: did you mean d.shardviz?",
+    "check .": ". is not a dump: it has no run.json\nHint: give one of the dumps in it: d.shardviz",
+    "check d.shardviz/run.json": "d.shardviz/run.json is one file of a dump\nHint: give its folder: d.shardviz",
+    "view d.shardviz --port 80": (
+        "--port is where --web listens, and --web is not given\nHint: add --web, or leave --port out"
+    ),
     "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
     "show d.shardviz w": "2 tensors end in 'w': layers.0.w, layers.1.w\nHint: name one, or all of them as '*.w'",
@@ -115,7 +121,10 @@ ERRORS = {
     "show d.shardviz layers.0.w -o no/such/file": (
         "cannot write no/such/file: No such file or directory\nHint: choose another file with -o"
     ),
-    "show d.shardviz -o w.svg": ("an SVG shows one tensor, but 2 match\nHint: name one, or use --format html for all"),
+    "show d.shardviz -o w.svg": (
+        "an SVG shows one tensor, and no tensor is named\n"
+        "Hint: name one of layers.0.w, layers.1.w; or use --format html for all"
+    ),
     "show d.shardviz layers.0.w --format html": (
         "an HTML page shows the whole run, not only layers.0.w\nHint: leave it out, or use --format svg"
     ),
@@ -124,7 +133,7 @@ ERRORS = {
     ),
     "mesh 2,0": "mesh axis dim1 has size 0\nHint: every axis needs at least one rank",
     "mesh 2,x": "mesh '2,x': 'x' is not a size\nHint: write it as 2,4 or fsdp=2,tp=4",
-    "mesh 2,4 --axes a": "--axes has 1 name for 2 sizes: a\nHint: name each axis, as in --axes a,dim1",
+    "mesh 2,4 --axes a": "--axes has 1 name for 2 sizes: a\nHint: name each axis, as in --axes a,dp",
     "mesh 2 --axes a,b": "--axes has 2 names for 1 size: a, b\nHint: name each axis, as in --axes a",
     "mesh a=2 --axes b": "mesh (a=2) already has names\nHint: leave --axes out",
     "probe tp_fsdp --mesh 2,4,2": (
@@ -239,7 +248,7 @@ def test_a_terminal_gets_colour_unless_it_says_no(
 def test_work_that_takes_long_says_how_far_it_is_on_a_terminal_only(
     healthy: Path,
 ) -> None:
-    slow = "import time; from shardviz.commands import _progress; _progress.PATIENCE = 0.0; _progress.INTERVAL = 0.01;"
+    slow = "import time; from shardviz.commands.common import progress as p; p.PATIENCE = 0.0; p.INTERVAL = 0.01;"
     slow += "from shardviz.check import run; check = run.report_on;"
     slow += "run.report_on = lambda dump: (time.sleep(0.3), check(dump))[1];"
     code = f"{slow} import sys; from shardviz.cli import main; main(sys.argv[1:])"

@@ -191,36 +191,74 @@ def _numbers(one: Saved, other: Saved, mine: NDArray[Any], theirs: NDArray[Any])
 
 def _with_moved(outcomes: list[Outcome], before: Checkpoint, after: Checkpoint) -> list[Outcome]:
     """Find tensors whose content another name has: layers or experts numbered anew, other names, ties saved twice."""
-    lost = [one.name for one in outcomes if one.verdict == "missing"]
-    here = {one: one.other or one.name for one in outcomes if one.verdict in ("other", "added")}
-    mine = _by_content(before, {_facts(after.tensors[name]) for name in here.values()})
-    theirs = _by_content(after, {_facts(before.tensors[name]) for name in lost}) if lost else {}
-    source = {one: mine.get(_digest(after.tensors[name]), "") for one, name in here.items()} if mine else {}
-    moved = {name for one, name in source.items() if one.verdict == "other" or name in lost}
-    found = []
-    for one in outcomes:
-        if one.verdict == "missing":
-            twin = theirs.get(_digest(before.tensors[one.name]), "") if theirs and one.name not in moved else ""
-            words = f"the second has it once, as {printable(twin)}"
-            found += [Outcome(one.name, twin, "tied", words) if twin else one] if one.name not in moved else []
-        elif name := source.get(one, ""):
-            is_tie = one.verdict == "added" and name not in lost
-            words = "a copy of the first's" if is_tie else "the second has here the first's"
-            verdict: Verdict = "tied" if is_tie else "moved"
-            found.append(Outcome(one.name, here[one], verdict, f"{words} {printable(name)}"))
-        else:
-            found.append(one)
-    return found
+    lost = {one.name for one in outcomes if one.verdict == "missing"}
+    new = {one.name for one in outcomes if one.verdict == "added"}
+    here = [one.other or one.name for one in outcomes if one.verdict in ("other", "added")]
+    if not lost and not here:
+        return outcomes
+    facts = {_facts(after.tensors[name]) for name in here}
+    mine = _by_content(before, facts | {_facts(before.tensors[name]) for name in lost})
+    theirs = _by_content(after, facts)
+    kept = [one for one in outcomes if one.verdict in ("equal", "cast")]
+    whole = {one.name for one in kept}, {one.other for one in kept}
+    found = [_explained(one, mine, theirs, (lost, new), whole) for one in outcomes]
+    moved = {source for one, source in found if one.verdict == "moved"}
+    return [one for one, _ in found if one.verdict != "missing" or one.name not in moved]
+
+
+def _explained(
+    one: Outcome,
+    mine: _Contents,
+    theirs: _Contents,
+    lonely: tuple[set[str], set[str]],
+    whole: tuple[set[str], set[str]],
+) -> tuple[Outcome, str]:
+    """Return what became of a tensor, and the tensor of the first that the second has in its place."""
+    name = one.other or one.name
+    if one.verdict in ("other", "added"):
+        sources = [source for source in mine.of(theirs.digests.get(name, "")) if source != one.name]
+        sources.sort(key=lambda source: source not in lonely[0])
+        if sources and (one.verdict == "other" or sources[0] in lonely[0]):
+            words = f"the second has here the first's {printable(sources[0])}"
+            return Outcome(one.name, name, "moved", words), sources[0]
+    if one.verdict in ("missing", "added"):
+        own, same = (mine, whole[0]) if one.verdict == "missing" else (theirs, whole[1])
+        twins = [twin for twin in own.of(own.digests.get(one.name, "")) if twin in same]
+        if twins:
+            side = "first" if one.verdict == "missing" else "second"
+            return Outcome(one.name, twins[0], "tied", f"{one.why}: a copy of the {side}'s {printable(twins[0])}"), ""
+    return one, ""
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """Some tensors of a checkpoint by a hash of their bits.
+
+    Attributes:
+        digests: The hash of each; those whose values are all alike are left out.
+        names: The tensors of each hash.
+    """
+
+    digests: Mapping[str, str]
+    names: Mapping[str, list[str]]
+
+    def of(self, digest: str) -> list[str]:
+        """Return the tensors of a hash; none of an empty one."""
+        return list(self.names.get(digest, ())) if digest else []
 
 
 def _facts(tensor: Saved) -> tuple[tuple[int, ...], str]:
     return tensor.shape, tensor.dtype
 
 
-def _by_content(checkpoint: Checkpoint, facts: Collection[tuple[tuple[int, ...], str]]) -> dict[str, str]:
-    """Return the tensors of some shapes and types by a hash of their bits, those that are all alike left out."""
-    alike = [one for one in checkpoint.tensors.values() if _facts(one) in facts]
-    return {digest: one.name for one in reversed(alike) if (digest := _digest(one))}
+def _by_content(checkpoint: Checkpoint, facts: Collection[tuple[tuple[int, ...], str]]) -> _Contents:
+    """Hash the tensors of some shapes and types."""
+    tensors = [one for one in checkpoint.tensors.values() if _facts(one) in facts]
+    digests = {one.name: digest for one in tensors if (digest := _digest(one))}
+    names: dict[str, list[str]] = {}
+    for name, digest in digests.items():
+        names.setdefault(digest, []).append(name)
+    return _Contents(digests, names)
 
 
 def _digest(tensor: Saved) -> str:

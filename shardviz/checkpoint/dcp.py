@@ -5,6 +5,7 @@ Megatron's dist-checkpointing in its `torch_dist` format is the same, with a `co
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -84,6 +85,7 @@ def _place(info: Any, name: str, path: Path) -> Place:
     return Place(file, start, size, not file.endswith(".safetensors"), transformed)
 
 
+@lru_cache(maxsize=4096)
 def is_inside(name: str) -> bool:
     """Whether a file's name stays in the folder that it is relative to."""
     path = PurePosixPath(name)

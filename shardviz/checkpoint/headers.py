@@ -108,7 +108,7 @@ def _contents(folder: Path) -> Contents:
 def _read_index(index: Path) -> dict[str, str]:
     try:
         indexed = msgspec.json.decode(_read_json(index), type=_Index).weight_map
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{index} is damaged: {printable(str(error))}", "copy it again") from error
     outside = next((name for name in indexed.values() if not is_plain(name)), None)
     if outside is not None:
@@ -134,7 +134,7 @@ def _tied(folder: Path) -> bool:
     """Whether the model's settings beside its weights say that its embeddings are tied."""
     try:
         return msgspec.json.decode(_read_json(folder / "config.json"), type=_Settings).tie_word_embeddings
-    except (OSError, DumpError, msgspec.DecodeError, RecursionError):
+    except (OSError, ValueError, DumpError, msgspec.DecodeError, RecursionError):
         return False
 
 
@@ -150,7 +150,7 @@ def _chunks(path: Path) -> Iterator[tuple[str, str, Chunk]]:
             header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         offsets = _offsets(header.pop("__metadata__", None))
         found = {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{path} is damaged: {printable(str(error))}", "copy it again") from error
     for name, one in found.items():
         _refuse_damaged(path, name, one, size - LENGTH_BYTES - length)

@@ -21,7 +21,10 @@ def is_checkpoint(path: Path) -> bool:
     """Whether a path is a checkpoint, or something that was meant as one, rather than a dump of shardviz."""
     if path.is_file():
         return path.suffix in (".safetensors", ".distcp", *_PICKLES) or path.name == METADATA
-    names = [one.name for one in path.iterdir()] if path.is_dir() else []
+    try:
+        names = [one.name for one in path.iterdir()]
+    except OSError:
+        return False
     return any(map(_belongs, names)) and not any(map(_is_of_dump, names))
 
 

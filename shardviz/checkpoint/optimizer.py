@@ -103,7 +103,7 @@ def _is_optimizer(found: _Optimizer) -> bool:
 
 
 def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
-    """Return what stands before most of the parameters with state in the model; None where that is not clear.
+    """Return what stands before most of the parameters with state in the model; None if that is less than half of them.
 
     Of several models with the same names it is the one whose names begin most like the optimizer's.
     """
@@ -114,6 +114,8 @@ def _model_of(optimizer: _Optimizer, model: Collection[str]) -> str | None:
                 counts[name[:dot]] += 1
     most = max(counts.values(), default=0)
     fits = [(_shared(before, optimizer.before), before) for before, count in counts.items() if count == most]
+    if 2 * most < len(optimizer.states):
+        return None
     best = [before for length, before in fits if length == max(fits)[0]]
     return best[0] if len(best) == 1 else None
 

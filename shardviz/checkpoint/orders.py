@@ -100,9 +100,9 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     digits = transposed_digits(order)
     size = len(order)
     if digits is not None and digits[0] == 1:
-        words += f": shards of [{size}/{digits[1]}/ranks] on {digits[2]} ranks, joined as [{size}/ranks]"
+        words += f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks]"
     elif _moves_whole(order, stretches):
-        words += f": whole shards of the {len(stretches)} that were saved are exchanged"
+        words += f", whole shards of the {len(stretches)} that were saved"
     return words
 
 

@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
 from shardviz.text import printable
@@ -99,7 +100,8 @@ def read_pickle(data: bytes, where: str) -> Any:
         raise DumpError(f"{where} has {len(data):,} bytes, more than {MAX_BYTES:,}", "is it a checkpoint's metadata?")
     machine = _Machine(data)
     try:
-        return machine.run()
+        with collector_paused():
+            return machine.run()
     except _RefusedError as error:
         raise DumpError(
             f"{where} is refused: byte {machine.at:,} has {printable(str(error))}",
@@ -120,10 +122,10 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, opcodes = self.data, _OPCODES
+        data, steps = self.data, _STEPS
         while (opcode := data[self.at]) != _STOP:
-            step = opcodes[opcode]
             self.at += 1
+            step = steps.get(opcode)
             if step is None:
                 raise _RefusedError(f"opcode {opcode:#04x}, which checkpoints do not use")
             step(self)
@@ -138,6 +140,9 @@ class _Machine:
         return found
 
     def number(self, size: int) -> int:
+        if size == 1:
+            self.at += 1
+            return self.data[self.at - 1]
         return int.from_bytes(self.take(size), "little")
 
     def line(self) -> str:
@@ -245,7 +250,10 @@ def _set_items(machine: _Machine) -> None:
     items = machine.since_mark()
     if len(items) % 2:
         raise ValueError
-    _exactly(machine.stack[-1], dict).update(zip(map(_key, items[::2]), items[1::2], strict=True))
+    into = _exactly(machine.stack[-1], dict)
+    for at in range(0, len(items), 2):
+        key = items[at]
+        into[key if type(key) is str else _key(key)] = items[at + 1]
 
 
 def _exactly(value: Any, kind: type) -> Any:
@@ -274,8 +282,19 @@ def _memoize(machine: _Machine) -> None:
     machine.memo[len(machine.memo)] = machine.stack[-1]
 
 
-def _get(size: int) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(machine.memo[machine.number(size)])
+def _get_short(machine: _Machine) -> None:
+    machine.stack.append(machine.memo[machine.data[machine.at]])
+    machine.at += 1
+
+
+def _get_long(machine: _Machine) -> None:
+    machine.stack.append(machine.memo[_LONG.unpack_from(machine.data, machine.at)[0]])
+    machine.at += _LONG.size
+
+
+def _small_number(machine: _Machine) -> None:
+    machine.stack.append(machine.data[machine.at])
+    machine.at += 1
 
 
 def _named(machine: _Machine, name: str) -> None:
@@ -298,7 +317,9 @@ def _reduce(machine: _Machine) -> None:
     args = _exactly(machine.stack.pop(), tuple)
     kind = _exactly(machine.stack.pop(), Global).name
     if kind == "torch.Size":
-        machine.stack.append(tuple(_exactly(size, int) for size in args[0]))
+        if not all(type(size) is int for size in args[0]):
+            raise TypeError
+        machine.stack.append(tuple(args[0]))
     elif kind == "collections.OrderedDict" and not args:
         machine.stack.append({})
     else:
@@ -314,11 +335,12 @@ def _outside(machine: _Machine) -> None:
     machine.stack.append(Made("storage", _exactly(machine.stack.pop(), tuple)))
 
 
+_LONG = struct.Struct("<I")
 _STOP = ord(".")
-_STEPS: dict[bytes, Callable[[_Machine], None]] = {
+_BY_OPCODE: dict[bytes, Callable[[_Machine], None]] = {
     **{b"\x80": _skip(1), b"\x95": _skip(8), b"(": _mark, b"0": _pop},
     **{b"N": _push(None), b"\x88": _push(True), b"\x89": _push(False), b")": _push(())},
-    **{b"J": _int, b"K": _push_number(1), b"M": _push_number(2), b"\x8a": _long, b"G": _float},
+    **{b"J": _int, b"K": _small_number, b"M": _push_number(2), b"\x8a": _long, b"G": _float},
     **{b"X": _text(4), b"\x8c": _text(1), b"\x8d": _text(8), b"U": _latin(1), b"T": _latin(4)},
     **{b"C": _bytes(1), b"B": _bytes(4)},
     **{
@@ -330,7 +352,7 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
         b"u": _set_items,
     },
     **{b"t": _marked_tuple, b"\x85": _tuple(1), b"\x86": _tuple(2), b"\x87": _tuple(3)},
-    **{b"q": _put(1), b"r": _put(4), b"\x94": _memoize, b"h": _get(1), b"j": _get(4)},
+    **{b"q": _put(1), b"r": _put(4), b"\x94": _memoize, b"h": _get_short, b"j": _get_long},
     **{b"c": _global, b"\x93": _stack_global, b"R": _reduce, b"\x81": _reduce, b"b": _build, b"Q": _outside},
 }
-_OPCODES: list[Callable[[_Machine], None] | None] = [_STEPS.get(bytes([code])) for code in range(256)]
+_STEPS = {ord(opcode): step for opcode, step in _BY_OPCODE.items()}

@@ -1,4 +1,4 @@
-"""Find what is wrong in a dump, or in a checkpoint by itself.
+"""Find what is wrong in a dump, or in a checkpoint.
 
 Exits with 1 where there are findings.
 

@@ -1,4 +1,4 @@
-"""Compare two dumps: layouts, contents, findings gained and lost; or two checkpoints.
+"""Compare two dumps: layouts, contents, findings; or two checkpoints.
 
 Exits with 1 where they differ.
 

@@ -30,6 +30,10 @@ MOST_NUMBERS = 8
 """Ranks of a group that are written out, unless all are asked for."""
 
 
+USUAL_AXES = ("dp", "tp", "pp", "cp", "ep", "fsdp", "pods", "nodes")
+"""Names for an example."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("mesh", metavar="MESH", help="sizes of the axes, outermost first: 2,4 or fsdp=2,tp=4")
@@ -62,7 +66,8 @@ def _named(mesh: Mesh, names: Sequence[str]) -> Mesh:
     if mesh.axes != unnamed_axes(mesh.ndim):
         raise MeshError(f"mesh {mesh} already has names", "leave --axes out")
     if len(names) != mesh.ndim:
-        example = ",".join([*names, *mesh.axes[len(names) :]][: mesh.ndim])
+        usual = [name for name in USUAL_AXES if name not in names]
+        example = ",".join([*names, *usual][: mesh.ndim])
         raise MeshError(
             f"--axes has {counted(len(names), 'name')} for {counted(mesh.ndim, 'size')}: {', '.join(names)}",
             f"name each axis, as in --axes {example}",

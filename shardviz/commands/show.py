@@ -1,4 +1,4 @@
-"""Draw a dump's tensors: which rank holds which part; or list a checkpoint's.
+"""Draw a dump's tensors, or list a checkpoint's: what is held where.
 
 Prints all tensors in a table, or one of them as a picture. Also writes one
 tensor as SVG, for an issue or a paper, or the whole run as one HTML page.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.errors import EXIT_CLEAN, ShardvizError
+from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
     import argparse
@@ -117,8 +118,10 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     dump = read_dump(folder)
     found = find_tensors(dump, "*" if pattern is None else pattern)
     if len(found) > 1:
+        names = listed((name for name, _ in found), 4)
+        what = f"{counted(len(found), 'tensor')} of the dump match" if pattern else "no tensor is named"
         raise ShardvizError(
-            f"an SVG shows one tensor, but {len(found):,} match", "name one, or use --format html for all"
+            f"an SVG shows one tensor, and {what}", f"name one of {names}; or use --format html for all"
         )
     ((name, tensor),) = found
     write_markup(svg(of_tensor(dump, tensor, name)), output)

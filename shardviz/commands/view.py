@@ -16,10 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.errors import EXIT_CLEAN
+from shardviz.errors import EXIT_CLEAN, ShardvizError
 
 if TYPE_CHECKING:
     import argparse
+
+
+PORT = 8000
+HOST = "127.0.0.1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,19 +33,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--print", action="store_true", help="print what `show` prints, also on a terminal")
     how.add_argument("--web", action="store_true", help="serve it to a browser on this machine; needs textual-serve")
-    parser.add_argument("--port", type=int, default=8000, help="where --web listens; default: 8000")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="where --web listens; default: 127.0.0.1, this machine only"
-    )
+    parser.add_argument("--port", type=int, help=f"where --web listens; default: {PORT}")
+    parser.add_argument("--host", help=f"where --web listens; default: {HOST}, this machine only")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the TUI, serve it, or print the dump's tensors into a pipe."""
+    """Open the TUI, serve it, or print the dump's tensors into a pipe.
+
+    Raises:
+        ShardvizError: An address is given for a server that was not asked for.
+    """
     from shardviz.checkpoint.open import is_checkpoint
 
+    if not args.web and (args.port is not None or args.host is not None):
+        option = "--host" if args.port is None else "--port"
+        raise ShardvizError(
+            f"{option} is where --web listens, and --web is not given", f"add --web, or leave {option} out"
+        )
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
-        import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host, port=args.port)
+        import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
     elif not args.print and _on_a_screen() and not is_checkpoint(args.dump):
         import_module("shardviz.tui.app").view(args.dump, other=args.other)
     else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
+from shardviz.dump import nearby
 from shardviz.dump.dense import Wanted, check_arrays, read_array
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
@@ -165,14 +166,14 @@ def _check_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:
-        raise DumpError(
-            f"dump {_named(folder)} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"
-        ) from None
+        raise DumpError(f"dump {_named(folder)} does not exist", nearby.meant(folder)) from None
     except (OSError, ValueError) as error:
         raise DumpError(f"cannot read dump {_named(folder)}: {_reason(error)}") from error
+    if not stat.S_ISDIR(mode) and nearby.is_dump(folder.parent):
+        raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
-        command = f"probe {folder}" if folder.suffix == ".py" else "probe tp_fsdp --mesh 2,4"
-        raise DumpError(f"dump {folder} is not a folder", f"shardviz {command} writes one")
+        hint = f"shardviz probe {folder} writes one" if folder.suffix == ".py" else nearby.WRITES_ONE
+        raise DumpError(f"dump {folder} is not a folder", hint)
 
 
 def _named(folder: Path) -> str:
@@ -212,7 +213,8 @@ def _content(folder: Path, name: str) -> bytes:
                 return file.read(size)
         raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
     except FileNotFoundError:
-        raise DumpError(f"{folder} is not a dump: it has no {name}", "shardviz probe writes one") from None
+        hint = nearby.inside(folder) if name == RUN_FILE else "write the dump again"
+        raise DumpError(f"{folder} is not a dump: it has no {name}", hint) from None
     except OSError as error:
         raise DumpError(f"cannot read {path}: {error.strerror}") from error
 

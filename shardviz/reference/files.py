@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
@@ -70,6 +71,10 @@ def _refuse_incomplete(found: Checkpoint) -> None:
         names = listed(map(printable, missing), 3)
         raise DumpError(f"{found.path} lacks {names}, which {by} names", "copy the checkpoint again")
     for name, one in found.tensors.items():
+        coverage = coverage_of(one)
+        if (coverage is not None and coverage.missing) or any(chunk.place is None for chunk in one.chunks):
+            hint = f"`shardviz check {found.path}` says which; save it again"
+            raise DumpError(f"{found.path} does not have all of {printable(name)}", hint)
         for chunk in one.chunks:
             place = chunk.place
             end = found.file_sizes[place.file] if place else None

@@ -16,6 +16,7 @@ from tests.bugs import (
     optimizer,
     order,
     outputs,
+    own_part,
     permutations,
     pipeline,
     random_numbers,
@@ -23,7 +24,7 @@ from tests.bugs import (
 from tests.bugs.case import Bug, Healthy
 
 WEIGHTS = (order, permutations, loads, buffers, random_numbers)
-STEPS = (gradients, accumulation, backward, losses, logs, outputs, optimizer)
+STEPS = (gradients, accumulation, backward, losses, logs, outputs, optimizer, own_part)
 AXES = (pipeline, context_parallel, experts, hooks)
 
 FAMILIES = {module.__name__.rpartition(".")[2]: module.CASES for module in (*WEIGHTS, *STEPS, *AXES)}

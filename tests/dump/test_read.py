@@ -88,7 +88,7 @@ def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
         ("none", "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
         ("file", "dump {path} is not a folder", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
         ("mine.py", "dump {path} is not a folder", "shardviz probe {path} writes one"),
-        ("empty", "{path} is not a dump: it has no run.json", "shardviz probe writes one"),
+        ("empty", "{path} is not a dump: it has no run.json", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
         ("file/run.json", "cannot read dump {path}: Not a directory", ""),
         ("x" * 5000, "cannot read dump {path:.300}...: File name too long", ""),
         ("x" * 200, "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),

@@ -120,8 +120,10 @@ def test_an_error_on_one_rank_within_the_step_is_that_ranks_and_is_told_in_secon
         + "    return model(rows).square().mean()\n"
     )
     begin = time.monotonic()
-    with pytest.raises(RankError, match=r"rank 1 \(fsdp=1\) raised ValueError: my own bug on rank 1"):
+    with pytest.raises(RankError, match=r"rank 1 \(fsdp=1\) raised ValueError: my own bug on rank 1") as raised:
         run_probe(str(probe), "fsdp=2", tmp_path / "dump")
+    frames = re.findall(r'File "(.*)", line', raised.value.traceback_text)
+    assert [Path(file).name for file in frames] == ["mine.py"]
     assert time.monotonic() - begin < 60
 
 

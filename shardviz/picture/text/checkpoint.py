@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
     from shardviz.picture.text.terminal import Terminal
 
+MOST_NAMES = 8
+"""Names with the same fate that are written out, identical layers counted as one."""
+
 MOST_CHUNKS = 64
 """Chunks of a tensor that are written out, unless all are asked for."""
 
@@ -83,13 +86,18 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 
 
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
-    """Return every tensor that is not equal, identical layers folded, then what was left out, then the verdict."""
+    """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
     lines: list[Text] = []
-    shown = [one for one in comparison.outcomes if one.verdict != "equal"]
-    for names, (verdict, why) in fold((one.name, (one.verdict, why_text(one))) for one in shown):
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in comparison.outcomes:
+        if one.verdict != "equal":
+            groups.setdefault((one.verdict, why_text(one)), []).append(one.name)
+    for (verdict, why), group in groups.items():
         good = verdict in ("tied", "not-compared")
         glyph = terminal.glyphs.unknown if good else terminal.glyphs.differs
-        lines.append(line((f"{glyph} {verdict}", WARNING if good else BAD), (f"  {printable(str(names))}", "bold")))
+        head = line((f"{glyph} {verdict}  ", WARNING if good else BAD))
+        folds = [names for names, _ in fold((name, None) for name in group)]
+        lines += wrapped(printable(listed(folds, MOST_NAMES)), terminal.width, head, 2)
         lines += wrapped(printable(why), terminal.width, line("  "), 2)
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
@@ -97,8 +105,9 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
 
 
 def why_text(one: Outcome) -> str:
-    """Return what became of a tensor in words, with its other name where it has one."""
-    return one.why if one.other in ("", one.name) or one.verdict in ("moved", "tied") else f"as {one.other}: {one.why}"
+    """Return what became of a tensor in words, with its other name where that is more than another beginning."""
+    is_said = one.verdict in ("moved", "tied") or one.name.endswith(one.other) or one.other.endswith(one.name)
+    return one.why if is_said else f"as {one.other}: {one.why}"
 
 
 def _sum(comparison: Comparison, terminal: Terminal) -> Text:

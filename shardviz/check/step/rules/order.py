@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.forward.slices import spans
 from shardviz.check.step.words import WHAT, claimed_text
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared, Elements
+    from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
 
 MAX_DISTANCES = 1 << 22
@@ -36,8 +38,44 @@ def check_order(one: Compared) -> Finding | None:
         parts = {one.regions[rank]: _slices_of(one, rank, dim) for rank in one.reduced}
         moved = {rank: _moved(one, rank, dim, parts) for rank in one.wrong}
         if all(moved.values()):
-            return _finding(one, dim, moved[one.wrong[0]])
+            return _repeated(one, dim, parts, moved) or _finding(one, dim, moved[one.wrong[0]])
     return None
+
+
+def _repeated(
+    one: Compared, dim: int, parts: Mapping[Region | Elements, Slices], moved: Mapping[int, dict[int, int]]
+) -> Finding | None:
+    """Return the finding if slices of the whole are on no rank, and others on two that have different parts."""
+    places = {rank: moved.get(rank) or {at: at for at in parts[region]} for rank, region in one.regions.items()}
+    lost = {at for slices in parts.values() for at in slices} - {at for own in places.values() for at in own.values()}
+    wrong = one.wrong[0]
+    other = next((rank for rank in places if rank != wrong and _share_slices(one, places, rank, wrong)), None)
+    if not lost or other is None:
+        return None
+    axes = " and ".join(axis for axis in one.mesh.axes if _apart_on(one.mesh, axis, other, wrong))
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        f"rank {wrong} has slices {spans(sorted(places[wrong].values()))} of dim {dim} of {one.whose} {WHAT[one.role]} "
+        f"as rank {other} has, and no rank has {spans(sorted(lost))}",
+        claimed=claimed_text(one),
+        cause=f"Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by "
+        "another coordinate than their own, or all ranks read the first part",
+        fix=f"choose each rank's rows by its coordinate along {axes}: DistributedSampler(num_replicas=the size, rank="
+        "mesh.get_local_rank(the axis)), and nothing that starts from the first row on every rank",
+    )
+
+
+def _apart_on(mesh: Mesh, axis: str, rank: int, other: int) -> bool:
+    index = mesh.axis_index(axis)
+    return mesh.coord_of(rank)[index] != mesh.coord_of(other)[index]
+
+
+def _share_slices(one: Compared, places: Mapping[int, dict[int, int]], rank: int, other: int) -> bool:
+    apart = one.regions[rank] != one.regions[other]
+    return apart and bool(set(places[rank].values()) & set(places[other].values()))
 
 
 def _slices_of(one: Compared, rank: int, dim: int) -> Slices:

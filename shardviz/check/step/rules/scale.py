@@ -20,7 +20,7 @@ from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,14 @@ OWN_NUMBER = (
     "Each rank scaled its gradients by a number that it computed from its own part, as the norm of its shards in "
     "clipping by hand",
     "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root",
+)
+LOSS_SCALE = 16
+"""Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
+STILL_SCALED = (
+    "The loss was scaled before backward, as GradScaler does, and only the other ranks took the scale out of their "
+    "gradients; or these ranks scaled theirs by a number of their own",
+    "unscale on every rank, scaler.unscale_(optimizer) under no condition on the rank, before anything reads the "
+    "gradients",
 )
 ONE_NUMBER = (
     "The sharded step scales this and the unsharded model's does not: clipping by its own norm, a loss scale, a weight "
@@ -189,11 +197,19 @@ def _by_numbers(one: Compared) -> Finding | None:
     alike = high - low <= _precision(one) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
-    cause, fix = ONE_NUMBER if alike else OWN_NUMBER
+    cause, fix = ONE_NUMBER if alike else STILL_SCALED if _is_loss_scale(factors.values()) else OWN_NUMBER
     summary = f"the {WHAT[one.role]} is {times}"
     return Finding(
         "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
     )
+
+
+def _is_loss_scale(factors: Iterable[float]) -> bool:
+    """Whether some ranks' factor is 1 and that of all others one large power of two."""
+    high = {factor for factor in factors if abs(factor - 1) > RATIO_PRECISION}
+    scale = max(high, default=0.0)
+    power = 2.0 ** round(math.log2(scale)) if scale >= LOSS_SCALE else 0.0
+    return bool(power) and all(abs(factor - power) <= RATIO_PRECISION * power for factor in high)
 
 
 def size_in_words(mesh: Mesh, ratio: Fraction) -> str:

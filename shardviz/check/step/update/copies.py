@@ -54,7 +54,7 @@ def check_update(dump: Dump, step: Sequence[Finding]) -> Iterator[Finding | NotC
                 if one.incomparable:
                     yield NotChecked(name, f"its value after the optimizer's step: {one.incomparable}", "step")
                 elif idle and _is_meant_to_move(dump, one, idle):
-                    yield _left_out(one, idle)
+                    yield _left_out(one, idle) if _with_gradient(dump, one) else _not_written(one, idle)
                 elif one.copies_differ_along:
                     yield _differing(dump, one)
                 elif len(idle) < len(one.values):  # else it is left alone on purpose
@@ -96,6 +96,24 @@ def _left_out(one: Compared, idle: tuple[int, ...]) -> Finding:
         cause="Parameters were collected before the model was sharded, or chosen by a rank, a name or a type that "
         "sharding changed",
         fix="make the optimizer of model.parameters() once the model is sharded, with the same groups on every rank",
+    )
+
+
+def _not_written(one: Compared, idle: tuple[int, ...]) -> Finding:
+    """Return the finding of a weight without a gradient, which something else than the optimizer's groups writes."""
+    return Finding(
+        "write-not-applied",
+        "error",
+        one.name,
+        idle,
+        f"it is as it was before the step{_where(one, idle)}, and the unsharded model's is not; it has no gradient and "
+        "is in none of the optimizer's param_groups",
+        claimed=claimed_text(one),
+        cause="What writes it after the step, as a moving average does, ran on some ranks only, or wrote into a copy"
+        if len(idle) < len(one.values)
+        else "What writes it after the step, as a moving average does, did not run once the model was sharded, or "
+        "wrote into a copy: a gathered tensor, or the parameters from before sharding",
+        fix="run it on every rank, and write into the local shards: average.to_local().lerp_(weight.to_local(), rate)",
     )
 
 

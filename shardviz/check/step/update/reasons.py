@@ -133,7 +133,7 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     if before is None:
         return None
     start = dump.values(before.first, one.name).ravel()
-    pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items()]
+    pairs = [(got - due, rank) for rank, (got, due) in steps_of(dump, one).items() if rank in one.wrong]
     off = np.concatenate([difference.ravel() for difference, _ in pairs]) if pairs else np.zeros(0)
     own = [start[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for _, rank in pairs]
     weights = np.concatenate(own) if own else np.zeros(0)
@@ -143,6 +143,14 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
     if not factor or not _is_near(off, factor * weights):
         return None
     more = "decayed more" if factor < 0 else "decayed less"
+    if len(one.wrong) < len(one.values):
+        ranks = f"rank{'s' * (len(one.wrong) > 1)} {listed(one.wrong, MAX_LISTED)}"
+        return Why(
+            f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
+            f"it is {more} there, and as it should be elsewhere",
+            "Weight decay, or the parameter group, depends on the rank",
+            "give every rank's optimizer the same groups and the same weight_decay: print param_groups on two ranks",
+        )
     return Why(
         f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
         "Weight decay is another than in the unsharded model: the parameter is in another group, because groups were "

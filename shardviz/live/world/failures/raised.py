@@ -15,7 +15,9 @@ MAX_LINES = 20
 MAX_COLUMNS = 500
 """Lines of an exception's message, and characters of a line, that are shown."""
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[3])
+_PROBES = str(Path(_PACKAGE, "probes"))
 _IMPORTLIB = importlib.__file__
 _PLUMBING = (
     "torch/nn/modules/module.py",
@@ -72,7 +74,8 @@ def _with_short_messages(text: str, error: BaseException) -> str:
 
 def _trim(summary: traceback.TracebackException) -> None:
     kept = [frame for frame in summary.stack if not _is_noise(frame.filename)]
-    summary.stack = traceback.StackSummary.from_list(kept)
+    theirs = [index for index, frame in enumerate(kept) if not _is_own(frame.filename)]
+    summary.stack = traceback.StackSummary.from_list(kept[theirs[0] :] if theirs else kept)
     for earlier in (summary.__cause__, summary.__context__):
         if earlier is not None:
             _trim(earlier)
@@ -80,6 +83,11 @@ def _trim(summary: traceback.TracebackException) -> None:
 
 def _is_noise(filename: str) -> bool:
     return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB)) or filename.endswith(_PLUMBING)
+
+
+def _is_own(filename: str) -> bool:
+    """Whether a file is shardviz's, which calls the functions of a probe; recipes are probes like any other."""
+    return filename.startswith(_PACKAGE) and not filename.startswith(_PROBES)
 
 
 def _name(error: BaseException) -> str:

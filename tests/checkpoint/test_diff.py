@@ -1,0 +1,236 @@
+"""Two checkpoints side by side: what is the same is quiet, and what was done to a tensor is named."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed import checkpoint as dcp
+
+from shardviz.checkpoint.casts import cast
+from shardviz.checkpoint.compare import compare_checkpoints
+from shardviz.checkpoint.open import open_checkpoint
+from shardviz.cli import main
+from shardviz.errors import ShardvizError
+
+
+def compared(one, other, names=None):
+    found = compare_checkpoints(open_checkpoint(one), open_checkpoint(other), names)
+    return {outcome.name: (outcome.verdict, outcome.why) for outcome in found.outcomes if outcome.verdict != "equal"}
+
+
+def files(tmp_path, before, after):
+    paths = []
+    for name, tensors in (("before", before), ("after", after)):
+        save_file({one: value.contiguous() for one, value in tensors.items()}, tmp_path / f"{name}.safetensors")
+        paths.append(tmp_path / f"{name}.safetensors")
+    return paths
+
+
+def weight(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("one", "other"), [("dcp", "whole"), ("whole", "dcp"), ("hf", "flat"), ("flat", "dcp")])
+def test_the_same_weights_in_any_format_are_equal(saved, one, other, capsys):
+    names = {"model.*": "app.model.*", "optim.*": "app.optimizer.*"} if one == "flat" else None
+    assert compared(saved / one, saved / other, names) == {}
+    if names is None:
+        assert main(["diff", str(saved / one), str(saved / other)]) == 0
+        assert "4 tensors compared, all equal" in capsys.readouterr().out
+
+
+def test_a_cast_is_named(saved, capsys):
+    found = compared(saved / "dcp", saved / "half")
+    assert {verdict for verdict, _ in found.values()} == {"cast"}
+    assert "float32 became bfloat16, the values are equal after the cast" in found["app.model.0.weight"][1]
+    assert main(["diff", str(saved / "dcp"), str(saved / "half")]) == 1
+    assert "4 cast" in capsys.readouterr().out
+
+
+def test_exchanged_halves_are_named(saved, capsys):
+    found = compared(saved / "dcp", saved / "moved")
+    assert found == {
+        "app.model.0.weight": ("permuted", "dim 0's halves are exchanged, whole shards of the 4 that were saved")
+    }
+    assert main(["diff", str(saved / "dcp"), str(saved / "moved"), "--format", "json"]) == 1
+    outcomes = json.loads(capsys.readouterr().out)["tensors"]
+    assert [one["verdict"] for one in outcomes].count("permuted") == 1
+
+
+CHANGES = {
+    "joined in the order of ranks": (
+        (24, 16),
+        lambda w: torch.cat([torch.cat([part.chunk(2)[rank] for part in w.chunk(3)]) for rank in range(2)]),
+        "as when shards of [24/3/ranks] from 2 ranks are joined as [24/ranks]",
+    ),
+    "rotary": ((32, 16), lambda w: w.view(4, 2, 4, 16).transpose(1, 2).reshape(32, 16), "view(4, 2, 4, 1)"),
+    "transposed": ((24, 16), lambda w: w.t(), "permute(1, 0)"),
+    "transposed square": ((16, 16), lambda w: w.t(), "permute(1, 0)"),
+    "fused in another order": (
+        (24, 16),
+        lambda w: torch.cat([w[8:16], w[:8], w[16:]]),
+        "blocks of 8 come in the order 1 0 2",
+    ),
+    "experts numbered anew": ((4, 8, 16), lambda w: w[[2, 0, 1, 3]], "dim 0's blocks of 1 come in the order 2 0 1 3"),
+    "columns exchanged": ((8, 32), lambda w: torch.cat(w.chunk(2, 1)[::-1], 1), "dim 1's halves are exchanged"),
+    "one shard twice": ((16, 16), lambda w: torch.cat([w[:8], w[:8]]), "dim 0 has only 8 of its 16 indices"),
+    "reshaped": ((8, 4, 6), lambda w: w.reshape(32, 6), "reshaped from [8, 4, 6] to [32, 6]"),
+    "experts transposed": ((4, 8, 16), lambda w: w.transpose(1, 2), "permute(0, 2, 1)"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_conversion_did_is_named(tmp_path, change, dtype):
+    shape, done, words = CHANGES[change]
+    one = weight(*shape).to(dtype)
+    found = compared(*files(tmp_path, {"w": one}, {"w": done(one)}))
+    assert found["w"][0] == "permuted"
+    assert words in found["w"][1]
+
+
+def test_a_permutation_under_a_cast_is_named(tmp_path):
+    one = weight(24, 16)
+    found = compared(*files(tmp_path, {"w": one}, {"w": one.flip(0).bfloat16()}))
+    assert found["w"] == ("permuted", "dim 0 is flipped; float32 and bfloat16")
+
+
+def test_whole_shards_that_are_exchanged_are_said_to_be(tmp_path, saved):
+    one = {
+        name: torch.from_numpy(np.array(open_checkpoint(saved / "dcp").read(name).view(np.float32)))
+        for name in ["app.model.0.weight"]
+    }
+    order = torch.cat([one["app.model.0.weight"].chunk(4)[at] for at in (0, 2, 3, 1)])
+    save_file({"app.model.0.weight": order}, tmp_path / "m.safetensors")
+    verdict, why = compared(saved / "dcp", tmp_path / "m.safetensors")["app.model.0.weight"]
+    assert verdict == "permuted"
+    assert why.endswith("whole shards of the 4 that were saved")
+
+
+def test_other_values_are_counted_and_their_place_is_given(tmp_path):
+    one = weight(8, 16)
+    other = one.clone()
+    other[3, 4] += 1
+    assert compared(*files(tmp_path, {"w": one}, {"w": other})) == {
+        "w": ("other", "1 of 128 elements differ, the first at [3, 4]")
+    }
+    found = compared(*files(tmp_path, {"w": one}, {"w": torch.zeros(8, 16)}))
+    assert "all values of the second are alike" in found["w"][1]
+    assert compared(*files(tmp_path, {"w": one}, {"w": weight(8, 16, seed=1)}))["w"][0] == "other"
+
+
+def test_experts_that_are_tensors_and_were_numbered_anew_are_named(tmp_path):
+    experts = {f"experts.{at}.w": weight(8, 16, seed=at) for at in range(4)}
+    after = {f"experts.{at}.w": experts[f"experts.{(at + 1) % 4}.w"] for at in range(4)}
+    found = compared(*files(tmp_path, experts, after))
+    assert found["experts.0.w"] == ("moved", "the second has here the first's experts.1.w")
+    assert {verdict for verdict, _ in found.values()} == {"moved"}
+
+
+def test_a_layer_that_is_a_copy_of_another_is_named(tmp_path):
+    layers = {f"layers.{at}.w": weight(8, 16, seed=at) for at in range(3)}
+    found = compared(*files(tmp_path, layers, {**layers, "layers.2.w": layers["layers.0.w"].clone()}))
+    assert found == {"layers.2.w": ("moved", "the second has here the first's layers.0.w")}
+
+
+def test_a_tensor_under_another_name_is_one_line(tmp_path):
+    found = compared(*files(tmp_path, {"a": weight(4, 4), "w": weight(8)}, {"a": weight(4, 4), "v": weight(8)}))
+    assert found == {"v": ("moved", "the second has here the first's w")}
+
+
+def test_what_one_side_lacks_is_missing_or_added(tmp_path):
+    one, other = {"a": weight(4), "b": weight(5)}, {"a": weight(4), "c": weight(6)}
+    found = {name: verdict for name, (verdict, _) in compared(*files(tmp_path, one, other)).items()}
+    assert found == {"b": "missing", "c": "added"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_tied_weight_that_one_side_saves_once_is_no_difference(tmp_path, turned, capsys):
+    once = {"embed": weight(8, 4), "w": weight(4)}
+    paths = files(tmp_path, *[once, {**once, "head": once["embed"].clone()}][:: -1 if turned else 1])
+    assert [verdict for verdict, _ in compared(*paths).values()] == ["tied"]
+    assert main(["diff", *map(str, paths)]) == 0
+    assert "tied" in capsys.readouterr().out
+
+
+def test_a_tied_weight_that_one_side_saves_once_in_another_type_is_no_loss(tmp_path):
+    once = {"embed": weight(8, 4), "w": weight(4)}
+    paths = files(
+        tmp_path, {**once, "head": once["embed"].clone()}, {name: one.bfloat16() for name, one in once.items()}
+    )
+    found = compared(*paths)
+    assert found["head"] == ("tied", "only the first has it: a copy of the first's embed")
+    assert {found["embed"][0], found["w"][0]} == {"cast"}
+
+
+def test_a_copy_that_is_lost_with_its_twin_is_missing(tmp_path):
+    twins = {"a": weight(8, 4), "b": weight(8, 4)}
+    found = compared(*files(tmp_path, {**twins, "w": weight(4)}, {"w": weight(4)}))
+    assert {name: verdict for name, (verdict, _) in found.items()} == {"a": "missing", "b": "missing"}
+
+
+def test_constant_tensors_are_no_ties_and_no_moves(tmp_path):
+    found = compared(*files(tmp_path, {"a": torch.ones(8), "w": weight(4)}, {"b": torch.ones(8), "w": weight(4)}))
+    assert {name: verdict for name, (verdict, _) in found.items()} == {"a": "missing", "b": "added"}
+
+
+def test_a_map_renames(tmp_path, capsys):
+    one, other = {"h.0.q": weight(4, 8), "h.1.q": weight(4, 8, seed=1)}, {}
+    other = {"layers.0.wq": one["h.0.q"], "layers.1.wq": one["h.1.q"].flip(0)}
+    paths = files(tmp_path, one, other)
+    with pytest.raises(ShardvizError, match=r"no tensor of .* by its name") as caught:
+        compared(*paths)
+    assert "--map FILE" in caught.value.hint
+    (tmp_path / "map").write_text("h.*.q = layers.*.wq\n")
+    assert main(["diff", *map(str, paths), "--map", str(tmp_path / "map")]) == 1
+    out = capsys.readouterr().out
+    assert "h.1.q" in out
+    assert "as layers.1.wq: dim 0 is flipped" in out
+    assert "1 equal, 1 permuted" in out
+
+
+def test_optimizer_state_that_one_side_lacks_is_said_and_is_no_difference(saved, capsys):
+    assert main(["diff", str(saved / "dcp"), str(saved / "hf")]) == 0
+    assert "12 tensors of optimizer state, which only the first has" in capsys.readouterr().out
+
+
+def test_moments_that_differ_are_found(saved, tmp_path, capsys):
+    found = open_checkpoint(saved / "dcp")
+    state = {
+        name: torch.from_numpy(np.array(one.bits)).view(getattr(torch, one.dtype))
+        for name, one in found.tensors.items()
+    }
+    state["app.optimizer.state.0.weight.exp_avg"] = state["app.optimizer.state.0.weight.exp_avg_sq"]
+    dcp.save(state, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert set(compared(saved / "dcp", tmp_path / "c")) == {"app.optimizer.state.0.weight.exp_avg"}
+
+
+def test_what_cannot_be_read_is_not_compared_and_the_rest_is(copied, saved):
+    folder = copied("dcp")
+    (folder / "__1_0.distcp").unlink()
+    verdicts = {verdict for verdict, _ in compared(saved / "dcp", folder).values()}
+    assert verdicts == {"not-compared"}
+
+
+def test_a_dump_is_not_compared_with_a_checkpoint(saved, tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["diff", str(saved / "dcp"), str(tmp_path)]) == 2
+    assert "dcp is a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"])
+@pytest.mark.parametrize("to", ["float32", "float16", "bfloat16"])
+def test_casts_round_as_torch_does(dtype, to):
+    values = torch.cat([weight(1000) * 10.0**power for power in range(-8, 6, 2)])
+    if getattr(torch, dtype).is_floating_point:
+        values = torch.cat([values, torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.00390625])])
+    own = values.to(getattr(torch, dtype))
+    wanted = own.to(getattr(torch, to))
+    bits = own.view(torch.uint8).numpy().view(f"u{own.element_size()}")
+    found = cast(bits, dtype, to)
+    kept = ~torch.isnan(wanted).numpy()
+    assert np.array_equal(found[kept], wanted.view(torch.uint8).numpy().view(f"u{wanted.element_size()}")[kept])

@@ -1,0 +1,244 @@
+"""What a checkpoint's metadata shows: healthy ones are quiet, and each fault has its finding."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+from shardviz.check.grouping import ungrouped
+from shardviz.checkpoint.findings import check_checkpoint
+from shardviz.checkpoint.open import open_checkpoint
+from tests.checkpoint.saving import FORMATS
+
+WEIGHT = "app.model.0.weight"
+
+
+def found(path):
+    report = check_checkpoint(open_checkpoint(path))
+    return [(one.kind, one.tensor, one.sentence) for one in ungrouped(report.findings)]
+
+
+def chunks(metadata, name=WEIGHT):
+    return metadata.state_dict_metadata[name].chunks
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_healthy_checkpoint_is_quiet(saved, name):
+    report = check_checkpoint(open_checkpoint(saved / name))
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+# Chunks
+
+
+def test_a_chunk_that_is_not_there_is_a_gap(edited):
+    ((kind, tensor, text),) = found(edited(lambda metadata: chunks(metadata).pop(1)))
+    assert (kind, tensor) == ("missing", WEIGHT)
+    assert "96 of 384 elements are in none of its 3 chunks, the first at [12:18, 0:16]" in text
+
+
+def test_a_chunk_twice_is_an_overlap(edited):
+    ((kind, tensor, text),) = found(edited(lambda metadata: chunks(metadata).append(chunks(metadata)[0])))
+    assert (kind, tensor) == ("duplicated", WEIGHT)
+    assert "96 of 384 elements are in several of its 5 chunks, the first at [0:6, 0:16]" in text
+
+
+def test_a_chunk_beyond_the_tensor_is_out_of_bounds(edited):
+    def shrink(metadata):
+        metadata.state_dict_metadata[WEIGHT].size = torch.Size([20, 16])
+
+    assert ("wrong-shape", WEIGHT) in [(kind, tensor) for kind, tensor, _ in found(edited(shrink))]
+
+
+def test_a_larger_tensor_than_its_chunks_has_a_gap_at_its_end(edited):
+    def grow(metadata):
+        metadata.state_dict_metadata[WEIGHT].size = torch.Size([26, 16])
+
+    (kind, text), *states = [(kind, text) for kind, _, text in found(edited(grow))]
+    assert kind == "missing"
+    assert {kind for kind, _ in states} == {"wrong-shape"}  # the moments have the smaller shape
+    assert "32 of 416 elements" in text
+    assert "[24:26, 0:16]" in text
+
+
+def test_a_chunk_without_a_file_is_incomplete(edited):
+    def forget(metadata):
+        metadata.storage_data = {key: at for key, at in metadata.storage_data.items() if key.fqn != "app.model.2.bias"}
+
+    assert [(kind, tensor) for kind, tensor, _ in found(edited(forget))] == [("incomplete", "app.model.2.bias")] * 2
+
+
+def test_chunks_of_a_ragged_cut_that_are_all_of_a_tensor_are_quiet(tmp_path):
+    dcp.save({"w": torch.arange(24.0).reshape(6, 4)}, checkpoint_id=tmp_path / "ckpt", no_dist=True)
+    path = tmp_path / "ckpt" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    cuts = [((0, 0), (4, 1)), ((0, 1), (1, 3)), ((1, 1), (3, 3)), ((4, 0), (2, 4))]
+    metadata.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(*map(torch.Size, cut)) for cut in cuts]
+    path.write_bytes(pickle.dumps(metadata))
+    assert not {kind for kind, *_ in found(tmp_path / "ckpt")} & {"missing", "duplicated"}
+
+
+@pytest.mark.parametrize("change", [lambda shape: torch.Size([3, 32]), lambda shape: torch.Size([6, 8])])
+def test_a_chunk_that_is_stored_in_another_shape_is_found(edited, change):
+    def reshape(metadata):
+        one = chunks(metadata)[0]
+        one.sizes = change(one.sizes)
+
+    assert "wrong-shape" in [kind for kind, *_ in found(edited(reshape))]
+
+
+def test_shards_of_one_tensor_in_different_types_are_found(saved, edited):
+    def mix(metadata):
+        metadata.state_dict_metadata[WEIGHT].properties.dtype = torch.bfloat16
+
+    ((kind, tensor, text),) = found(edited(mix))
+    assert (kind, tensor) == ("wrong-shape", WEIGHT)
+    assert "4 of 4 chunks" in text
+    assert "float32[6, 16], not bfloat16[6, 16]" in text
+
+
+# Files
+
+
+def test_a_missing_and_a_short_file_are_one_finding_each(copied):
+    folder = copied("dcp")
+    (folder / "__1_0.distcp").unlink()
+    short = folder / "__2_0.distcp"
+    short.write_bytes(short.read_bytes()[:-200])
+    missing, cut = found(folder)
+    assert missing[:2] == cut[:2] == ("incomplete", "")
+    assert "__1_0.distcp is missing" in missing[2]
+    assert f"__2_0.distcp has {short.stat().st_size:,} bytes of at least" in cut[2]
+
+
+def test_a_damaged_archive_is_named(copied):
+    folder = copied("dcp")
+    file = folder / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[:1900] = bytes(1900)
+    file.write_bytes(data)
+    ((kind, _, text),) = found(folder)
+    assert kind == "incomplete"
+    assert "__0_0.distcp" in text
+
+
+def indexed(folder, weight_map, **files):
+    folder.mkdir(exist_ok=True)
+    for name, tensors in files.items():
+        save_file({one: np.arange(4.0) + at for at, one in enumerate(tensors)}, folder / f"{name}.safetensors")
+    index = {"metadata": {}, "weight_map": {name: f"{file}.safetensors" for name, file in weight_map.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_an_index_that_is_right_is_quiet(tmp_path):
+    assert not found(indexed(tmp_path, {"v": "a", "w": "b"}, a=["v"], b=["w"], unused=["x"]))
+
+
+def test_an_index_and_its_files_that_disagree_are_found(tmp_path):
+    folder = indexed(tmp_path, {"v": "a", "w": "b", "gone": "b", "lost": "c"}, a=["v", "w"], b=["extra"])
+    texts = {tensor: text for _, tensor, text in found(folder)}
+    assert "c.safetensors is missing: 1 entry in it cannot be read: lost" in texts[""]
+    assert "the index says that it is in b.safetensors, but a.safetensors has it" in texts["w"]
+    assert "no file has it" in texts["gone"]
+    assert "the index does not name it" in texts["extra"]
+    assert "v" not in texts
+
+
+def test_one_name_whole_in_two_files_is_an_overlap(tmp_path):
+    for file in "ab":
+        save_file({"w": np.arange(4.0)}, tmp_path / f"{file}.safetensors")
+    ((kind, tensor, _),) = found(tmp_path)
+    assert (kind, tensor) == ("duplicated", "w")
+
+
+# Ties
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights_that_are_saved_twice_and_differ_are_untied(tmp_path, same, tied):
+    embedding = np.arange(12.0).reshape(4, 3)
+    tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding + (not same)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    assert [kind for kind, *_ in found(tmp_path)] == (["untied"] if tied and not same else [])
+
+
+# Optimizer state
+
+
+@pytest.mark.parametrize(("name", "before"), [("dcp", "app.model."), ("flat", "model.")])
+def test_state_of_a_parameter_that_is_not_there_is_foreign(edited, name, before):
+    def drop(metadata):
+        del metadata.state_dict_metadata[f"{before}2.bias"]
+
+    ((kind, tensor, text),) = found(edited(drop, name))
+    assert kind == "foreign"
+    assert ".state.2.bias." in tensor
+    assert f"{before}2.bias" in text
+
+
+@pytest.mark.parametrize(("name", "before"), [("dcp", "app.optimizer."), ("flat", "optim.")])
+def test_a_parameter_that_its_optimizer_names_and_has_no_state_of_is_incomplete(edited, name, before):
+    def drop(metadata):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            del metadata.state_dict_metadata[f"{before}state.2.bias.{key}"]
+
+    ((kind, tensor, text),) = found(edited(drop, name))
+    assert (kind, tensor.rpartition("model.")[2]) == ("incomplete", "2.bias")
+    assert "the optimizer's groups name it, but there is no state of it; 3 others have some" in text
+
+
+def test_state_of_another_shape_than_its_parameter_is_found(tmp_path):
+    state = {"w": {"exp_avg": torch.zeros(2, 3), "step": torch.tensor(1.0)}}
+    dcp.save({"model": {"w": torch.zeros(3, 2)}, "optim": {"state": state}}, checkpoint_id=tmp_path / "c", no_dist=True)
+    ((kind, tensor, _),) = found(tmp_path / "c")
+    assert (kind, tensor) == ("wrong-shape", "optim.state.w.exp_avg")
+
+
+def test_frozen_parameters_are_quiet(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[0].weight.requires_grad_(False)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    state = {name: {"exp_avg": torch.zeros_like(one)} for name, one in trained.items()}
+    groups = [{"params": list(trained), "lr": 0.1}]
+    parts = {"model": model.state_dict(), "optim": {"state": state, "param_groups": groups}}
+    dcp.save(parts, checkpoint_id=tmp_path / "c", no_dist=True)
+    report = check_checkpoint(open_checkpoint(tmp_path / "c"))
+    assert (report.findings, report.not_checked) == ((), ())
+
+
+def test_two_models_with_an_optimizer_each_are_told_apart(tmp_path):
+    def part():
+        return {"model": {"w": torch.zeros(2)}, "optim": {"state": {"w": {"exp_avg": torch.zeros(2)}}}}
+
+    dcp.save({"actor": part(), "critic": part()}, checkpoint_id=tmp_path / "c", no_dist=True)
+    assert not found(tmp_path / "c")
+
+
+def test_state_of_another_model_is_not_judged(tmp_path):
+    states = {f"layers.{at}.w": {"exp_avg": torch.zeros(2)} for at in range(3)}
+    parts = {"other": {"layers": {"0": {"w": torch.zeros(2)}}}, "optim": {"state": states}}
+    dcp.save(parts, checkpoint_id=tmp_path / "c", no_dist=True)
+    report = check_checkpoint(open_checkpoint(tmp_path / "c"))
+    assert not report.findings
+    (unchecked,) = report.not_checked
+    assert "whether its states belong to parameters" in unchecked.why
+
+
+def test_a_module_called_state_is_no_optimizer(tmp_path):
+    dcp.save(
+        {"mixer": {"state": {"proj": {"weight": torch.zeros(2)}}}, "w": torch.zeros(2)},
+        checkpoint_id=tmp_path / "c",
+        no_dist=True,
+    )
+    report = check_checkpoint(open_checkpoint(tmp_path / "c"))
+    assert (report.findings, report.not_checked) == ((), ())
