@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardviz.commands.common.parser import Parser
 from shardviz.commands.common.streams import forget, talk
@@ -19,7 +19,19 @@ from shardviz.errors import EXIT_BUG, EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = ("probe", "probes", "check", "show", "view", "diff", "explain", "mesh", "audit", "completion")
+VERBS = (
+    "probe",
+    "probes",
+    "check",
+    "show",
+    "view",
+    "diff",
+    "explain",
+    "mesh",
+    "stamp-checkpoint",
+    "audit",
+    "completion",
+)
 
 DEBUG = "SHARDVIZ_DEBUG"
 """The environment variable that asks for the traceback of a bug."""
@@ -130,14 +142,22 @@ def _run(argv: Sequence[str]) -> int:
         return EXIT_CLEAN
     if verb not in VERBS:
         raise ShardvizError(*_unknown(verb))
-    module = import_module(f"shardviz.commands.{verb}")
+    module = _module_of(verb)
     code: int = module.run(parser_for(verb).read(rest))
     return code
 
 
+def _file_of(verb: str) -> str:
+    return verb.replace("-", "_")
+
+
+def _module_of(verb: str) -> Any:
+    return import_module(f"shardviz.commands.{_file_of(verb)}")
+
+
 def parser_for(verb: str) -> Parser:
     """Return the parser of one verb; the docstring of its module is the help."""
-    module = import_module(f"shardviz.commands.{verb}")
+    module = _module_of(verb)
     description, _, examples = str(module.__doc__).partition("\nexamples:\n")
     parser = Parser(prog=f"shardviz {verb}", description=description, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -149,12 +169,12 @@ def parser_for(verb: str) -> Parser:
 
 def summary_of(verb: str) -> str:
     """Return the first line of a verb's help, off its file: importing ten verbs would take a second."""
-    with open(os.path.join(os.path.dirname(__file__), "commands", f"{verb}.py"), encoding="utf-8") as file:
+    with open(os.path.join(os.path.dirname(__file__), "commands", f"{_file_of(verb)}.py"), encoding="utf-8") as file:
         return file.readline().strip('".\n')
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    width = max(map(len, VERBS))
+    width = max(len(verb) for verb in VERBS if "-" not in verb)  # a longer one stands out, and lines stay below 80
     verbs = "".join(f"  {verb:<{width}}  {summary_of(verb)}\n" for verb in VERBS)
     parser = Parser(
         prog="shardviz",

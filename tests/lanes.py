@@ -22,7 +22,7 @@ PART = 10
 """Of the nightly lane's cases, one in this many is made in the default lane."""
 NIGHTLY_ROOMS = ("bugs", "frameworks")
 """Rooms that only the nightly lane reads: they take ten minutes, or import what the others do not require."""
-FAST_ROOMS = ("check", "commands", "dump", "layout", "picture")
+FAST_ROOMS = ("check", "commands", "dump", "layout", "picture", "stamping")
 NOT_FAST = ("test_cli.py", "test_display.py", "test_layout_against_torch.py", "test_layout_on_ranks.py")
 """Files that import torch, or start interpreters or ranks; the rooms that are not fast do so throughout."""
 IN_A_BROWSER = "test_in_a_browser"

@@ -51,7 +51,7 @@ def test_help_lists_every_verb_on_stdout(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--help"]) == 0
     out, err = capsys.readouterr()
     for verb in VERBS:
-        summary = str(import_module(f"shardviz.commands.{verb}").__doc__).partition(".\n")[0]
+        summary = str(import_module(f"shardviz.commands.{verb.replace('-', '_')}").__doc__).partition(".\n")[0]
         assert re.search(rf"^  {verb} +{re.escape(summary)}$", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
     assert err == ""

@@ -12,7 +12,7 @@ from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError, ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
 
-WIDER = (
-    "to get exact ids, stamp the model in float64 for this run (model.double() before shardviz.stamp), or let "
-    "shardviz.capture_sharding(build, parallelize, ...) write the ids one digit per pass"
-)
+CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
 
 
 def run_probe(file: str) -> None:
@@ -104,6 +101,7 @@ def capture(
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.pipeline_parts import PipelinePart, agree
+    from shardviz.live.capture.stamp import under_names
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     check_step(step or {})
@@ -116,10 +114,12 @@ def capture(
         part, source = PipelinePart(tuple(stage_axes)), (Path(reference), reference_names or {})
         return _capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
+    if stamps is not None and not stage_axes:
+        stamps = under_names(stamps, names)
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
-            seen.not_checked.append(("", WIDER))
+            seen.not_checked.append(("", CAST))
         _add_step(seen, model, mesh, part, step)
     return Path(path)
 
@@ -151,19 +151,27 @@ def _capture_by_reference(
     """Write a dump whose ids are the places of the model's values in a reference."""
     from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.merged import with_merged
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
     from shardviz.reference.files import open_reference
+    from shardviz.stamping.target import is_stamped
 
     reference, names = source
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    known = known_in(open_reference(reference), wanted, names)
+    opened = open_reference(reference)
+    known = known_in(opened, wanted, names, strangers=is_stamped(reference))
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
+    whole = as_copies(whole, plain_mesh(mesh), part.axes)
+    if is_stamped(reference):
+        known = with_merged(replace(known, is_stamped=True), opened, wanted, whole)
+        known = known if known.entries else known_in(opened, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:
-        add_model(seen, unwrapped(model), mesh, None, part)
-        add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known)
+        placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
+        add_model(seen, unwrapped(model), mesh, None, part, placed)
+        add_by_reference(seen, whole, known)
         _add_step(seen, model, mesh, part, step)
     return path
 
@@ -237,7 +245,12 @@ def capture_sharding(
 
 
 def add_model(
-    seen: Capture, model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped | None, part: PipelinePart | None = None
+    seen: Capture,
+    model: nn.Module,
+    mesh: DeviceMesh | None,
+    stamps: Stamped | None,
+    part: PipelinePart | None = None,
+    placed: Collection[str] = (),
 ) -> int:
     """Capture a model's parameters and buffers: ids if it was stamped, its own values otherwise.
 
@@ -247,9 +260,10 @@ def add_model(
         mesh: The mesh of the job, if there is one.
         stamps: The result of stamping the model before it was sharded.
         part: This rank's part of the model, if it has only a part.
+        placed: Names of tensors whose values say nothing more than where they are.
 
     Returns:
-        How many tensors could not hold their ids.
+        How many tensors lost their ids.
     """
     from shardviz.live.capture.locals import local_tensors
     from shardviz.live.capture.meshes import plain_mesh
@@ -261,7 +275,7 @@ def add_model(
     seen.add_meshes(model)
     locals_ = part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
-        if stamps is None or local.name not in seen.stamps:
+        if local.name not in placed and (stamps is None or local.name not in seen.stamps):
             seen.add_values(local, "initial")
     return add_ids(seen, locals_, stamps, part) if stamps is not None else 0
 

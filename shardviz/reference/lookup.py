@@ -43,6 +43,9 @@ SAMPLES = 8
 SINGLE_BYTES = 4
 """Single values of fewer bytes are not looked up: equal ones are found by chance."""
 
+FEW_EQUAL = 1 / 8
+"""A smaller part of a shard's narrow values that is equal where it is claimed is so by chance."""
+
 BLOCK = 1 << 20
 """Elements of the reference that are hashed at a time."""
 
@@ -112,7 +115,10 @@ def locate(
             ids = np.where(ids == UNPLACED, found, ids)
     ids = _completed(local, reference, _one_by_one(local, reference, ids) if singly else ids)
     if expected is not None and (ids == UNPLACED).any():
-        ids = np.where((ids == UNPLACED) & (wanted == local), expected, ids)
+        equal = (ids == UNPLACED) & (wanted == local)
+        # Of narrow values some are equal by chance: a shard of another tensor has no element of this one.
+        if local.itemsize >= SINGLE_BYTES or equal.sum() >= FEW_EQUAL * (ids == UNPLACED).sum():
+            ids = np.where(equal, expected, ids)
     return ids
 
 

@@ -4,6 +4,7 @@ from torch import nn
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.stamp import Digits, stamp
+from shardviz.stamping.fill import Fill
 
 
 def test_ids_count_from_one_over_the_whole_model_row_major():
@@ -47,10 +48,27 @@ def test_a_dtype_that_cannot_hold_ids_is_named_and_left_alone():
     assert model.mask.tolist() == [True, False]
 
 
-def test_ids_that_would_collapse_are_refused_not_rounded():
-    model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_where_ids_would_collapse_a_fill_of_the_tensors_own_takes_their_place(dtype):
+    model = nn.Linear(50, 50, bias=False).to(torch.bfloat16)
+    model.register_buffer("packed", torch.zeros(3, 4, dtype=dtype))
     stamped = stamp(model)
-    assert stamped.not_exact == (("weight", "ids up to 400 are not exact in torch.bfloat16"),)
+    assert not stamped.not_stamped
+    assert not stamped.not_applied
+    assert [(one.name, one.first) for one in stamped.stamps] == [("weight", 1), ("packed", 2501)]
+    assert stamped.fills["weight"] == Fill("weight", (50, 50), "bfloat16")
+    assert len(model.weight.unique()) == 2500
+    assert (model.packed.double() != 0).all()
+
+
+def test_ids_stay_where_they_are_exact_and_beyond_16_million_elements_float32_is_filled():
+    model = nn.ParameterDict({"small": nn.Parameter(torch.zeros(2, 2)), "norm": nn.Parameter(torch.zeros(3))})
+    assert not stamp(model).fills
+    large = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1 << 12, 1 << 12)), "norm": nn.Parameter(torch.zeros(3))})
+    stamped = stamp(large)
+    assert set(stamped.fills) == {"w", "norm"}
+    assert not stamped.not_applied
+    assert stamped.last == (1 << 24) + 3
 
 
 def test_digits_put_together_again_give_every_id_in_a_narrow_dtype():
@@ -72,10 +90,17 @@ class _LosesWrites(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_a_fill_that_did_not_take_is_reported_with_its_count():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2], ids=str)
+def test_a_fill_that_did_not_take_is_reported_with_its_count(dtype):
     model = nn.Module()
-    model.register_buffer("lost", torch.zeros(3).as_subclass(_LosesWrites))
+    model.register_buffer("lost", torch.zeros(3, dtype=dtype).as_subclass(_LosesWrites))
     assert stamp(model).not_applied == (("lost", "3 of 3 elements did not read back as written"),)
+
+
+def test_tied_weights_have_one_fill():
+    model = nn.ModuleDict({"embed": nn.Embedding(40, 20), "head": nn.Linear(20, 40, bias=False)}).to(torch.bfloat16)
+    model["head"].weight = model["embed"].weight
+    assert {fill.name for fill in stamp(model).fills.values()} == {"embed.weight"}
 
 
 def test_a_model_on_meta_has_nothing_to_stamp():

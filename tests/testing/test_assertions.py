@@ -70,12 +70,15 @@ def test_data_out_of_order_names_claimed_held_the_picture_and_the_fix(mesh):
 
 
 @spmd(mesh={"tp": 2})
-def test_ids_that_a_dtype_cannot_hold_give_no_verdict(mesh):
+def test_a_bfloat16_model_is_checked_and_one_that_is_cast_afterwards_gets_no_verdict(mesh):
     model = nn.Linear(20, 20, bias=False).to(torch.bfloat16)
     stamp(model)
-    text = text_of(assert_ordered, model)
-    assert text.startswith("the order of weight cannot be checked: ids up to 400 are not exact in torch.bfloat16\n")
-    assert "call model.double() before stamping" in text
+    assert_ordered(model)
+    model = nn.Linear(20, 20, bias=False)
+    stamp(model)
+    text = text_of(assert_ordered, model.to(torch.bfloat16))
+    assert text.startswith("the order of weight cannot be checked: ids up to 400 are not exact in torch.bfloat16, to")
+    assert "cast the model before stamp(model), not afterwards" in text
 
 
 @spmd(mesh={"tp": 2})

@@ -66,10 +66,14 @@ def test_weights_that_were_drawn_anew_are_not_taken_for_ids(mesh):
 
 
 @spmd(mesh={"fsdp": 2})
-def test_ids_that_the_dtype_does_not_hold_are_not_told(mesh):
+def test_what_a_bfloat16_model_holds_is_told_unless_it_was_cast_after_it_was_stamped(mesh):
     model = nn.Linear(40, 40, bias=False).to(torch.bfloat16)
     stamp(model)
     fully_shard(model, mesh=mesh)
+    assert lines_of(model, "[*, */fsdp]")[3] == "  held      bfloat16[40/fsdp, 40]"
+    model = nn.Linear(40, 40, bias=False)
+    stamp(model)
+    fully_shard(model.to(torch.bfloat16), mesh=mesh)
     lines = lines_of(model, "[*, */fsdp]")
     assert lines[2:4] == ["  claimed   bfloat16[40/fsdp, 40]", "  intended  [*, */fsdp]"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,26 +21,27 @@ from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import without_axes
-from shardviz.reference.lookup import UNPLACED, bits_of, has_windows_of, is_alike, locate, read_region
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
+from shardviz.reference.lookup import UNPLACED, has_windows_of, is_alike, locate, read_region
 from shardviz.reference.names import matched, refuse_strangers, renamed
+from shardviz.reference.singly import singly
+from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Saved
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Reference
     from shardviz.reference.names import Matching
+    from shardviz.stamping.plan import HasBits
 
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
-
-_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,15 @@ class Known:
 
     Attributes:
         stamps: The ids that stand for their elements, by the model's names.
-        entries: What the reference has of them.
+        entries: What the reference has of them; a fill where the model was stamped.
         not_checked: Names that it does not have, or in another shape, and why.
+        is_stamped: Whether all of its values are of fills.
     """
 
     stamps: Mapping[str, Stamp]
-    entries: Mapping[str, Saved]
-    not_checked: tuple[tuple[str, str], ...]
+    entries: Mapping[str, HasBits]
+    not_checked: tuple[tuple[str, str], ...] = ()
+    is_stamped: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,23 +93,26 @@ def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict
     return {name: wanted for of_rank in of_all_ranks(mine) for name, wanted in of_rank.items()}
 
 
-def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Known:
+def known_in(
+    reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str], *, strangers: bool = False
+) -> Known:
     """Return what a reference knows of a model's tensors. One that it lacks is looked up as one that it is tied to.
 
     Args:
         reference: What values are compared with.
         wanted: The model's tensors by name.
         names: The reference's names where they differ, by pattern over the model's.
+        strangers: Whether it may have none of them.
 
     Raises:
-        ShardvizError: It has none of them, or a pattern fits none.
+        ShardvizError: It has none of them and should, or a pattern fits none.
     """
     known_as = renamed(wanted, names)
     matching = matched(list(known_as.values()), reference.entries)
     entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
     _say_where(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
-    entries: dict[str, Saved] = {}
+    entries: dict[str, HasBits] = {}
     unknown: list[tuple[str, str]] = []
     first, path = 1, reference.path.name
     for name, one in wanted.items():
@@ -124,7 +130,7 @@ def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[
             stamps[name] = Stamp(name, same.first if same else first, one.shape, role, same.name if same else "")
             entries[name] = entry
             first += 0 if same else math.prod(one.shape)
-    if wanted and not entries and all("no tensor of" in why for _, why in unknown):
+    if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
         refuse_strangers(list(known_as.values()), reference.entries, path, matching.open)
     return Known(stamps, entries, tuple(unknown))
 
@@ -163,10 +169,10 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
         entry = known.entries.get(local.name)
         if entry is None or local.values.is_meta:
             continue
-        bits = _local_bits(local.values)
+        bits = bits_of_tensor(local.values)
         shape = (math.prod(local.shape),) if local.flat else local.shape
         claimed = _claimed(local, shape)
-        if claimed is None or claimed.shape != bits.shape or not _is_slice(local, bits, entry, claimed, shape):
+        if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
             seen.add_ids(local, _ids(local, bits, entry, known, claimed))
         elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
             seen.not_checked.append((local.name, ALIKE))
@@ -174,27 +180,41 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
             seen.add_region(local, claimed)
 
 
-def _is_slice(local: Local, bits: NDArray[np.generic], entry: Saved, claimed: Region, shape: tuple[int, ...]) -> bool:
+def is_as_claimed(local: Local, entry: HasBits) -> bool:
+    """Whether a shard has the values of the part of a tensor that it claims."""
+    claimed = _claimed(local, local.shape)
+    return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
+
+
+def _is_slice(local: Local, bits: NDArray[np.generic], entry: HasBits, claimed: Region, shape: tuple[int, ...]) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
+    if claimed.shape != bits.shape:
+        return False
+    entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
     own = entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
-    return np.array_equal(_cast(own, entry.dtype, local.values.dtype), bits)
+    return np.array_equal(cast_bits(own, entry.dtype, local.values.dtype), bits)
 
 
 def _ids(
-    local: Local, bits: NDArray[np.generic], entry: Saved, known: Known, claimed: Region | None
+    local: Local, bits: NDArray[np.generic], entry: HasBits, known: Known, claimed: Region | None
 ) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
     first, dtype = known.stamps[local.name].first, local.values.dtype
-    places = locate(bits, _cast(entry.bits.reshape(shape), entry.dtype, dtype), claimed)
+    whole = cast_bits(entry.bits.reshape(shape), entry.dtype, dtype)
+    places = singly(bits, whole, locate(bits, whole, claimed))
     ids = np.where(places == UNPLACED, ID_NONE, places + first - 1)
-    for name, other in known.entries.items() if (ids == ID_NONE).any() else ():
+    lost = bits[ids == ID_NONE]
+    may_be_others = lost.size and (not known.is_stamped or looks_filled(lost, dtype_name(dtype)))
+    for name, other in known.entries.items() if may_be_others else ():
         if name != local.name and other.shape == entry.shape:
-            of_other = _cast(other.bits.reshape(shape), other.dtype, dtype)
+            of_other = cast_bits(other.bits.reshape(shape), other.dtype, dtype)
             if has_windows_of(bits, of_other):
                 places = locate(bits, of_other, singly=False)
                 found = (ids == ID_NONE) & (places != UNPLACED)
                 ids = np.where(found, places + known.stamps[name].first - 1, ids)
+    if known.is_stamped and (ids == ID_NONE).all():
+        return ids  # never loaded, be they zeros as those of a fresh bias or not
     return np.where((ids == ID_NONE) & (bits == 0), 0, ids)
 
 
@@ -216,22 +236,9 @@ def _own_stretch(region: Region, offset: int, size: int) -> Region:
     return Region((tuple((start, stop) for start, stop in cut if start < stop),))
 
 
-def _local_bits(values: torch.Tensor) -> NDArray[np.generic]:
-    flat = values.detach().cpu().contiguous()
-    if flat.ndim == 0:
-        return bits_of(flat.view(1).view(_int_type(flat.element_size())).numpy()).reshape(())
-    return bits_of(flat.view(_int_type(flat.element_size())).numpy()).reshape(flat.shape)
-
-
-def _cast(bits: NDArray[np.generic], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
+def cast_bits(bits: NDArray[Any], dtype: str, to: torch.dtype) -> NDArray[np.generic]:
     """Return a reference's bits in another element type, as `Tensor.to` rounds them."""
     own = getattr(torch, dtype, None)
     if own == to or own is None:
         return bits
-    signed = np.array(bits, order="C").view(_SIGNED[bits.itemsize])  # torch warns of what it may not write to
-    values = torch.from_numpy(signed.reshape(-1)).view(own).to(to)
-    return bits_of(values.view(_int_type(values.element_size())).numpy()).reshape(bits.shape)
-
-
-def _int_type(size: int) -> torch.dtype:
-    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    return bits_of_tensor(from_bits(bits, own).to(to))

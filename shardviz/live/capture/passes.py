@@ -14,6 +14,7 @@ import numpy as np
 from shardviz.dump.dump import ID_NONE
 from shardviz.live.capture import describe, full_tensor
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.by_reference import Known, add_by_reference
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat import DTensor, clean_name
@@ -79,7 +80,7 @@ def capture_passes(seen: Capture, sharding: Sharding, part: PipelinePart) -> Sta
 
 
 def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: PipelinePart) -> int:
-    """Record the whole ids of a stamped and sharded model, or the reason why a dtype cannot hold them.
+    """Record the ids of a stamped and sharded model, or the reason why a cast lost them.
 
     Args:
         seen: The capture of this rank, to which the ids are added.
@@ -88,14 +89,20 @@ def add_ids(seen: Capture, locals_: Sequence[Local], stamped: Stamped, part: Pip
         part: This rank's part of the model.
 
     Returns:
-        How many tensors could not hold their ids.
+        How many tensors lost their ids.
     """
-    rounded = dict(part.renamed(stamped.not_exact))
+    fills = {part.prefix + name: fill for name, fill in stamped.fills.items()}
+    add_by_reference(
+        seen, [local for local in locals_ if local.name in fills], Known(seen.stamps, fills, is_stamped=True)
+    )
+    rounded = {}
     for local in locals_:
         bits = exact_bits(local.values.dtype)
-        if bits and stamped.last >= 2**bits:
+        if local.name in fills or not bits:
+            continue
+        if stamped.last >= 2**bits and local.name in seen.stamps:
             rounded[local.name] = inexact(stamped.last, local.values.dtype)
-        elif bits and local.name not in rounded:
+        else:
             seen.add_ids(local, part.shifted(describe.ids_of(local.values, stamped.last)))
     seen.not_applied += part.renamed(stamped.not_applied)
     _add_without_ids(seen, locals_, stamped, part)

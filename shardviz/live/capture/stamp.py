@@ -1,8 +1,10 @@
 """Stamping: fill every weight of an unsharded model with its own global index, and read it back.
 
 Ids count from 1 over the whole model, row-major in each tensor, in the order of `named_parameters` and then
-`named_buffers`. Parameters that share storage get one range of ids. If a dtype cannot hold every id exactly, the ids
-are written one digit per pass, and `shardviz.live.capture.passes` puts them together again.
+`named_buffers`. Parameters that share storage get one range of ids. A tensor whose dtype cannot hold its ids exactly
+gets a fill of its own (`shardviz.stamping.fill`), which shows the same in any dtype and at any size. Where a model is
+built again for each pass, the ids can be written one digit per pass instead, and `shardviz.live.capture.passes` puts
+them together again: then even elements in no order at all are placed.
 """
 
 from __future__ import annotations
@@ -11,15 +13,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import msgspec
+import numpy as np
 import torch
 
 from shardviz.dump.records import Role, Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import DTensor, clean_name
+from shardviz.reference.lookup import bits_of
+from shardviz.reference.names import matched
+from shardviz.stamping.fill import Fill, can_fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import nn
 
 _stamped: WeakKeyDictionary[nn.Module, Stamped] = WeakKeyDictionary()
@@ -39,6 +47,9 @@ EXACT_BITS = {
 """Every integer up to 2 to this power is exact: the significand's bits, the hidden one included, or the integer's."""
 
 
+_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 @dataclass(frozen=True)
 class Stamped:
     """The result of stamping a model.
@@ -48,14 +59,14 @@ class Stamped:
         not_applied: Tensors that did not read back as written: `(name, reason)`.
         not_stamped: Tensors that cannot hold ids: `(name, reason)`.
         shapes: The unsharded shapes of `not_stamped`, by name.
-        not_exact: Tensors that were not filled because whole ids would be rounded: `(name, reason)`.
+        fills: The fills of the tensors whose dtypes cannot hold their ids, by name.
     """
 
     stamps: tuple[Stamp, ...]
     not_applied: tuple[tuple[str, str], ...] = ()
     not_stamped: tuple[tuple[str, str], ...] = ()
-    not_exact: tuple[tuple[str, str], ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    fills: Mapping[str, Fill] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
@@ -71,6 +82,11 @@ class Digits:
     place: int
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name, without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def exact_bits(dtype: torch.dtype) -> int:
     """Return how many bits of an integer the dtype holds exactly; 0 if it cannot hold ids."""
     return EXACT_BITS.get(dtype, 0)
@@ -78,6 +94,9 @@ def exact_bits(dtype: torch.dtype) -> int:
 
 def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
     """Fill every parameter and buffer of an unsharded model with ids, in place, and read them back.
+
+    Tensors whose dtype cannot hold their ids exactly are filled with values that show the same. Cast the model before
+    it is stamped: a cast afterwards rounds ids.
 
     Args:
         model: A model that is not sharded yet: a fill through placements would only repeat their claims.
@@ -98,19 +117,19 @@ def stamp(model: nn.Module, digits: Digits | None = None) -> Stamped:
             shardviz.capture(model, "sharding.shardviz", mesh=mesh, stamps=stamps)
     """
     last = Stamped(plan(model)).last
-    stamps, not_applied, not_stamped, not_exact = [], [], [], []
-    shapes = {}
+    stamps, not_applied, not_stamped = [], [], []
+    shapes, fills = {}, {}
     for one, tensor in _numbered(model):
-        if not exact_bits(tensor.dtype):
+        if not exact_bits(tensor.dtype) and (digits is not None or not _can_stamp(tensor.dtype)):
             not_stamped.append((one.name, f"{tensor.dtype} cannot hold ids"))
             shapes[one.name] = one.shape
             continue
         stamps.append(one)
         if digits is None and last >= 2 ** exact_bits(tensor.dtype):
-            not_exact.append((one.name, inexact(last, tensor.dtype)))
-        elif not one.tied_to and (wrong := _fill(tensor, one.first, digits)):
+            fills[one.name] = Fill(one.tied_to or one.name, one.shape, dtype_name(tensor.dtype))
+        if not one.tied_to and (wrong := _write(tensor, one.first, digits, fills.get(one.name))):
             not_applied.append((one.name, f"{wrong:,} of {tensor.numel():,} elements did not read back as written"))
-    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), tuple(not_exact), shapes)
+    done = Stamped(tuple(stamps), tuple(not_applied), tuple(not_stamped), shapes, fills)
     if digits is None:
         _stamped[model] = done
     return done
@@ -122,7 +141,7 @@ def plan(model: nn.Module) -> tuple[Stamp, ...]:
     Raises:
         ShardvizError: As `stamp`.
     """
-    return tuple(one for one, tensor in _numbered(model) if exact_bits(tensor.dtype))
+    return tuple(one for one, tensor in _numbered(model) if _can_stamp(tensor.dtype))
 
 
 def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
@@ -136,19 +155,47 @@ def _numbered(model: nn.Module) -> Iterator[tuple[Stamp, torch.Tensor]]:
         same = seen.setdefault(storage_key(tensor), own) if tensor.numel() else own
         if same is not own:
             own = Stamp(name, same.first, own.shape, role, tied_to=same.name)
-        elif exact_bits(tensor.dtype):
+        elif _can_stamp(tensor.dtype):
             first += tensor.numel()
         yield own, tensor
 
 
 def inexact(last: int, dtype: torch.dtype) -> str:
-    """Return the sentence that a dtype cannot hold a model's ids."""
-    return f"ids up to {last:,} are not exact in {dtype}"
+    """Return the sentence that ids were lost in a cast to a dtype that cannot hold them."""
+    return f"ids up to {last:,} are not exact in {dtype}, to which it was cast after shardviz.stamp"
 
 
 def stamps_of(model: nn.Module) -> Stamped | None:
     """Return the result of `stamp` for a model, or for the model inside a wrapper; None if it was not stamped."""
     return next((_stamped[module] for module in model.modules() if module in _stamped), None)
+
+
+def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
+    """Return the result of stamping under the names that a model's tensors have now.
+
+    Adapters, as peft adds them after stamping, put words before and into the names of what they wrap.
+
+    Args:
+        stamped: The result of stamping.
+        names: The names of the model's tensors now.
+    """
+    now = {then: name for name, then in matched(names, [one.name for one in stamped.stamps]).names.items()}
+    if all(then == name for then, name in now.items()):
+        return stamped
+
+    def renamed(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return tuple((now.get(name, name), why) for name, why in pairs)
+
+    return Stamped(
+        tuple(
+            msgspec.structs.replace(one, name=now.get(one.name, one.name), tied_to=now.get(one.tied_to, one.tied_to))
+            for one in stamped.stamps
+        ),
+        renamed(stamped.not_applied),
+        renamed(stamped.not_stamped),
+        {now.get(name, name): shape for name, shape in stamped.shapes.items()},
+        {now.get(name, name): fill for name, fill in stamped.fills.items()},
+    )
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
@@ -184,11 +231,36 @@ def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _fill(tensor: torch.Tensor, first: int, digits: Digits | None) -> int:
-    """Write ids and read them back; return how many elements differ from the ids written."""
+def _can_stamp(dtype: torch.dtype) -> bool:
+    return bool(exact_bits(dtype)) or can_fill(dtype_name(dtype))
+
+
+def _write(tensor: torch.Tensor, first: int, digits: Digits | None, fill: Fill | None) -> int:
+    """Write ids or a fill and read them back; return how many elements differ from what was written."""
+    if fill is not None:
+        with torch.no_grad():
+            tensor.copy_(fill_of(fill))
+        return int(np.count_nonzero(bits_of_tensor(tensor) != fill.bits))
     ids = torch.arange(first, first + tensor.numel(), dtype=torch.int64, device=tensor.device).view(tensor.shape)
     if digits is not None:
         ids = ids // digits.base**digits.place % digits.base + 1
     with torch.no_grad():
         tensor.copy_(ids)
         return int((tensor.detach().to(torch.int64) != ids).sum())
+
+
+def fill_of(fill: Fill) -> torch.Tensor:
+    """Return a fill as a tensor of its dtype, on the CPU."""
+    return from_bits(fill.bits, getattr(torch, fill.dtype))
+
+
+def from_bits(bits: NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
+    """Return bits as a tensor of a dtype of their width, on the CPU."""
+    flat = torch.from_numpy(np.array(bits, order="C").view(f"i{bits.itemsize}").reshape(-1))
+    return flat.view(dtype).view(bits.shape)
+
+
+def bits_of_tensor(values: torch.Tensor) -> NDArray[np.generic]:
+    """Return a plain tensor's bits as unsigned integers, in its shape."""
+    flat = values.detach().cpu().contiguous().view(-1)
+    return bits_of(flat.view(_INTS[flat.element_size()]).numpy()).reshape(tuple(values.shape))

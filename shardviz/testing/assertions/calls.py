@@ -315,6 +315,6 @@ def _refuse(not_checked: Iterable[NotChecked]) -> None:
         lines = "\n".join(f"  {one.tensor}: {one.why}" for one in reasons)
         raise ShardAssertionError(
             f"the order of {reasons[0].tensor} cannot be checked: {reasons[0].why}\n{lines}\n"
-            "  fix       call model.double() before stamping, so that its dtypes hold every id; or let "
-            "shardviz.capture_sharding write the ids one digit per pass"
+            "  fix       cast the model before stamp(model), not afterwards; or let shardviz.capture_sharding write "
+            "the ids one digit per pass"
         )

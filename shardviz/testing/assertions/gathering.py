@@ -25,7 +25,7 @@ from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import agree
-from shardviz.live.capture.stamp import Stamped
+from shardviz.live.capture.stamp import Stamped, under_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,6 +74,7 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     refuse_without_group("mark the test with @spmd(mesh=...), or pass the folder of a dump")
     inner = unwrapped(model)
     names = [local.name for local in local_tensors(inner)]
+    stamps = stamps if stage_axes else under_names(stamps, names)
     part = agree(_job_mesh(mesh), stage_axes, stamps.stamps, names)
     return gather(lambda seen: add_model(seen, inner, mesh, stamps, part), mesh, Stamped(part.stamps))
 

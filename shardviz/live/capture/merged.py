@@ -1,0 +1,267 @@
+"""Tensors that a loader made of several: experts stacked, gate beside up, q, k and v in one weight; or only renamed.
+
+A stamped copy shows of each value which tensor it comes from, so that no converter's rules have to be known. What ranks
+hold says which tensors are in a merged one, and in which order; that they are whole and side by side, each number of
+their names one place further, is what a merge is. Where ranks differ in it, the others are wrong. A converter that has
+two of them the wrong way round on all ranks alike cannot be seen from within.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shardviz.dump.records import Role, Stamp
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.by_reference import Known, cast_bits, is_as_claimed
+from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.reference.lookup import read_region
+from shardviz.text import listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.region import Region
+    from shardviz.live.capture.by_reference import Wanted
+    from shardviz.live.capture.locals import Local
+    from shardviz.reference.files import Reference
+    from shardviz.stamping.plan import HasBits
+
+BLOCKS = 8
+"""Places of a shard at which is looked what it is made of."""
+
+BLOCK = 16
+"""Lines that are looked at in each place."""
+
+NEIGHBOURS = 4
+"""Values that are looked up together: two such pieces are not found by chance, and a shard of a bias has two."""
+
+MOST_PARTS = 4
+"""Tensors of different names in one: more orders of them are not tried."""
+
+MAX_LISTED = 3
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Tensors of a reference side by side.
+
+    Attributes:
+        rows: The tensors: a row for each number in their names, in it one for each name.
+        dim: The dim of theirs along which those of a row are laid side by side.
+        stacked: Whether rows are laid on each other, along a new first dim.
+        transposed: Whether each was transposed.
+    """
+
+    rows: tuple[tuple[HasBits, ...], ...]
+    dim: int
+    stacked: bool
+    transposed: bool
+
+    @property
+    def dtype(self) -> str:
+        """Their element type."""
+        return self.rows[0][0].dtype
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of them all together."""
+        inner = list(_shape(self.rows[0][0], transposed=self.transposed))
+        inner[self.dim] = sum(_shape(one, transposed=self.transposed)[self.dim] for one in self.rows[0])
+        return (len(self.rows), *inner) if self.stacked else tuple(inner)
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Their values as unsigned integers."""
+        rows = [np.concatenate([self._turned(one) for one in row], self.dim) for row in self.rows]
+        return np.stack(rows) if self.stacked else rows[0]
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
+        return read_region(self.bits, region)
+
+    def _turned(self, one: HasBits) -> NDArray[Any]:
+        return one.bits.T if self.transposed else one.bits
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a merged tensor is made of, the same in every layer.
+
+    Attributes:
+        parts: The names of its tensors, with `*` for every number.
+        transposed: Whether each was transposed.
+    """
+
+    parts: tuple[str, ...]
+    transposed: bool = False
+
+
+def with_merged(known: Known, reference: Reference, wanted: Mapping[str, Wanted], locals_: Sequence[Local]) -> Known:
+    """Return what a stamped reference knows, with the tensors that were made of others of it. Every rank calls this.
+
+    Args:
+        known: What it knows by name.
+        reference: The stamped copy.
+        wanted: The model's tensors, of all ranks.
+        locals_: This rank's, with what they claim.
+    """
+    used = {id(entry) for entry in known.entries.values()}
+    sources = {name: entry for name, entry in reference.entries.items() if id(entry) not in used}
+    mine = {local.name: local for local in locals_}
+    recipes: dict[str, Recipe | None] = {}
+    found: dict[str, Merged] = {}
+    for name, one in wanted.items() if sources else ():
+        if name in known.entries:
+            continue
+        family = starred(name)
+        if family not in recipes:
+            recipes[family] = _recipe(name, one.shape, sources, mine.get(name))
+            _say(family, recipes[family])
+        recipe = recipes[family]
+        merged = _composed(name, one.shape, sources, recipe) if recipe else None
+        if merged is not None:
+            found[name] = merged
+    return _joined(known, found, wanted, sources)
+
+
+def _joined(
+    known: Known, found: Mapping[str, Merged], wanted: Mapping[str, Wanted], sources: Mapping[str, HasBits]
+) -> Known:
+    stamps = dict(known.stamps)
+    for name in found:
+        role: Role = "buffer" if wanted[name].role == "buffer" else "param"
+        first = max((stamp.last for stamp in stamps.values()), default=0) + 1
+        stamps[name] = Stamp(name, first, wanted[name].shape, role)
+    used = {id(one) for merged in found.values() for row in merged.rows for one in row}
+    before = next((one for name, entry in known.entries.items() if (one := _before(name, entry))), "")
+    left = [name for name, entry in sources.items() if id(entry) not in used]
+    unused = [printable(name) for name in left if name.startswith(before)]
+    not_checked = [(name, why) for name, why in known.not_checked if name not in found]
+    if unused:
+        what = f"{len(unused)} tensors of the stamped copy, which no tensor of the model is by its name or holds"
+        not_checked.append(("", f"{what}: {listed(unused, MAX_LISTED)}"))
+    return replace(known, stamps=stamps, entries={**known.entries, **found}, not_checked=tuple(not_checked))
+
+
+def _before(name: str, entry: HasBits) -> str:
+    """Return what a reference has before a model's names: behind anything else are an optimizer's tensors."""
+    known_as = getattr(entry, "name", name)
+    return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
+
+
+def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits], local: Local | None) -> Recipe | None:
+    """Return what a tensor is made of, as ranks hold it; None where they hold nothing of the reference."""
+    own = _numbers(name)
+    near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(own)] == own}
+    of_all = of_all_ranks(_parts_in(local, near) if local is not None else [])
+    parts = list(dict.fromkeys(part for one in sorted(of_all, key=len, reverse=True) for part in one))
+    if not 0 < len(parts) <= MOST_PARTS:
+        return None
+    recipes = [Recipe(order, turned) for turned in (False, True) for order in permutations(parts)]
+    fitting = [(one, merged) for one in recipes if (merged := _composed(name, shape, near, one)) is not None]
+    right = of_all_ranks([local is not None and is_as_claimed(local, merged) for _, merged in fitting])
+    scores = [sum(column) for column in zip(*right, strict=True)]
+    return fitting[scores.index(max(scores))][0] if fitting else None
+
+
+def _parts_in(local: Local, sources: Mapping[str, HasBits]) -> list[str]:
+    """Return the names, without their numbers, of the tensors of which a shard has pieces, in the order of these."""
+    bits = bits_of_tensor(local.values)
+    if not bits.size or not bits.ndim:
+        return []
+    samples = [_sample(bits), *([_sample(bits[0])] if bits.ndim > 2 else [])]
+    firsts: dict[str, tuple[int, int]] = {}
+    for other, entry in sources.items():
+        whole = cast_bits(entry.bits, entry.dtype, local.values.dtype)
+        lines = whole.reshape(-1, whole.shape[-1] if whole.ndim else 1)
+        pieces = np.concatenate([_pieces(lines).ravel(), _pieces(lines.T).ravel()])
+        for which, sample in enumerate(samples):
+            at = np.flatnonzero(np.isin(_pieces(sample), pieces))
+            if len(at) > 1:
+                part, place = starred(other), (-which, int(at[0]))
+                firsts[part] = min(firsts.get(part, place), place)
+    return sorted(firsts, key=lambda part: firsts[part])
+
+
+def _pieces(lines: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return a number for every few neighbours of each line: in a stamped copy they are nearly unique."""
+    count = max(0, lines.shape[1] - NEIGHBOURS + 1)
+    found = np.zeros((len(lines), count), np.uint64)
+    for offset in range(NEIGHBOURS):
+        found = found * _FACTOR + lines[:, offset : offset + count]
+    return found
+
+
+def _sample(bits: NDArray[Any]) -> NDArray[Any]:
+    """Return some blocks of a shard's lines."""
+    lines = bits.reshape(-1, bits.shape[-1])
+    starts = np.unique(np.linspace(0, max(0, len(lines) - BLOCK), BLOCKS).astype(np.int64))
+    rows = np.unique(np.minimum(starts[:, None] + np.arange(BLOCK), len(lines) - 1))
+    found: NDArray[Any] = lines[rows]
+    return found
+
+
+def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits], recipe: Recipe) -> Merged | None:
+    """Return the tensors of a recipe side by side in a shape; None where they do not fit."""
+    own = _numbers(name)
+    columns = []
+    for part in recipe.parts:
+        named = {_numbers(other): entry for other, entry in sources.items() if starred(other) == part}
+        columns.append([named[numbers] for numbers in sorted(named) if numbers[: len(own)] == own])
+    count = len(columns[0])
+    shapes = [_shape(one, transposed=recipe.transposed) for column in columns for one in column]
+    if not count or any(len(column) != count for column in columns) or (recipe.transposed and len(shapes[0]) != 2):
+        return None
+    rows = tuple(zip(*columns, strict=True))
+    stacked = len(shapes[0]) == len(shape) - 1
+    if len(shapes[0]) != len(shape) - stacked or (count > 1 and not stacked):
+        return None
+    for dim in range(len(shapes[0])):
+        merged = Merged(rows, dim, stacked, recipe.transposed)
+        if merged.shape == shape and _is_even(rows, dim, transposed=recipe.transposed):
+            return merged
+    return None
+
+
+def _is_even(rows: Iterable[Sequence[HasBits]], dim: int, *, transposed: bool) -> bool:
+    """Whether tensors can be laid side by side: equal but for one dim, and every row as the first."""
+    shapes = [[list(_shape(one, transposed=transposed)) for one in row] for row in rows]
+    others = {tuple(size for at, size in enumerate(one) if at != dim) for row in shapes for one in row}
+    return len(others) == 1 and all(row == shapes[0] for row in shapes)
+
+
+def _shape(one: HasBits, *, transposed: bool) -> tuple[int, ...]:
+    return one.shape[::-1] if transposed else one.shape
+
+
+def starred(name: str) -> str:
+    """Return a name with `*` for its numbers.
+
+    Example:
+        >>> starred("layers.3.experts.12.w1")
+        'layers.*.experts.*.w1'
+    """
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in name.split(".") if part.isdecimal())
+
+
+def _say(family: str, recipe: Recipe | None) -> None:
+    """Print, once in a job, what a tensor was found to be made of."""
+    if recipe is not None and torch.distributed.get_rank() == 0:
+        parts = listed(map(printable, recipe.parts), MOST_PARTS)
+        print(f"shardviz: {printable(family)} is made of {parts}", file=sys.stderr)

@@ -1,0 +1,91 @@
+"""What a model has before it has any weights: names, element types and shapes, from the function that builds it.
+
+Needs torch; the model is built on the meta device, where it takes no memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from shardviz.errors import ProbeError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Element type and shape by name."""
+
+
+def tensors_of(text: str) -> tuple[Tensors, dict[str, str]]:
+    """Build a model and return what its state dict has, and the tied names, each with the first of its tensor.
+
+    Args:
+        text: `path/to/file.py`, `path/to/file.py:function` or the name of a probe.
+
+    Raises:
+        ProbeError: There is no such file, function or probe, or it does not return a module.
+    """
+    model = _built(text)
+    tensors: Tensors = {}
+    tied: dict[str, str] = {}
+    firsts: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):
+            tensors[name] = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            first = firsts.setdefault(id(tensor), name)
+            if first != name:
+                tied[name] = first
+    return tensors, tied
+
+
+def _built(text: str) -> nn.Module:
+    path, _, function = text.partition(":")
+    module, build = (_module(Path(path)), function or "build") if path.endswith(".py") else _probe(text)
+    if not callable(getattr(module, build, None)):
+        names = [name for name, found in vars(module).items() if callable(found) and not name.startswith("_")]
+        hint = f"name the function that returns the model: {path}:{names[0]}" if names else "define build()"
+        raise ProbeError(f"{path} has no {build}()", hint)
+    try:
+        with torch.device("meta"):
+            model = getattr(module, build)()
+    except Exception:  # whatever reads values while it builds: it is built with values then
+        try:
+            model = getattr(module, build)()
+        except Exception as error:
+            hint = f"call {build}() by hand: its traceback shows where"
+            raise ProbeError(f"{text}: {build}() raised {type(error).__name__}: {error}", hint) from error
+    if not isinstance(model, nn.Module):
+        raise ProbeError(f"{text}: {build}() returned {type(model).__name__}, not a module", "return the model")
+    return model
+
+
+def _probe(text: str) -> tuple[ModuleType, str]:
+    from shardviz.live.probe import load_probe
+    from shardviz.probe_files import find
+
+    probe = find(text)
+    return load_probe(probe.path, probe.build, probe.module), probe.build
+
+
+def _module(path: Path) -> ModuleType:
+    """Run a file as a module that can import the files beside it."""
+    path = path.resolve()
+    if not path.is_file():
+        raise ProbeError(f"{path} does not exist", "give the file that builds the model, a checkpoint, or a probe")
+    spec = importlib.util.spec_from_file_location(f"shardviz_model_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ProbeError(f"{path} raised {type(error).__name__}: {error}", f"python {path} shows where") from error
+    return module
