@@ -154,7 +154,7 @@ def _capture_by_reference(
     from shardviz.reference.files import open_reference
 
     reference, names = source
-    locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
     known = known_in(open_reference(reference), wanted, names)
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
@@ -259,9 +259,9 @@ def add_model(
     seen.add_meshes(model)
     locals_ = part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
-        if stamps is None or local.name not in seen.stamps:
+        if stamps is None or local.unknown or local.name not in seen.stamps:
             seen.add_values(local, "initial")
-    return add_ids(seen, locals_, stamps, part) if stamps is not None else 0
+    return add_ids(seen, [one for one in locals_ if not one.unknown], stamps, part) if stamps is not None else 0
 
 
 @contextmanager

@@ -114,6 +114,8 @@ class Capture:
 
     def add_values(self, local: Local, moment: Moment) -> None:
         """Record a tensor's own values: a digest, and the values themselves if they are few or will be compared."""
+        if local.unknown:
+            self.not_checked.append((local.name, local.unknown))
         if local.values.is_meta:
             self._add(local.name, self._body(local, moment), "")
             return
