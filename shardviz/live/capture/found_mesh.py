@@ -1,4 +1,4 @@
-"""The mesh of a job that does not say it: the one that its model's DTensors are on."""
+"""The mesh of a job that does not say it: the one that its model's tensors are on, or that its engine's groups make."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import MeshError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.claims.registry import meshes_of, unwrapped
+from shardviz.live.capture.meshes import over_groups, plain_mesh
+from shardviz.live.claims import registry
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -23,9 +23,11 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
     """Return the largest mesh that a model's tensors show, sub-meshes counted as their root. Every rank calls this.
 
     Raises:
-        MeshError: Some rank has no DTensor, or ranks are on different meshes; every rank raises it.
+        MeshError: Some rank has no tensor that shows one, or ranks are on different meshes; every rank raises it.
     """
-    own = max(meshes_of(unwrapped(model)), key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
+    own, groups = registry.mesh_of(model), registry.groups_of(model)
+    coords = of_all_ranks({axis: group.rank() for axis, group in groups.items()})
+    own = own if own is not None else over_groups(groups, coords)
     of_all = of_all_ranks(plain_mesh(own) if own is not None else None)
     without = [rank for rank, mesh in enumerate(of_all) if mesh is None]
     if len(without) == len(of_all):

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard
 from shardviz.live.compat import FlatParam, root_mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed import ProcessGroup
 
 Claim = tuple[Mesh, tuple[Placement, ...]]
 """Placements, one for each axis of a mesh."""
@@ -24,6 +27,29 @@ def plain_mesh(mesh: DeviceMesh) -> Mesh:
     grid = mesh.mesh
     names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(grid.ndim))
     return Mesh(tuple(names), tuple(grid.shape), tuple(grid.flatten().tolist()))
+
+
+def over_groups(groups: Mapping[str, ProcessGroup], coords: Sequence[Mapping[str, int]]) -> DeviceMesh | None:
+    """Return a mesh over process groups that are there already; None if ranks' places are not a grid.
+
+    Args:
+        groups: This rank's group along each axis, outermost first.
+        coords: Every rank's place in its groups, by axis, in rank order.
+    """
+    grid = torch.full(tuple(group.size() for group in groups.values()), -1)
+    for rank, at in enumerate(coords):
+        if tuple(at) == tuple(groups) and all(
+            index < size for index, size in zip(at.values(), grid.shape, strict=True)
+        ):
+            grid[tuple(at.values())] = rank
+    ranks = grid.flatten().tolist()
+    if not groups or len(set(ranks)) < len(ranks) or -1 in ranks:
+        return None
+    given = list(groups.values())
+    kind = "cuda" if "nccl" in distributed.get_backend(given[0]) else "cpu"
+    if len(given) == 1:
+        return DeviceMesh.from_group(given[0], kind, mesh_dim_names=tuple(groups))
+    return DeviceMesh.from_group(given, kind, grid, mesh_dim_names=tuple(groups))
 
 
 def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:

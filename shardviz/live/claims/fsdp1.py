@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shardviz.dump.records import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
@@ -15,6 +17,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.layout.mesh import Mesh
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the groups of the outermost wrapper that is split: those of its copies, and of its shards."""
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            copies = getattr(module, "_inter_node_pg", None)
+            shards = {"fsdp": module.process_group}
+            return {"replicate": copies, **shards} if copies is not None else shards
+    return {}
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims import dtensor, fsdp1, subclasses, wrappers
+from shardviz.live.claims import dtensor, fsdp1, megatron, subclasses, wrappers, zero3
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
 
-SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses)
+SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
@@ -50,9 +50,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def meshes_of(model: nn.Module) -> list[DeviceMesh]:
-    """Return the mesh that each source finds for a model. Every rank calls this."""
-    return [mesh for find in _having("mesh_of") if (mesh := find(model)) is not None]
+def mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """Return the largest mesh that a source has for a model as torch's object."""
+    found = (find(model) for find in _having("mesh_of"))
+    return max((one for one in found if one is not None), key=lambda one: (one.size(), one.ndim), default=None)
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
+    return next(filter(None, (find(model) for find in _having("groups_of"))), {})
 
 
 def _having(function: str) -> Iterator[Callable[..., Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -31,6 +31,22 @@ def inner(model: nn.Module) -> nn.Module | None:
             inside = getattr(model, attribute)
             return inside if isinstance(inside, nn.Module) else None
     return _inside_peft(model)
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the group over which DDP, or DeepSpeed's engine, averages gradients."""
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return {"dp": module.process_group}
+        group = getattr(module, "data_parallel_group", None) if _is_deepspeed(module) else None
+        if group is not None:
+            return {"dp": group}
+    return {}
+
+
+def _is_deepspeed(module: nn.Module) -> bool:
+    kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    return kind is not None and isinstance(module, kind)
 
 
 def _engines() -> Iterator[tuple[type, str]]:
