@@ -151,12 +151,15 @@ def _capture_by_reference(
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
+    from shardviz.live.claims import registry
+    from shardviz.live.compat import computed_buffers
     from shardviz.reference.files import open_reference
 
     reference, names = source
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    known = known_in(open_reference(reference), wanted, names)
+    known = known_in(registry.checkpoint(unwrapped(model), open_reference(reference)), wanted, names)
+    known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:

@@ -44,6 +44,7 @@ __all__ = [
     "Shard",
     "asks_for_shapes",
     "clean_name",
+    "computed_buffers",
     "distribute_tensor",
     "dividing_float64_once",
     "flat_params",
@@ -153,6 +154,18 @@ def has_storage(tensor: torch.Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return hasattr(tensor, "trigger_wait")  # a functional collective's result becomes plain once it is waited for
     return True
+
+
+def computed_buffers(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that are in no checkpoint, because every rank computes them.
+
+    `_non_persistent_buffers_set` in torch 2.4.1 and 2.13.0.
+    """
+    return frozenset(
+        clean_name(f"{prefix}.{name}" if prefix else name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    )
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -24,7 +24,7 @@ from shardviz.reference.lookup import UNPLACED, bits_of, has_windows_of, is_alik
 from shardviz.reference.names import refuse_strangers, renamed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,6 +53,10 @@ class Known:
     stamps: Mapping[str, Stamp]
     entries: Mapping[str, Entry]
     not_checked: tuple[tuple[str, str], ...]
+
+    def without_notes_on(self, names: Collection[str]) -> Known:
+        """Return it with nothing to say of some tensors: of buffers that every rank computes, copies are compared."""
+        return replace(self, not_checked=tuple(pair for pair in self.not_checked if pair[0] not in names))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims import dtensor, fsdp1, megatron, subclasses, wrappers, zero3
+from shardviz.live.claims import dtensor, fsdp1, megatron, subclasses, transformers, wrappers, zero3
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
+    from shardviz.reference.files import Reference
 
-SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron)
+SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron, transformers)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
@@ -59,6 +60,12 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
     return next(filter(None, (find(model) for find in _having("groups_of"))), {})
+
+
+def checkpoint(model: nn.Module, reference: Reference) -> Reference:
+    """Return a reference under the model's own names, where a library's loader renames or merges tensors."""
+    found = (find(model, reference) for find in _having("checkpoint"))
+    return next((one for one in found if one is not None), reference)
 
 
 def _having(function: str) -> Iterator[Callable[..., Any]]:
