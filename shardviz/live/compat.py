@@ -29,7 +29,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,6 +54,7 @@ __all__ = [
     "has_storage",
     "held_back",
     "in_backward",
+    "load_hooks",
     "make_ranks_of_threads",
     "placement_of",
     "quiet_redistribution",
@@ -166,6 +167,17 @@ def computed_buffers(model: nn.Module) -> frozenset[str]:
         for prefix, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     )
+
+
+def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Yield what a module runs on a state dict before it loads it, except for torch's own hooks.
+
+    `_load_state_dict_pre_hooks` in torch 2.4.1 and 2.13.0: its values are wrappers that pass the module on.
+    """
+    for wrapped in module._load_state_dict_pre_hooks.values():
+        hook = getattr(wrapped, "hook", wrapped)
+        if not (getattr(hook, "__module__", None) or "torch.").startswith(("torch.", "functools")):
+            yield wrapped
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:

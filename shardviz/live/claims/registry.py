@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims import dtensor, fsdp1, megatron, subclasses, transformers, wrappers, zero3
+from shardviz.live.claims import dtensor, fsdp1, hooks, megatron, spmd, subclasses, transformers, wrappers, zero3
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.reference.files import Reference
 
-SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron, transformers)
+SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron, spmd, transformers, hooks)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
@@ -64,8 +64,9 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:
     """Return a reference under the model's own names, where a library's loader renames or merges tensors."""
-    found = (find(model, reference) for find in _having("checkpoint"))
-    return next((one for one in found if one is not None), reference)
+    for find in _having("checkpoint"):
+        reference = find(model, reference) or reference
+    return reference
 
 
 def _having(function: str) -> Iterator[Callable[..., Any]]:

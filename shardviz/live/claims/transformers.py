@@ -8,42 +8,19 @@ from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from shardviz.reference.files import Entry
-from shardviz.reference.lookup import bits_of
+from shardviz.live.claims.merged import Merged, outline, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
+    import torch
     from torch import nn
 
-    from shardviz.reference.files import Reference
-
-_SIGNED = {1: (np.int8, torch.int8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
-
-
-@dataclass(frozen=True, slots=True)
-class Merged(Entry):
-    """A tensor of the model that a loader makes of one or more tensors of a file.
-
-    Attributes:
-        make: Returns it; asked whenever it is compared, so that no more than one is in memory.
-    """
-
-    make: Callable[[], torch.Tensor] = torch.Tensor
-
-    @property
-    def bits(self) -> NDArray[Any]:
-        """Its bits as unsigned integers."""
-        made = self.make().contiguous()
-        return bits_of(made.view(_SIGNED[self.width][1]).numpy()).reshape(self.shape)
+    from shardviz.reference.files import Entry, Reference
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
@@ -93,24 +70,15 @@ def _merged(
         return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
 
     def made_alone(called: str) -> torch.Tensor:
-        return made(_read)[called]
+        return made(values_of)[called]
 
     first = entries[sources[0][1]]
     return {
         called: Merged(first.path, first.dtype, tuple(one.shape), 0, first.width, partial(made_alone, called))
-        for called, one in made(_outline).items()
+        for called, one in made(outline).items()
     }
 
 
 def _in_order(key: str) -> list[tuple[bool, int, str]]:
     """Return what sorts `experts.2` before `experts.10`."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key.split(".")]
-
-
-def _outline(entry: Entry) -> torch.Tensor:
-    return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
-
-
-def _read(entry: Entry) -> torch.Tensor:
-    signed = np.array(entry.bits, order="C").view(_SIGNED[entry.width][0])
-    return torch.from_numpy(signed.reshape(-1)).view(getattr(torch, entry.dtype)).reshape(entry.shape)
