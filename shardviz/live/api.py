@@ -118,8 +118,20 @@ def capture(
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", WIDER))
+        _note_idle_axes(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return Path(path)
+
+
+def _note_idle_axes(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart) -> None:
+    """Note the axes of the job's mesh that split no tensor, as if sharding over them was never called."""
+    from shardviz.live.capture.idle_axes import idle_axes, notes_on
+    from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.meshes import plain_mesh
+
+    plain = plain_mesh(mesh)
+    axes = idle_axes(model, plain, local_tensors(unwrapped(model), plain), part.axes)
+    seen.not_checked += notes_on(axes, plain)
 
 
 def _add_step(
@@ -165,6 +177,7 @@ def _capture_by_reference(
     with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:
         add_model(seen, unwrapped(model), mesh, None, part)
         add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known)
+        _note_idle_axes(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return path
 

@@ -15,6 +15,7 @@ from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_run_id
 from shardviz.live.capture.capture import Capture, run_record
+from shardviz.live.capture.idle_axes import idle_axes, notes_on
 from shardviz.live.capture.intended import check_axes, check_intended
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
@@ -128,11 +129,19 @@ class ProbeOnRank:
         """This rank's part of the model, which is built whole on all ranks."""
         return PipelinePart(tuple(getattr(self.probe, "STAGE_AXES", ())))
 
+    @property
+    def _ordinary_axes(self) -> tuple[str, ...]:
+        """The axes that the probe says are of the batch, or of a pipeline."""
+        return (*getattr(self.probe, "BATCH_AXES", ()), *self.part.axes)
+
     def capture_initial(self) -> None:
         """Capture the model's own values after sharding: some bugs show only in real values, not in ids."""
         model = self.initialized(self.parallelized(self.built()))
-        for local in self.part.own(local_tensors(unwrapped(model), self.job.mesh)):
+        locals_ = self.part.own(local_tensors(unwrapped(model), self.job.mesh))
+        for local in locals_:
             self.capture.add_values(local, "initial")
+        idle = idle_axes(model, self.job.mesh, locals_, self._ordinary_axes)
+        self.capture.not_checked += notes_on(idle, self.job.mesh)
         self.capture.add_ties(model)
         self.capture.add_meshes(model)
 
