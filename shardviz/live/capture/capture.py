@@ -227,7 +227,7 @@ class Capture:
             return None
         mesh, placements = local.claim
         flat = local.flat[0] if local.flat else None
-        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), local.claimed_shape, flat)
+        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), local.claimed_shape, flat, local.own_axes)
         return self._layouts.setdefault(record, len(self._layouts))
 
     def _mesh(self, mesh: Mesh) -> int:

@@ -73,6 +73,18 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
     return _regrouped(root, rest, parts, own), (*(Replicate() for _ in rest), *placements)
 
 
+def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes of a larger mesh that a device mesh runs along, in its own order; empty where it is as large.
+
+    Args:
+        device_mesh: A tensor's own mesh.
+        mesh: The mesh that its claim is spelled on.
+    """
+    own = plain_mesh(device_mesh)
+    found = [next((one for one in mesh.axes if own.groups(axis)[0] in mesh.groups(one)), "") for axis in own.axes]
+    return tuple(found) if len(found) < mesh.ndim and all(found) and len(set(found)) == len(found) else ()
+
+
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
     """Drop axes from a claim, which leaves the part of its mesh that has the rank's own coordinates on them.
 

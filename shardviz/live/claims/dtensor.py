@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.live.capture.meshes import Claim, on_root
+from shardviz.live.capture.meshes import Claim, on_root, own_axes
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood
 from shardviz.live.claims.subclasses import reason_of
@@ -28,7 +28,9 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     if why := reason_of(values):
         return not_understood(name, role, tensor, why)
     grad_values, grad_claim = _taken_apart(grad.detach()) if grad is not None else (None, None)
-    return Local(name, role, tuple(tensor.shape), values, claim, grad=grad_values, grad_claim=grad_claim)
+    axes = own_axes(tensor.device_mesh, claim[0]) if isinstance(tensor, DTensor) and claim else ()
+    shape = tuple(tensor.shape)
+    return Local(name, role, shape, values, claim, grad=grad_values, grad_claim=grad_claim, own_axes=axes)
 
 
 def mesh_of(model: nn.Module) -> DeviceMesh | None:

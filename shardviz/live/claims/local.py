@@ -25,6 +25,7 @@ class Local:
         flat: Its place in FSDP1's concatenation, with that concatenation's length.
         grad: This rank's part of `.grad`, if there is one.
         grad_claim: The gradient's own mesh and placements, if it is a DTensor.
+        own_axes: The axes of the claim's mesh that its own device mesh has; empty where that has all of them.
         unknown: Why its elements or their places are not understood; empty where they are.
     """
 
@@ -37,6 +38,7 @@ class Local:
     grad: torch.Tensor | None = None
     grad_claim: Claim | None = None
     unknown: str = ""
+    own_axes: tuple[str, ...] = ()
 
     @property
     def claimed_shape(self) -> tuple[int, ...]:
