@@ -30,8 +30,8 @@ ORDINARY = re.compile(
 )
 """Names of axes along which every rank has all weights, or other layers."""
 
-SHARDING = re.compile(r"shard|fsdp|tp|tensor|ep|expert")
-"""Names of axes that are there to split weights: of these it is said even where a model is not split at all."""
+SHARDING = re.compile(r"shard|fsdp")
+"""Names of axes of which it is said even where nothing is split: other weights may be cut by hand, without a label."""
 
 
 def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: Collection[str] = ()) -> list[str]:
@@ -65,7 +65,10 @@ def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: 
 def notes_on(axes: Sequence[str], mesh: Mesh) -> list[tuple[str, str]]:
     """Return a note on each idle axis, as a dump has them."""
     return [
-        ("", f"what shards over {axis}={mesh.axis_size(axis)}: no tensor of the model is split along this axis")
+        (
+            "",
+            f"what shards over {axis}={mesh.axis_size(axis)}: no tensor of the model is labelled as split along this axis",
+        )
         for axis in axes
     ]
 
