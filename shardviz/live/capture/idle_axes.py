@@ -64,13 +64,8 @@ def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: 
 
 def notes_on(axes: Sequence[str], mesh: Mesh) -> list[tuple[str, str]]:
     """Return a note on each idle axis, as a dump has them."""
-    return [
-        (
-            "",
-            f"what shards over {axis}={mesh.axis_size(axis)}: no tensor of the model is labelled as split along this axis",
-        )
-        for axis in axes
-    ]
+    why = "no tensor of the model is labelled as split along this axis"
+    return [("", f"what shards over {axis}={mesh.axis_size(axis)}: {why}") for axis in axes]
 
 
 def _splitting(locals_: Iterable[Local], rank: int) -> Iterator[set[int]]:
