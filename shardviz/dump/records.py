@@ -85,12 +85,14 @@ class LayoutRecord(Record, frozen=True):
         placements: One for each axis of the mesh, as `shardviz.layout.placements` writes them.
         shape: The global shape; with `flat`, the one size of the whole concatenation.
         flat: Set for FSDP1's parameters.
+        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty where it is all of it.
     """
 
     mesh: Count
     placements: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
     shape: Shape
     flat: FlatRecord | None = None
+    own_axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)] = ()
 
 
 class Body(Record, frozen=True):

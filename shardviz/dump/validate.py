@@ -7,6 +7,7 @@ follows the files' length, whatever the numbers in them.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -67,7 +68,14 @@ def mesh_of(record: MeshRecord) -> Mesh:
 def layout_of(record: LayoutRecord, mesh: Mesh) -> Layout:
     """Build the layout that a record's placements claim."""
     flat = FlatView(record.flat.shape, record.flat.offset) if record.flat else None
-    return Layout.from_placements(mesh, record.shape, _placements(record.placements), flat)
+    layout = Layout.from_placements(mesh, record.shape, _placements(record.placements), flat)
+    if not record.own_axes:
+        return layout
+    if len(set(record.own_axes) & set(mesh.axes)) != len(record.own_axes):
+        raise DumpError(
+            f"own_axes are {', '.join(record.own_axes)}, expected some of {', '.join(mesh.axes)}, each once"
+        )
+    return replace(layout, own_axes=record.own_axes)
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ and gives every coordinate the same indices.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.errors import LayoutError
@@ -61,6 +61,7 @@ class Layout:
         chains: How each dim is split, outermost first.
         partial: Axes over which a sum (or another reduction) is pending, with the reduction.
         flat: The tensor's place in a flattened concatenation; None for all but FSDP1.
+        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty where it is all of it.
 
     Raises:
         LayoutError: One axis is used twice, a dim is cut into less than one segment or more than
@@ -85,6 +86,7 @@ class Layout:
     chains: tuple[Chain, ...]
     partial: tuple[tuple[str, str], ...] = ()
     flat: FlatView | None = None
+    own_axes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.chains) != len(self.shape):

@@ -120,8 +120,20 @@ def capture(
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", CAST))
+        _note_idle_axes(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return Path(path)
+
+
+def _note_idle_axes(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart) -> None:
+    """Note the axes of the job's mesh that split no tensor, as if sharding over them was never called."""
+    from shardviz.live.capture.idle_axes import idle_axes, notes_on
+    from shardviz.live.capture.locals import local_tensors, unwrapped
+    from shardviz.live.capture.meshes import plain_mesh
+
+    plain = plain_mesh(mesh)
+    axes = idle_axes(model, plain, local_tensors(unwrapped(model), plain), part.axes)
+    seen.not_checked += notes_on(axes, plain)
 
 
 def _add_step(
@@ -154,14 +166,17 @@ def _capture_by_reference(
     from shardviz.live.capture.merged import with_merged
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
+    from shardviz.live.claims import registry
+    from shardviz.live.compat import computed_buffers
     from shardviz.reference.files import open_reference
     from shardviz.stamping.target import is_stamped
 
     reference, names = source
-    locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
+    locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    opened = open_reference(reference)
+    opened = registry.checkpoint(unwrapped(model), open_reference(reference))
     known = known_in(opened, wanted, names, strangers=is_stamped(reference))
+    known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
     if is_stamped(reference):
@@ -172,6 +187,7 @@ def _capture_by_reference(
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known)
+        _note_idle_axes(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return path
 
@@ -275,9 +291,9 @@ def add_model(
     seen.add_meshes(model)
     locals_ = part.own(local_tensors(model, plain_mesh(mesh) if mesh is not None else None))
     for local in locals_:
-        if local.name not in placed and (stamps is None or local.name not in seen.stamps):
+        if local.name not in placed and (stamps is None or local.unknown or local.name not in seen.stamps):
             seen.add_values(local, "initial")
-    return add_ids(seen, locals_, stamps, part) if stamps is not None else 0
+    return add_ids(seen, [one for one in locals_ if not one.unknown], stamps, part) if stamps is not None else 0
 
 
 @contextmanager

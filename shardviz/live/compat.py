@@ -29,7 +29,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -44,14 +44,17 @@ __all__ = [
     "Shard",
     "asks_for_shapes",
     "clean_name",
+    "computed_buffers",
     "distribute_tensor",
     "dividing_float64_once",
     "flat_params",
     "flatten_mesh",
     "follow_modules_by",
     "fully_shard",
+    "has_storage",
     "held_back",
     "in_backward",
+    "load_hooks",
     "make_ranks_of_threads",
     "placement_of",
     "quiet_redistribution",
@@ -140,6 +143,41 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     resources: Any = device_mesh._mesh_resources
     find = getattr(resources, "get_root_mesh", None) or resources.get_parent_mesh
     return find(mesh) or mesh
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements of its own: sparse ones and subclasses that wrap other tensors do not.
+
+    A wrapper's storage is there, but has no data pointer. Tried on torch 2.4.1 and 2.13.0.
+    """
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return hasattr(tensor, "trigger_wait")  # a functional collective's result becomes plain once it is waited for
+    return True
+
+
+def computed_buffers(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that are in no checkpoint, because every rank computes them.
+
+    `_non_persistent_buffers_set` in torch 2.4.1 and 2.13.0.
+    """
+    return frozenset(
+        clean_name(f"{prefix}.{name}" if prefix else name)
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    )
+
+
+def load_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Yield what a module runs on a state dict before it loads it, except for torch's own hooks.
+
+    `_load_state_dict_pre_hooks` in torch 2.4.1 and 2.13.0: its values are wrappers that pass the module on.
+    """
+    for wrapped in module._load_state_dict_pre_hooks.values():
+        hook = getattr(wrapped, "hook", wrapped)
+        if not (getattr(hook, "__module__", None) or "torch.").startswith(("torch.", "functools")):
+            yield wrapped
 
 
 def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.headers import INDEX
@@ -16,9 +16,31 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.checkpoint.records import Checkpoint, Saved
+    from numpy.typing import NDArray
 
-__all__ = ["INDEX", "Reference", "open_reference"]
+    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.layout.region import Region
+
+__all__ = ["INDEX", "Entry", "Reference", "open_reference"]
+
+
+class Entry(Protocol):
+    """One tensor of a reference: stored in a checkpoint, or made of what is, as a loader makes it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> str:
+        """Its element type, by torch's name."""
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its values as unsigned integers."""
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part, in the region's order."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +53,9 @@ class Reference:
     """
 
     path: Path
-    entries: Mapping[str, Saved]
+    entries: Mapping[str, Entry]
 
-    def find(self, name: str) -> Saved | None:
+    def find(self, name: str) -> Entry | None:
         """Return the tensor of this name; a wrapper's prefix that only one side has does not count."""
         known_as = matched([name], self.entries).names.get(name)
         return self.entries[known_as] if known_as is not None else None
@@ -49,7 +71,16 @@ def open_reference(path: Path | str) -> Reference:
         >>> open_reference("model.safetensors").entries["lm_head.weight"].shape  # doctest: +SKIP
         (32000, 4096)
     """
-    path = Path(path)
+    found = complete_checkpoint(Path(path))
+    return Reference(found.path, found.tensors)
+
+
+def complete_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint that has each element of every tensor, once.
+
+    Raises:
+        DumpError: As `open_reference`.
+    """
     found = open_checkpoint(path)
     _refuse_incomplete(found)
     for name, one in found.tensors.items():
@@ -60,7 +91,7 @@ def open_reference(path: Path | str) -> Reference:
                 other = first[chunk.offsets]
                 raise DumpError(f"{found.folder / file}: {printable(name)} is also in {other}", "keep one of them")
             first[chunk.offsets] = file
-    return Reference(path, found.tensors)
+    return found
 
 
 def _refuse_incomplete(found: Checkpoint) -> None:

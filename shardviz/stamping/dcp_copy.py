@@ -14,7 +14,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
-from shardviz.reference.files import open_reference
+from shardviz.reference.files import complete_checkpoint
 from shardviz.stamping.plan import Plan, equal_ones, plan
 from shardviz.stamping.target import MARK_FILE, STAMPED, replaced
 from shardviz.text import printable
@@ -38,7 +38,7 @@ def stamp_dcp(source: Path, target: Path, *, force: bool = False) -> Plan:
     Raises:
         DumpError: The source is not a checkpoint, or is damaged, or the copy cannot be written.
     """
-    entries = open_reference(source).entries
+    entries = complete_checkpoint(source).tensors
     tensors = {name: (saved.dtype, saved.shape) for name, saved in entries.items()}
     made = plan(tensors, equal_ones(entries), str(source))
     names = _files(source, entries.values())

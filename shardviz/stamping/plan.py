@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,35 +21,14 @@ from shardviz.text import bytes_text, counted, listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
-    from numpy.typing import NDArray
+    from shardviz.reference.files import Entry
 
-    from shardviz.layout.region import Region
 
 SAMPLE = 4096
 """Elements by which tensors that may be equal are found, before all are compared."""
 
 MOST_LISTED = 3
-
-
-class HasBits(Protocol):
-    """A tensor of a checkpoint: `shardviz.reference.files` opens them."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> str:
-        """Its element type, by torch's name."""
-
-    @property
-    def bits(self) -> NDArray[Any]:
-        """Its values as unsigned integers."""
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part, in the region's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +87,7 @@ def plan(tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, 
     return Plan(fills, kept, {name: other for name, other in tied.items() if name in fills}, nbytes)
 
 
-def equal_ones(entries: Mapping[str, HasBits]) -> dict[str, str]:
+def equal_ones(entries: Mapping[str, Entry]) -> dict[str, str]:
     """Return the names of a checkpoint whose content is that of a tensor before them, each with that name.
 
     Tensors of one value throughout are equal by chance, as norms of ones are: they are not among them.
@@ -125,7 +104,7 @@ def equal_ones(entries: Mapping[str, HasBits]) -> dict[str, str]:
     return found
 
 
-def _equal_among(names: Iterable[str], entries: Mapping[str, HasBits]) -> dict[str, str]:
+def _equal_among(names: Iterable[str], entries: Mapping[str, Entry]) -> dict[str, str]:
     firsts: list[str] = []
     found: dict[str, str] = {}
     for name in names:

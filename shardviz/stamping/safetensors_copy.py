@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from shardviz.stamping.plan import HasBits
+    from shardviz.reference.files import Entry
 
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".distcp"})
 """How files end that hold weights: copied beside the stamped ones, a loader might take them instead."""
@@ -81,7 +81,7 @@ def _files(source: Path) -> list[Path]:
     return [path for path in files if named is None or path.name in named.values()]
 
 
-def _write(path: Path, header: dict[str, Any], entries: Mapping[str, HasBits], made: Plan) -> None:
+def _write(path: Path, header: dict[str, Any], entries: Mapping[str, Entry], made: Plan) -> None:
     """Write one file: the header with its tensors where they stood, side by side, and the mark."""
     metadata = {**header.pop("__metadata__", {}), MARK: STAMPED}
     written: dict[str, Any] = {"__metadata__": metadata}
@@ -100,13 +100,13 @@ def _write(path: Path, header: dict[str, Any], entries: Mapping[str, HasBits], m
                 file.write(block)
 
 
-def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, HasBits], made: Plan) -> int:
+def _nbytes(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: Plan) -> int:
     if name in entries:
         return int(entries[name].bits.nbytes)
     return sum(len(block) for block in _content(name, header, entries, made))
 
 
-def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, HasBits], made: Plan) -> Iterator[bytes]:
+def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry], made: Plan) -> Iterator[bytes]:
     """Yield the bytes of a tensor: its fill, its own values, or ones where it has none."""
     if name in made.fills:
         for block in made.fills[name].blocks():

@@ -227,11 +227,11 @@ def test_a_layout_that_cannot_be_read_is_refused_before_a_dump_is_spoilt(mesh, s
 
 @spmd(mesh={"fsdp": 2})
 def test_a_folder_that_is_there_is_an_error_on_every_rank_and_none_waits_for_another(mesh, shard_dump):
-    shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
+    shardviz.capture(fully_shard(nn.Linear(2, 2), mesh=mesh), shard_dump, mesh=mesh)
     with pytest.raises(DumpError, match=r"exists\nHint: give force=True to replace it, or another folder$"):
-        shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh)
+        shardviz.capture(fully_shard(nn.Linear(2, 2), mesh=mesh), shard_dump, mesh=mesh)
     with suppress(DumpError):
-        shardviz.capture(nn.Linear(2, 2), shard_dump, mesh=mesh, force=True)
+        shardviz.capture(fully_shard(nn.Linear(2, 2), mesh=mesh), shard_dump, mesh=mesh, force=True)
     clean(shard_dump, stamped=False)
 
 

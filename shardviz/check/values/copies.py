@@ -30,6 +30,7 @@ MAX_LISTED = 8
 
 def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
     """Yield parameters and buffers of the model before stamping whose copies differ."""
+    said = {name for record in dump.files.ranks.values() for name, _ in record.not_checked}
     for tensor in dump.at("initial"):
         for ids, numbers in _by_stamped(tensor, dump.stamped):
             groups = copies_of(tensor, ids)
@@ -37,7 +38,8 @@ def check_copies(dump: Dump) -> Iterator[Finding | NotChecked]:
                 yield from _compare(dump, tensor, numbers, groups)
             elif any(not shard.digests for group in groups if len(group) > 1 for shard in group):
                 why = "its copies have no digests to compare"
-                yield from (NotChecked(tensor.names[number], why, "values") for number in numbers)
+                names = [tensor.names[number] for number in numbers]
+                yield from (NotChecked(name, why, "values") for name in names if name not in said)
 
 
 def _by_stamped(tensor: Tensor, stamped: Mapping[str, Tensor]) -> Iterator[tuple[Tensor | None, list[int]]]:

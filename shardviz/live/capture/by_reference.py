@@ -28,7 +28,7 @@ from shardviz.reference.singly import singly
 from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
-    from shardviz.reference.files import Reference
+    from shardviz.reference.files import Entry, Reference
     from shardviz.reference.names import Matching
-    from shardviz.stamping.plan import HasBits
 
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
@@ -56,9 +55,13 @@ class Known:
     """
 
     stamps: Mapping[str, Stamp]
-    entries: Mapping[str, HasBits]
+    entries: Mapping[str, Entry]
     not_checked: tuple[tuple[str, str], ...] = ()
     is_stamped: bool = False
+
+    def without_notes_on(self, names: Collection[str]) -> Known:
+        """Return it with nothing to say of some tensors: of buffers that every rank computes, copies are compared."""
+        return replace(self, not_checked=tuple(pair for pair in self.not_checked if pair[0] not in names))
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def known_in(
     entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
     _say_where(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
-    entries: dict[str, HasBits] = {}
+    entries: dict[str, Entry] = {}
     unknown: list[tuple[str, str]] = []
     first, path = 1, reference.path.name
     for name, one in wanted.items():
@@ -180,13 +183,13 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
             seen.add_region(local, claimed)
 
 
-def is_as_claimed(local: Local, entry: HasBits) -> bool:
+def is_as_claimed(local: Local, entry: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
     claimed = _claimed(local, local.shape)
     return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
 
 
-def _is_slice(local: Local, bits: NDArray[np.generic], entry: HasBits, claimed: Region, shape: tuple[int, ...]) -> bool:
+def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
     if claimed.shape != bits.shape:
         return False
@@ -196,7 +199,7 @@ def _is_slice(local: Local, bits: NDArray[np.generic], entry: HasBits, claimed: 
 
 
 def _ids(
-    local: Local, bits: NDArray[np.generic], entry: HasBits, known: Known, claimed: Region | None
+    local: Local, bits: NDArray[np.generic], entry: Entry, known: Known, claimed: Region | None
 ) -> NDArray[np.int64]:
     """Return the ids of a shard's elements, other tensors' where they are theirs."""
     shape = (math.prod(local.shape),) if local.flat else local.shape

@@ -118,6 +118,8 @@ class Capture:
 
     def add_values(self, local: Local, moment: Moment) -> None:
         """Record a tensor's own values: a digest, and the values themselves if they are few or will be compared."""
+        if local.unknown:
+            self.not_checked.append((local.name, local.unknown))
         if local.values.is_meta:
             self._add(local.name, self._body(local, moment), "")
             return
@@ -231,7 +233,7 @@ class Capture:
             return None
         mesh, placements = local.claim
         flat = local.flat[0] if local.flat else None
-        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), local.claimed_shape, flat)
+        record = LayoutRecord(self._mesh(mesh), tuple(map(str, placements)), local.claimed_shape, flat, local.own_axes)
         return self._layouts.setdefault(record, len(self._layouts))
 
     def _mesh(self, mesh: Mesh) -> int:

@@ -1,4 +1,4 @@
-"""The mesh of a job that does not say it: the one that its model's DTensors are on."""
+"""The mesh of a job that does not say it: the one that its model's tensors are on, or that its engine's groups make."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.errors import MeshError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.locals import unwrapped
-from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.compat import DTensor, root_mesh
+from shardviz.live.capture.meshes import over_groups, plain_mesh
+from shardviz.live.claims import registry
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -22,14 +20,14 @@ HINT = "pass the mesh of the whole job: shardviz.capture(..., mesh=mesh)"
 
 
 def found_mesh(model: nn.Module) -> DeviceMesh:
-    """Return the largest mesh that a model's tensors are on, sub-meshes counted as their root. Every rank calls this.
+    """Return the largest mesh that a model's tensors show, sub-meshes counted as their root. Every rank calls this.
 
     Raises:
-        MeshError: Some rank has no DTensor, or ranks are on different meshes; every rank raises it.
+        MeshError: Some rank has no tensor that shows one, or ranks are on different meshes; every rank raises it.
     """
-    tensors = [tensor for _, _, tensor in named_tensors(unwrapped(model)) if isinstance(tensor, DTensor)]
-    roots = [root_mesh(tensor.device_mesh) for tensor in tensors]
-    own = max(roots, key=lambda mesh: (mesh.size(), mesh.ndim), default=None)
+    own, groups = registry.mesh_of(model), registry.groups_of(model)
+    coords = of_all_ranks({axis: group.rank() for axis, group in groups.items()})
+    own = own if own is not None else over_groups(groups, coords)
     of_all = of_all_ranks(plain_mesh(own) if own is not None else None)
     without = [rank for rank, mesh in enumerate(of_all) if mesh is None]
     if len(without) == len(of_all):

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
     from shardviz.live.capture.by_reference import Wanted
     from shardviz.live.capture.locals import Local
-    from shardviz.reference.files import Reference
-    from shardviz.stamping.plan import HasBits
+    from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8
 """Places of a shard at which is looked what it is made of."""
@@ -64,7 +63,7 @@ class Merged:
         transposed: Whether each was transposed.
     """
 
-    rows: tuple[tuple[HasBits, ...], ...]
+    rows: tuple[tuple[Entry, ...], ...]
     dim: int
     stacked: bool
     transposed: bool
@@ -91,7 +90,7 @@ class Merged:
         """Return the values of a part, in the region's order."""
         return read_region(self.bits, region)
 
-    def _turned(self, one: HasBits) -> NDArray[Any]:
+    def _turned(self, one: Entry) -> NDArray[Any]:
         return one.bits.T if self.transposed else one.bits
 
 
@@ -137,7 +136,7 @@ def with_merged(known: Known, reference: Reference, wanted: Mapping[str, Wanted]
 
 
 def _joined(
-    known: Known, found: Mapping[str, Merged], wanted: Mapping[str, Wanted], sources: Mapping[str, HasBits]
+    known: Known, found: Mapping[str, Merged], wanted: Mapping[str, Wanted], sources: Mapping[str, Entry]
 ) -> Known:
     stamps = dict(known.stamps)
     for name in found:
@@ -155,13 +154,13 @@ def _joined(
     return replace(known, stamps=stamps, entries={**known.entries, **found}, not_checked=tuple(not_checked))
 
 
-def _before(name: str, entry: HasBits) -> str:
+def _before(name: str, entry: Entry) -> str:
     """Return what a reference has before a model's names: behind anything else are an optimizer's tensors."""
     known_as = getattr(entry, "name", name)
     return str(known_as.removesuffix(name)) if known_as.endswith(f".{name}") else ""
 
 
-def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits], local: Local | None) -> Recipe | None:
+def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], local: Local | None) -> Recipe | None:
     """Return what a tensor is made of, as ranks hold it; None where they hold nothing of the reference."""
     own = _numbers(name)
     near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(own)] == own}
@@ -176,7 +175,7 @@ def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits], l
     return fitting[scores.index(max(scores))][0] if fitting else None
 
 
-def _parts_in(local: Local, sources: Mapping[str, HasBits]) -> list[str]:
+def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
     """Return the names, without their numbers, of the tensors of which a shard has pieces, in the order of these."""
     bits = bits_of_tensor(local.values)
     if not bits.size or not bits.ndim:
@@ -213,7 +212,7 @@ def _sample(bits: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits], recipe: Recipe) -> Merged | None:
+def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], recipe: Recipe) -> Merged | None:
     """Return the tensors of a recipe side by side in a shape; None where they do not fit."""
     own = _numbers(name)
     columns = []
@@ -235,14 +234,14 @@ def _composed(name: str, shape: tuple[int, ...], sources: Mapping[str, HasBits],
     return None
 
 
-def _is_even(rows: Iterable[Sequence[HasBits]], dim: int, *, transposed: bool) -> bool:
+def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> bool:
     """Whether tensors can be laid side by side: equal but for one dim, and every row as the first."""
     shapes = [[list(_shape(one, transposed=transposed)) for one in row] for row in rows]
     others = {tuple(size for at, size in enumerate(one) if at != dim) for row in shapes for one in row}
     return len(others) == 1 and all(row == shapes[0] for row in shapes)
 
 
-def _shape(one: HasBits, *, transposed: bool) -> tuple[int, ...]:
+def _shape(one: Entry, *, transposed: bool) -> tuple[int, ...]:
     return one.shape[::-1] if transposed else one.shape
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard
 from shardviz.live.compat import FlatParam, root_mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed import ProcessGroup
 
 Claim = tuple[Mesh, tuple[Placement, ...]]
 """Placements, one for each axis of a mesh."""
@@ -24,6 +27,29 @@ def plain_mesh(mesh: DeviceMesh) -> Mesh:
     grid = mesh.mesh
     names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(grid.ndim))
     return Mesh(tuple(names), tuple(grid.shape), tuple(grid.flatten().tolist()))
+
+
+def over_groups(groups: Mapping[str, ProcessGroup], coords: Sequence[Mapping[str, int]]) -> DeviceMesh | None:
+    """Return a mesh over process groups that are there already; None if ranks' places are not a grid.
+
+    Args:
+        groups: This rank's group along each axis, outermost first.
+        coords: Every rank's place in its groups, by axis, in rank order.
+    """
+    grid = torch.full(tuple(group.size() for group in groups.values()), -1)
+    for rank, at in enumerate(coords):
+        if tuple(at) == tuple(groups) and all(
+            index < size for index, size in zip(at.values(), grid.shape, strict=True)
+        ):
+            grid[tuple(at.values())] = rank
+    ranks = grid.flatten().tolist()
+    if not groups or len(set(ranks)) < len(ranks) or -1 in ranks:
+        return None
+    given = list(groups.values())
+    kind = "cuda" if "nccl" in distributed.get_backend(given[0]) else "cpu"
+    if len(given) == 1:
+        return DeviceMesh.from_group(given[0], kind, mesh_dim_names=tuple(groups))
+    return DeviceMesh.from_group(given, kind, grid, mesh_dim_names=tuple(groups))
 
 
 def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
@@ -45,6 +71,18 @@ def on_root(mesh: DeviceMesh, placements: Sequence[Placement]) -> Claim:
         if [axis for axis in root.axes if axis in used] == [axes[0] for axes in parts]:
             return root, tuple(by_axis.get(axis, Replicate()) for axis in root.axes)
     return _regrouped(root, rest, parts, own), (*(Replicate() for _ in rest), *placements)
+
+
+def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes of a larger mesh that a device mesh runs along, in its own order; empty where it is as large.
+
+    Args:
+        device_mesh: A tensor's own mesh.
+        mesh: The mesh that its claim is spelled on.
+    """
+    own = plain_mesh(device_mesh)
+    found = [next((one for one in mesh.axes if own.groups(axis)[0] in mesh.groups(one)), "") for axis in own.axes]
+    return tuple(found) if len(found) < mesh.ndim and all(found) and len(set(found)) == len(found) else ()
 
 
 def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:

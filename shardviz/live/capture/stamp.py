@@ -19,7 +19,8 @@ import torch
 
 from shardviz.dump.records import Role, Stamp
 from shardviz.errors import ShardvizError
-from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.claims.wrappers import adapted_layers, without_adapter
+from shardviz.live.compat import DTensor, clean_name, has_storage
 from shardviz.reference.lookup import bits_of
 from shardviz.reference.names import matched
 from shardviz.stamping.fill import Fill, can_fill
@@ -199,11 +200,12 @@ def under_names(stamped: Stamped, names: Sequence[str]) -> Stamped:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[Role, str, torch.Tensor]]:
-    """Yield every parameter, then every buffer, tied names included."""
+    """Yield every parameter, then every buffer, tied names included; an adapted layer's own have its own names."""
+    adapted = adapted_layers(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield "param", name, parameter
+        yield "param", without_adapter(name, adapted), parameter
     for name, buffer in model.named_buffers(remove_duplicate=False):
-        yield "buffer", name, buffer
+        yield "buffer", without_adapter(name, adapted), buffer
 
 
 def tied_names(model: nn.Module, prefix: str = "") -> list[tuple[str, ...]]:
@@ -218,6 +220,8 @@ def tied_names(model: nn.Module, prefix: str = "") -> list[tuple[str, ...]]:
 
 def storage_key(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
     """Return a key that is equal for two tensors which are views of the same elements."""
+    if not has_storage(tensor):
+        return id(tensor), 0, tuple(tensor.shape)
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.step.reference import Reference
     from shardviz.live.step.step import Batch, StepResult
+    from shardviz.live.step.unsharded import UnshardedStep
 
 MAX_PARTS = 16
 """Of a step with more micro-batches than this, none is looked at alone."""
@@ -35,7 +35,12 @@ MAX_ELEMENTS = 1 << 20
 
 
 def gradients_of_micro_batches(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, step: StepResult, reference: Reference
+    probe: ModuleType,
+    build: Callable[[], nn.Module],
+    batch: Batch,
+    parts: int,
+    step: StepResult,
+    reference: UnshardedStep,
 ) -> list[Local]:
     """Return the unsharded model's gradient of each micro-batch. Every rank calls this.
 

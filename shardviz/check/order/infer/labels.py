@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explanation import Disorder, Explanation
 from shardviz.layout.notation import write
-from shardviz.layout.placements import spell
+from shardviz.layout.placements import Replicate, spell
 from shardviz.layout.splits import JOIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.layout.layout import Layout
     from shardviz.layout.splits import Chain
 
@@ -34,7 +36,9 @@ def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Explanation
     if name == "another-order" and _version(torch) >= LABELS_FSDP_OVER_TP:
         name = "cut-inner-first"
     axis = next((axis for axis in claimed.split_axes if axis not in held.split_axes), "")
-    fix = CATALOGUE[name].fix.format(placements=right_label(held), axis=axis, way=_other_dim(claimed, held))
+    fix = CATALOGUE[name].fix.format(
+        placements=right_label(held, claimed.own_axes), axis=axis, way=_other_dim(claimed, held)
+    )
     return Explanation(name, _SENTENCES[name], fix, write(held), held)
 
 
@@ -69,10 +73,19 @@ _SENTENCES: dict[Disorder, str] = {
 }
 
 
-def right_label(held: Layout) -> str:
-    """Return torch's spelling of the placements that say what is held."""
+def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
+    """Return torch's spelling of the placements that say what is held.
+
+    Args:
+        held: What ranks hold.
+        own_axes: The axes of the tensor's own mesh, for which it is spelled if no other axis splits the tensor.
+    """
     placements = held.placements()
-    return spell(placements) if placements is not None else NO_LABEL
+    if placements is None:
+        return NO_LABEL
+    by_axis = dict(zip(held.mesh.axes, placements, strict=True))
+    others = {placement for axis, placement in by_axis.items() if axis not in own_axes}
+    return spell(tuple(by_axis[axis] for axis in own_axes) if own_axes and others == {Replicate()} else placements)
 
 
 def disorder_between(claimed: Layout, held: Layout) -> Disorder:

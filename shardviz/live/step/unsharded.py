@@ -42,7 +42,7 @@ DRAWS_IN_EVAL = "the step: it draws random numbers even in eval(), and a sharded
 
 
 @dataclass(frozen=True)
-class Reference:
+class UnshardedStep:
     """The unsharded model after its step.
 
     Attributes:
@@ -62,10 +62,10 @@ class Reference:
     training: bool = True
     draws: bool = False
     notes: tuple[str, ...] = ()
-    whole: Reference | None = None
+    whole: UnshardedStep | None = None
     is_mean_of_means: bool = False
 
-    def beside(self, step: StepResult) -> Reference:
+    def beside(self, step: StepResult) -> UnshardedStep:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this."""
         of_all = of_all_ranks((self.whole is not None, _number(step.loss)))
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
@@ -81,7 +81,7 @@ class Reference:
 
 def reference_of(
     probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int = 0
-) -> Reference:
+) -> UnshardedStep:
     """Step the unsharded model.
 
     Args:
@@ -99,7 +99,7 @@ def reference_of(
     return found if parts == 1 else _in_parts(probe, build, batch, parts, found, dim)
 
 
-def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0) -> Reference:
+def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0) -> UnshardedStep:
     """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
@@ -117,7 +117,7 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, 
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
     step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
-    return Reference(model, before, step, draws=draws)
+    return UnshardedStep(model, before, step, draws=draws)
 
 
 def _buffers_of(model: nn.Module) -> Callable[[], None]:
@@ -146,8 +146,8 @@ def _generators() -> list[torch.Tensor]:
 
 
 def _in_parts(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: Reference, dim: int
-) -> Reference:
+    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, whole: UnshardedStep, dim: int
+) -> UnshardedStep:
     """Return the reference over the ranks' parts if it differs from the one over the whole batch.
 
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.

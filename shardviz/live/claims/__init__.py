@@ -1,0 +1,14 @@
+"""Where claims come from: one module for each library that splits a model's tensors.
+
+A source is a module here and a line in `SOURCES` of `registry`. It has whichever of these functions it needs:
+
+    inner(model)                          the model inside a wrapper that adds to names; None for any other module
+    of_model(model, mesh)                 tensors that the model's own parameters do not show, such as FSDP1's flat ones
+    of_tensor(name, role, tensor, mesh)   one tensor, if this library made it; None for any other
+    mesh_of(model)                        the largest device mesh that the model's tensors are on
+    groups_of(model)                      or the groups that it is split and copied over, by axis, outermost first
+    checkpoint(model, reference)          the reference under the model's names, where the library renames or merges
+
+A source imports its library only where the job has imported it. Of a tensor that it does not understand it returns
+`not_understood(...)`, with a reason that names the class or the library: that tensor is never called wrong.
+"""

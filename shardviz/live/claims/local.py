@@ -1,0 +1,65 @@
+"""One tensor as a rank has it, whatever library split it, and its claim: a mesh and placements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from shardviz.dump.records import FlatRecord, Role
+    from shardviz.live.capture.meshes import Claim
+
+
+@dataclass(frozen=True)
+class Local:
+    """One tensor as this rank has it.
+
+    Attributes:
+        name: Its fully qualified name.
+        role: Its role in the model.
+        shape: The global shape.
+        values: This rank's part, plain and detached; on the meta device where it cannot be read.
+        claim: Its mesh and placements; None for a plain tensor.
+        flat: Its place in FSDP1's concatenation, with that concatenation's length.
+        grad: This rank's part of `.grad`, if there is one.
+        grad_claim: The gradient's own mesh and placements, if it is a DTensor.
+        own_axes: The axes of the claim's mesh that its own device mesh has; empty where that has all of them.
+        unknown: Why its elements or their places are not understood; empty where they are.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    values: torch.Tensor
+    claim: Claim | None = None
+    flat: tuple[FlatRecord, int] | None = None
+    grad: torch.Tensor | None = None
+    grad_claim: Claim | None = None
+    unknown: str = ""
+    own_axes: tuple[str, ...] = ()
+
+    @property
+    def claimed_shape(self) -> tuple[int, ...]:
+        """The shape that the placements refer to: FSDP1's concatenation, or the global shape."""
+        return (self.flat[1],) if self.flat else self.shape
+
+
+def plain(name: str, role: Role, tensor: torch.Tensor) -> Local:
+    """Return a tensor that claims nothing."""
+    grad = tensor.grad if tensor.is_leaf else None
+    return Local(name, role, tuple(tensor.shape), tensor.detach(), grad=None if grad is None else grad.detach())
+
+
+def not_understood(name: str, role: Role, tensor: torch.Tensor, why: str) -> Local:
+    """Return a tensor of which only the name, the shape and the element type are known.
+
+    Args:
+        name: Its name.
+        role: Its role.
+        tensor: The tensor.
+        why: What is not understood, with the name of the class or the library.
+    """
+    shape = tuple(tensor.shape)
+    return Local(name, role, shape, torch.empty(shape, dtype=tensor.dtype, device="meta"), unknown=why)

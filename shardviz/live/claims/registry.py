@@ -1,0 +1,73 @@
+"""The sources of claims, in the order in which they are asked: the first that knows a tensor describes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardviz.live.claims import dtensor, fsdp1, hooks, megatron, spmd, subclasses, transformers, wrappers, zero3
+from shardviz.live.claims.local import Local, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.dump.records import Role
+    from shardviz.layout.mesh import Mesh
+    from shardviz.reference.files import Reference
+
+SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron, spmd, transformers, hooks)
+
+
+def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
+    """Yield the tensors that only a whole model shows."""
+    for find in _having("of_model"):
+        yield from find(model, mesh)
+
+
+def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = None) -> Local:
+    """Return this rank's part of one tensor, with the claim of the library that split it.
+
+    Args:
+        name: Its fully qualified name.
+        role: Its role.
+        tensor: A plain tensor, a DTensor, or one that a library marked.
+        mesh: The run's mesh, whose axes give a library's groups their names.
+    """
+    found = (find(name, role, tensor, mesh) for find in _having("of_tensor"))
+    return next((local for local in found if local is not None), None) or plain(name, role, tensor)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside engines and wrappers, which add to every name."""
+    inside: nn.Module | None = model
+    while inside is not None:
+        model = inside
+        found = (find(model) for find in _having("inner"))
+        inside = next((one for one in found if one is not None), None)
+    return model
+
+
+def mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """Return the largest mesh that a source has for a model as torch's object."""
+    found = (find(model) for find in _having("mesh_of"))
+    return max((one for one in found if one is not None), key=lambda one: (one.size(), one.ndim), default=None)
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
+    return next(filter(None, (find(model) for find in _having("groups_of"))), {})
+
+
+def checkpoint(model: nn.Module, reference: Reference) -> Reference:
+    """Return a reference under the model's own names, where a library's loader renames or merges tensors."""
+    for find in _having("checkpoint"):
+        reference = find(model, reference) or reference
+    return reference
+
+
+def _having(function: str) -> Iterator[Callable[..., Any]]:
+    return (getattr(source, function) for source in SOURCES if hasattr(source, function))

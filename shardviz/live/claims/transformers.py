@@ -1,0 +1,84 @@
+"""transformers: checkpoints that its loader renames and merges, such as the experts of a MoE into one weight each.
+
+Its parameters are DTensors. What differs is the file: `experts.3.w1.weight` is a part of `experts.gate_up_proj`. The
+library's own mapping from the names of files to those of the model says which, and how they are put together.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardviz.live.claims.made import Made, outline, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import nn
+
+    from shardviz.reference.files import Entry, Reference
+
+
+def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
+    """Return a checkpoint under the names of a transformers model; None if its names are the model's already."""
+    transforms = _transforms(model)
+    if not transforms:
+        return None
+    loading = sys.modules["transformers.core_model_loading"]
+    converters = [one for one in transforms if isinstance(one, loading.WeightConverter)]
+    renamings = [one for one in transforms if not isinstance(one, loading.WeightConverter)]
+    by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+    names = dict.fromkeys(name for name, _ in model.named_parameters(remove_duplicate=False))
+    known: dict[str, Any] = {name: name for name in names}
+    entries: dict[str, Entry] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for key, entry in reference.entries.items():
+        name, pattern = loading.rename_source_key(key, renamings, converters, model.base_model_prefix, known)
+        if pattern is None:
+            entries[name] = entry
+        else:
+            parts.setdefault(name, []).append((pattern, key))
+    for name, sources in parts.items():
+        entries |= _merged(model, by_pattern[sources[0][0]], name, sources, reference.entries)
+    return replace(reference, entries=entries)
+
+
+def _transforms(model: nn.Module) -> list[Any]:
+    """Return how transformers turns a checkpoint into the model; empty where it is another's, or an older version."""
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    if base is None or not isinstance(model, base):
+        return []
+    mapping = sys.modules.get("transformers.conversion_mapping")
+    find = getattr(mapping, "get_model_conversion_mapping", None)
+    return copy.deepcopy(find(model)) if find is not None else []
+
+
+def _merged(
+    model: nn.Module, converter: Any, name: str, sources: list[tuple[str, str]], entries: Mapping[str, Entry]
+) -> dict[str, Entry]:
+    """Return what a converter makes of some tensors of a file, each with its shape, without reading any."""
+
+    def made(read: Callable[[Entry], torch.Tensor]) -> dict[str, torch.Tensor]:
+        own = copy.deepcopy(converter)
+        for pattern, key in sorted(sources, key=lambda pair: _in_order(pair[1])):
+            own.add_tensor(name, key, pattern, partial(read, entries[key]))
+        results = own.convert(name, model=model, config=getattr(model, "config", None))
+        return {called: one[0] if isinstance(one, list) else one for called, one in results.items()}
+
+    def made_alone(called: str) -> torch.Tensor:
+        return made(values_of)[called]
+
+    first = entries[sources[0][1]]
+    return {
+        called: Made(first.dtype, tuple(one.shape), partial(made_alone, called))
+        for called, one in made(outline).items()
+    }
+
+
+def _in_order(key: str) -> list[tuple[bool, int, str]]:
+    """Return what sorts `experts.2` before `experts.10`."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in key.split(".")]

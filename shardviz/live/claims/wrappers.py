@@ -1,0 +1,87 @@
+"""Wrappers and engines around a model, which put `module.` and the like before every name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+ENGINES = {
+    "deepspeed.runtime.engine": ("DeepSpeedEngine", "module"),
+    "torch._dynamo.eval_frame": ("OptimizedModule", "_orig_mod"),
+    "megatron.core.distributed.data_parallel_base": ("_BaseDataParallel", "module"),
+    "megatron.core.transformer.module": ("Float16Module", "module"),
+    "lightning.fabric.wrappers": ("_FabricModule", "_forward_module"),
+}
+"""Classes that wrap a whole model, by module, each with the attribute that has the model. Only names are looked up."""
+
+
+def inner(model: nn.Module) -> nn.Module | None:
+    """Return the module inside DDP, an engine, a compiled model or a PEFT model; None for any other."""
+    if isinstance(model, DistributedDataParallel | DataParallel):
+        wrapped: nn.Module = model.module
+        return wrapped
+    for kind, attribute in _engines():
+        if isinstance(model, kind):
+            inside = getattr(model, attribute)
+            return inside if isinstance(inside, nn.Module) else None
+    return _inside_peft(model)
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the group over which DDP, or DeepSpeed's engine, averages gradients."""
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return {"dp": module.process_group}
+        group = getattr(module, "data_parallel_group", None) if _is_deepspeed(module) else None
+        if group is not None:
+            return {"dp": group}
+    return {}
+
+
+def _is_deepspeed(module: nn.Module) -> bool:
+    kind = getattr(sys.modules.get("deepspeed.runtime.engine"), "DeepSpeedEngine", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def _engines() -> Iterator[tuple[type, str]]:
+    for module, (kind, attribute) in ENGINES.items():
+        found = getattr(sys.modules.get(module), kind, None)
+        if found is not None:
+            yield found, attribute
+
+
+def _inside_peft(model: nn.Module) -> nn.Module | None:
+    kind = getattr(sys.modules.get("peft.peft_model"), "PeftModel", None)
+    if kind is None or not isinstance(model, kind):
+        return None
+    inside: nn.Module = model.base_model
+    tuner = getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTuner", None)
+    adapted: nn.Module = inside.model if tuner is not None and isinstance(inside, tuner) else inside
+    return adapted
+
+
+def adapted_layers(model: nn.Module) -> frozenset[str]:
+    """Return the names of the modules that PEFT put adapters around: the layer itself is their `base_layer`."""
+    kind = getattr(sys.modules.get("peft.tuners.tuners_utils"), "BaseTunerLayer", None)
+    return frozenset(name for name, one in model.named_modules() if isinstance(one, kind)) if kind else frozenset()
+
+
+def without_adapter(name: str, adapted: Collection[str]) -> str:
+    """Return what a tensor is called without the adapters around its layer.
+
+    Args:
+        name: Its name.
+        adapted: The modules that have adapters.
+
+    Example:
+        >>> without_adapter("layers.0.q_proj.base_layer.weight", {"layers.0.q_proj"})
+        'layers.0.q_proj.weight'
+    """
+    module, _, rest = name.partition(".base_layer.")
+    return f"{module}.{rest}" if rest and module in adapted else name

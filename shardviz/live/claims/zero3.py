@@ -1,0 +1,60 @@
+"""DeepSpeed's ZeRO-3: a parameter is flattened, padded and split over its group; what is left of itself is empty.
+
+The padding behind `ds_numel` is whatever was in memory, and is not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from shardviz.dump.records import FlatRecord
+from shardviz.live.capture.meshes import of_flat_param
+from shardviz.live.claims.local import Local, not_understood
+from shardviz.live.compat import FlatParam
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from shardviz.dump.records import Role
+    from shardviz.layout.mesh import Mesh
+
+
+def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
+    """Return this rank's stretch of a parameter that DeepSpeed has partitioned; None for any other tensor."""
+    held: Any = getattr(tensor, "ds_tensor", None)
+    if held is None:
+        return None
+    shape = tuple(int(size) for size in tensor.ds_shape)  # type: ignore[attr-defined]
+    if why := _reason(tensor, held):
+        return not_understood(name, role, tensor.new_empty(shape, device="meta"), why)
+    param = _flat(name, shape, tensor, held)
+    record = FlatRecord(shape, 0), param.total
+    return Local(name, role, shape, param.cut(param.local), of_flat_param(param, mesh), record)
+
+
+def groups_of(model: nn.Module) -> dict[str, Any]:
+    """Return the group that most parameters are split over: experts have smaller ones."""
+    groups = [param.ds_process_group for param in model.parameters() if hasattr(param, "ds_process_group")]
+    return {"dp": max(groups, key=lambda group: group.size())} if groups else {}
+
+
+def _reason(tensor: torch.Tensor, held: Any) -> str:
+    """Return why a partition cannot be read; empty where it can."""
+    if hasattr(held, "ds_quant_scale"):
+        return "its elements: DeepSpeed ZeRO-3 holds them quantised"
+    if not held.numel() or held.ndim != 1:
+        return "its elements: DeepSpeed ZeRO-3 has moved them to a disk"
+    return ""
+
+
+def _flat(name: str, shape: tuple[int, ...], tensor: Any, held: torch.Tensor) -> FlatParam:
+    """Describe a partition as a flat parameter of its own."""
+    ranks = tuple(distributed.get_process_group_ranks(tensor.ds_process_group))
+    me, size = ranks.index(distributed.get_rank()), held.numel()
+    assert math.prod(shape) <= size * len(ranks)
+    rank = (distributed.get_rank(),)
+    return FlatParam(name, "", shape, shape, 0, size * len(ranks), held.detach(), size * me, ranks, rank, None)

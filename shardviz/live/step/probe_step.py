@@ -1,0 +1,324 @@
+"""The training step of a probe on this rank: unsharded, sharded, and what is captured of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from shardviz.dump.records import WHOLE_LOSS
+from shardviz.errors import ProbeError
+from shardviz.live.capture.agreement import agreed_errors
+from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
+from shardviz.live.compat import clean_name, held_back
+from shardviz.live.step import placing
+from shardviz.live.step.drawn import drawn_after_sharding, load
+from shardviz.live.step.masks import Mask, Masks, mask_records
+from shardviz.live.step.micro_batches import gradients_of_micro_batches
+from shardviz.live.step.observe import adam_states, optimizer_states
+from shardviz.live.step.output_dims import merged_dims
+from shardviz.live.step.step import (
+    batch_axes,
+    calls,
+    gradients,
+    has_last_stage,
+    loss_of,
+    num_parts,
+    own_batch,
+    results,
+    row_axes,
+    sharded_step,
+    stages_of,
+    unnamed_batch_axes,
+    whole_batch,
+)
+from shardviz.live.step.unsharded import reference_of
+from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.probe import ProbeOnRank
+    from shardviz.live.step.step import Batch, StepResult
+    from shardviz.live.step.unsharded import UnshardedStep
+
+Done = TypeVar("Done")
+
+MAX_LISTED = 4
+FIRST_SEED = 1000
+"""Where each rank is seeded differently, rank 0 begins with this."""
+DRAWN = (
+    "drawn or loaded after sharding: the unsharded model's step starts from these values, put together as their "
+    "placements say, and whether they are the intended ones is not known"
+)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a step could not be compared.
+
+    Attributes:
+        text: Who raised what, in a line.
+        unsharded: The exception, where the unsharded model raised it.
+        is_everywhere: Whether it did so on every rank, so that there is no step to compare with.
+    """
+
+    text: str
+    unsharded: Exception | None = None
+    is_everywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a step runs on.
+
+    Attributes:
+        build: Builds the unsharded model, with the values from which the sharded one starts.
+        axes: The axes over which the batch is split, with the dims that they split.
+        batch: The whole batch.
+        parts: The number of equal parts of its rows.
+        dim: The dim that has the rows.
+    """
+
+    build: Callable[[], nn.Module]
+    axes: Mapping[str, int]
+    batch: Batch
+    parts: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStep:
+    """One step of a probe on one rank.
+
+    Attributes:
+        on: The probe.
+    """
+
+    on: ProbeOnRank
+
+    def capture_step(self) -> None:
+        """Step the unsharded model and then the sharded one, and capture both.
+
+        Both in float64, where rounding hides nothing; where that raises, as it does for kernels that want bfloat16,
+        both again in their own element types.
+        """
+        failed = self._step(double=True)
+        if failed is None:
+            return
+        again = self._step(double=False)
+        if again is None:
+            why = f"the step in float64: {failed.text}; compared in the model's own element types"
+            self.on.capture.not_checked.append(("", why))
+        elif again.is_everywhere:
+            self._note(f"the step: {again.text}")
+        elif again.unsharded is not None:
+            raise again.unsharded
+        else:
+            self.on.capture.raised.append(("step", again.text))
+
+    def _step(self, *, double: bool) -> Failed | None:
+        """Step both models and capture them; return why that cannot be."""
+
+        def built() -> nn.Module:
+            return self.on.built().double() if double else self.on.built()
+
+        model = self.on.initialized(self.on.parallelized(built()))
+        drawn = drawn_after_sharding(model, built(), self.on.job.mesh, self.on.capture.rank)
+        setting = self._setting(lambda: load(built(), drawn), double=double)
+        reference = self._unsharded(setting, "reference" if double else "reference again")
+        if isinstance(reference, Failed):
+            return reference
+        if reference.draws:
+            self._note(*reference.notes)
+            return None
+        if drawn:
+            self._note(f"{listed(drawn, MAX_LISTED)}: {DRAWN}")
+        model = reference.mode(model)
+        own = own_batch(setting.batch, setting.axes, self.on.device_mesh)
+        step, failed = self._sharded_step(model, own, "step" if double else "step again")
+        if step is None:
+            return Failed(failed)
+        reference = reference.beside(step)
+        self._note(*reference.notes)
+        self._compare(model, step, reference, setting)
+        if not reference.training:
+            self._add_training(own, setting.axes, reference.step.output, built)
+            self._add_masks(own, setting.batch, built)
+        return None
+
+    def _setting(self, build: Callable[[], nn.Module], *, double: bool) -> Setting:
+        axes = batch_axes(self.on.probe, self.on.job.mesh)
+        rows = row_axes(axes)
+        parts = math.prod(self.on.job.mesh.axis_size(axis) for axis in rows)
+        batch = whole_batch(self.on.probe, axes, self.on.job.mesh, double=double)
+        return Setting(build, axes, batch, parts, axes[rows[0]] if rows else 0)
+
+    def _unsharded(self, setting: Setting, what: str) -> UnshardedStep | Failed:
+        """Step the unsharded model; return why not if it raises on any rank."""
+        failure, reference = None, None
+        try:
+            reference = reference_of(self.on.probe, setting.build, setting.batch, setting.parts, setting.dim)
+        except ProbeError:
+            raise
+        except Exception as error:
+            failure = error
+        errors = agreed_errors(failure, self.on.job.folder, what)
+        if any(errors) or reference is None:
+            return Failed(f"the unsharded model raised {next(filter(None, errors))}", failure, all(errors))
+        return reference
+
+    def _compare(self, model: nn.Module, step: StepResult, reference: UnshardedStep, setting: Setting) -> None:
+        """Capture both steps, each with what its optimizer makes of the weights."""
+        probe, capture, mesh = self.on.probe, self.on.capture, self.on.job.mesh
+        if unnamed := unnamed_batch_axes(probe, mesh):
+            over = ", ".join(unnamed)
+            self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
+        unsharded = copied_gradients(list(local_tensors(reference.model)))
+        of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
+        update = self._updated_reference(reference)
+        is_compared = any(one.role == "param" for one in update)
+        self._add_step(model, step, reference.step, setting.axes, is_compared=is_compared)
+        if capture.rank == 0:
+            after = [*gradients(unsharded), *results(reference.step, mesh, {})]
+            if reference.is_mean_of_means and reference.whole is not None:
+                after.append(of_tensor(WHOLE_LOSS, "scalar", reference.whole.step.loss))
+            for local in [*reference.before, *after]:
+                capture.add_values(replace(local, claim=None), "reference")
+            for local in update:
+                capture.add_values(replace(local, claim=None, grad=None), "updated")
+            for local in of_parts:
+                capture.add_values(replace(local, claim=None), "reference")
+
+    def _note(self, *notes: str) -> None:
+        self.on.capture.not_checked += [("", note) for note in notes]
+
+    def _add_training(
+        self, own: Batch, axes: Mapping[str, int], whole: torch.Tensor | None, built: Callable[[], nn.Module]
+    ) -> None:
+        """Record a step of a model that draws random numbers as it trains: its copies, at least, must be equal."""
+        model = self.on.initialized(self.on.parallelized(built()))
+        step, failed = self._sharded_step(model, own, "training")
+        if step is None:
+            self.on.capture.not_checked.append(("", f"the step in training mode: {failed}"))
+            return
+        of_step = gradients(self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh)))
+        for local in [*of_step, *results(replace(step, logged={}), self.on.job.mesh, axes, whole)]:
+            self.on.capture.add_values(local, "training")
+
+    def _add_masks(self, own: Batch, batch: Batch, built: Callable[[], nn.Module]) -> None:
+        """Record the masks that ranks draw, seeded alike and seeded differently, beside the unsharded model's."""
+        found: list[list[Mask]] = []
+        for what, seed in (("masks", 2), ("masks again", FIRST_SEED + self.on.capture.rank)):
+            with Masks() as masks:
+                step, _ = self._sharded_step(self.on.initialized(self.on.parallelized(built())), own, what, seed)
+            if step is None:
+                return
+            found.append(masks.found)
+        with Masks() as whole:
+            loss_of(self.on.probe, built(), batch)
+        self.on.capture.masks += mask_records(found[0], found[1], whole.found)
+
+    def _sharded_step(self, model: nn.Module, own: Batch, what: str, seed: int = 2) -> tuple[StepResult | None, str]:
+        """Step the sharded model; return None and the first error if any rank raised one."""
+        probe, mesh = self.on.probe, self.on.device_mesh
+        stages, failed = self._attempt(f"{what} stages", lambda: stages_of(probe, model, mesh))
+        if stages is None:
+            return None, failed
+        has_output = has_last_stage(probe, stages, mesh)
+        return self._attempt(
+            what, lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed)
+        )
+
+    def _updated_reference(self, reference: UnshardedStep) -> list[Local]:
+        """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
+        model, buffers = reference.model, self._buffers_after(reference)
+        if hasattr(self.on.probe, "optimizer"):
+            what, seen = "optimizer of the unsharded model", reference.step.seen
+            own, failed = self._attempt(what, lambda: updated(self.on.probe, model, self.on.device_mesh, seen))
+            if own is None:
+                self.on.capture.not_checked.append(("", f"the {what}: {failed}"))
+            else:
+                params = [local for local in local_tensors(model) if local.role == "param"]
+                return [*params, *optimizer_states(own, model, params), *buffers]
+        return buffers
+
+    def _buffers_after(self, reference: UnshardedStep) -> list[Local]:
+        """Return the unsharded model's buffers after a step on the whole batch; none where ranks' parts differ."""
+        whole = reference.whole if reference.is_mean_of_means and reference.whole is not None else reference
+        buffers = [local for local in local_tensors(whole.model) if local.role == "buffer"]
+        return buffers if whole.whole is None else []
+
+    def _attempt(self, what: str, work: Callable[[], Done]) -> tuple[Done | None, str]:
+        """Do work that may raise on some ranks only. If it raises on any rank, return None and the first error."""
+        done, failure = None, None
+        try:
+            done = work()
+        except Exception as error:
+            failure = error
+        errors = agreed_errors(failure, self.on.job.folder, what)
+        found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
+        return (None, found) if found else (done, "")
+
+    def _updated(
+        self, model: nn.Module, before: list[Local], step: StepResult, *, is_compared: bool
+    ) -> tuple[list[Local], list[Local]]:
+        """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
+
+        Returns:
+            The tensors with the gradients to check; and the optimizer's state with the updated weights.
+        """
+        if not hasattr(self.on.probe, "optimizer"):
+            return before, adam_states(model, before)
+        before = copied_gradients(before)
+        own, failed = self._attempt("optimizer", lambda: updated(self.on.probe, model, self.on.device_mesh, step.seen))
+        if own is None:
+            if is_compared:
+                self.on.capture.raised.append(("optimizer", failed))
+            else:
+                alone = ("", f"the optimizer of the unsharded model: {failed}")
+                self.on.capture.not_checked = [note for note in self.on.capture.not_checked if note != alone]
+                self.on.capture.not_checked.append(("", f"the optimizer: {failed}"))
+            return before, []
+        after = list(local_tensors(unwrapped(model), self.on.job.mesh))
+        update = update_of(own, unwrapped(model), before, after)
+        self.on.capture.not_checked += [("", why) for why in update.not_checked]
+        self.on.capture.not_stepped += update.not_stepped
+        return distinct_gradients(before, after), update.tensors
+
+    def _add_step(
+        self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], *, is_compared: bool
+    ) -> None:
+        """Record a sharded step: its gradients, optimizer state, outputs and collectives."""
+        own = self.on.part.own(local_tensors(unwrapped(model), self.on.job.mesh))
+        kept = {id(param) for param in held_back(unwrapped(model))}
+        named = unwrapped(model).named_parameters()
+        self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in kept]
+        locals_, of_optimizer = self._updated(model, own, step, is_compared=is_compared)
+        if step.output is not None and step.runs != reference.runs:
+            times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
+            why = f"the output: the model ran {times}"
+            self.on.capture.not_checked.append(("", why))
+            step = replace(step, output=None)
+        elif step.output is not None and reference.output is not None:
+            own_shape, whole = tuple(step.output.shape), tuple(reference.output.shape)
+            if why := merged_dims(own_shape, whole, step.sizes, num_parts(axes, self.on.job.mesh)):
+                self.on.capture.not_checked.append(("", why))
+                step = replace(step, output=None)
+        rank, seen = self.on.capture.rank, step.seen.activations
+        activations = placing.placed(seen, reference.seen.activations, self.on.job.mesh, rank)
+        for local in placing.wholes_of_odd(activations, reference.seen.activations) if rank == 0 else ():
+            self.on.capture.add_values(local, "reference")
+        buffers = [local for local in own if local.role == "buffer"]
+        of_step = [*gradients(locals_), *self.on.part.own([*of_optimizer, *activations]), *buffers]
+        for local in [*of_step, *results(step, self.on.job.mesh, axes, reference.output)]:
+            self.on.capture.add_values(local, "step")
+        self.on.capture.collectives += step.seen.comms.records(self.on.job.mesh, self.on.capture.rank)
+        self.on.capture.narrowed_to |= step.seen.comms.narrowed_to | reference.seen.comms.narrowed_to
+        self.on.capture.schedule += step.seen.schedule
+        self.on.capture.calls += calls(self.on.probe, model, self.on.device_mesh)
