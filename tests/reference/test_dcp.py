@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import shardviz
 from shardviz.check.run import check_dump
+from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
 from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
@@ -97,3 +98,22 @@ def test_a_checkpoint_that_lacks_a_file_is_refused_on_every_rank(mesh, shard_dum
     distributed.barrier()
     with pytest.raises(ShardvizError, match=r"lacks __0_0\.distcp, which \.metadata names"):
         shardviz.capture(model, shard_dump, mesh=mesh, reference=folder)
+
+
+@spmd(mesh=TP)
+def test_a_damaged_tensor_is_not_checked_and_the_others_are(mesh, shard_dump):
+    model = built()
+    folder = saved(shard_dump, model)
+    place = next(iter(open_checkpoint(folder).tensors["app.model.0.weight"].chunks)).place
+    distributed.barrier()
+    if mesh.get_rank() == 0:
+        data = bytearray((folder / place.file).read_bytes())
+        data[place.start : place.start + 400] = bytes(400)
+        (folder / place.file).write_bytes(data)
+    distributed.barrier()
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=folder)
+    report = check_dump(shard_dump)
+    assert report.findings == ()
+    assert {one.tensor for one in report.not_checked} == {"0.weight"}
+    assert "damaged" in report.not_checked[0].why

@@ -16,6 +16,7 @@ import torch
 
 from shardviz.dump.dump import ID_NONE
 from shardviz.dump.records import Stamp
+from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
@@ -172,15 +173,23 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> N
         entry = known.entries.get(local.name)
         if entry is None or local.values.is_meta:
             continue
-        bits = bits_of_tensor(local.values)
-        shape = (math.prod(local.shape),) if local.flat else local.shape
-        claimed = _claimed(local, shape)
-        if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
-            seen.add_ids(local, _ids(local, bits, entry, known, claimed))
-        elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
-            seen.not_checked.append((local.name, ALIKE))
-        else:
-            seen.add_region(local, claimed)
+        try:
+            _add(seen, local, entry, known)
+        except DumpError as error:  # raised, it would leave the other ranks waiting for this one
+            seen.not_checked.append((local.name, f"where its elements are: {error.message}"))
+
+
+def _add(seen: Capture, local: Local, entry: Entry, known: Known) -> None:
+    """Write down where the elements of one tensor belong."""
+    bits = bits_of_tensor(local.values)
+    shape = (math.prod(local.shape),) if local.flat else local.shape
+    claimed = _claimed(local, shape)
+    if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
+        seen.add_ids(local, _ids(local, bits, entry, known, claimed))
+    elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
+        seen.not_checked.append((local.name, ALIKE))
+    else:
+        seen.add_region(local, claimed)
 
 
 def is_as_claimed(local: Local, entry: Entry) -> bool:
