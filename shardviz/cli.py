@@ -19,7 +19,7 @@ from shardviz.errors import EXIT_BUG, EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = ("probe", "probes", "check", "show", "view", "diff", "explain", "mesh", "audit", "completion")
+VERBS = ("probe", "probes", "run", "check", "show", "view", "diff", "explain", "mesh", "audit", "completion")
 
 DEBUG = "SHARDVIZ_DEBUG"
 """The environment variable that asks for the traceback of a bug."""

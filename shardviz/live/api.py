@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.live.capture.by_reference import Sift
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
+    from shardviz.reference.files import Reference
 
 WIDER = (
     "to get exact ids, stamp the model in float64 for this run (model.double() before shardviz.stamp), or let "
@@ -111,8 +113,10 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        part, source = PipelinePart(tuple(stage_axes)), (Path(reference), reference_names or {})
-        return _capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
+        from shardviz.reference.files import open_reference
+
+        part, source = PipelinePart(tuple(stage_axes)), (open_reference(reference), reference_names or {})
+        return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
     with _dump(Path(path), mesh, part, intended, force=force) as seen:
@@ -135,33 +139,47 @@ def _add_step(
         add_step(seen, part.own(local_tensors(unwrapped(model), plain)), step, plain)
 
 
-def _capture_by_reference(
+def capture_by_reference(
     model: nn.Module,
     path: Path,
     mesh: DeviceMesh,
-    source: tuple[Path, Mapping[str, str]],
+    source: tuple[Reference, Mapping[str, str]],
     part: PipelinePart,
-    step: Mapping[str, Any] | None,
-    intended: Mapping[str, str] | None,
+    step: Mapping[str, Any] | None = None,
+    intended: Mapping[str, str] | None = None,
     *,
     force: bool,
+    sift: Sift | None = None,
+    command: tuple[str, ...] = (),
 ) -> Path:
-    """Write a dump whose ids are the places of the model's values in a reference."""
+    """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
+
+    Args:
+        model: As for `capture`, as are the others.
+        path: The dump's folder.
+        mesh: The mesh of the whole job.
+        source: What values are compared with, and its names by pattern over the model's.
+        part: This rank's part of the model.
+        step: What the job's own step gave.
+        intended: The layouts that are wanted.
+        force: Replace the folder if it is a dump.
+        sift: Says of which tensors the reference has no say after all.
+        command: The command that the dump is of; the process's own by default.
+    """
     from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
-    from shardviz.reference.files import open_reference
 
     reference, names = source
     locals_ = part.own(local_tensors(unwrapped(model), plain_mesh(mesh)))
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    known = known_in(open_reference(reference), wanted, names)
+    known = known_in(reference, wanted, names)
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     part = replace(part, stamps=tuple(known.stamps.values()))
-    with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:
+    with _dump(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
         add_model(seen, unwrapped(model), mesh, None, part)
-        add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known)
+        add_by_reference(seen, as_copies(whole, plain_mesh(mesh), part.axes), known, sift)
         _add_step(seen, model, mesh, part, step)
     return path
 
@@ -273,6 +291,7 @@ def _dump(
     *,
     force: bool,
     reference: str = "",
+    command: tuple[str, ...] = (),
 ) -> Iterator[Capture]:
     """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
     from torch import distributed
@@ -293,7 +312,7 @@ def _dump(
     seen.add_mesh(mesh)
     yield seen
     if rank == 0:
-        command = tuple(sys.argv)
+        command = command or tuple(sys.argv)
         stamped, run_id = Stamped(part.stamps), seen.run_id
         record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
         write_run(folder, record)

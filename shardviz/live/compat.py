@@ -44,6 +44,7 @@ __all__ = [
     "Shard",
     "asks_for_shapes",
     "clean_name",
+    "default_store",
     "distribute_tensor",
     "dividing_float64_once",
     "flat_params",
@@ -57,6 +58,7 @@ __all__ = [
     "quiet_redistribution",
     "ranks_of_operator",
     "root_mesh",
+    "stages_of",
     "torch_placement",
     "unit_of",
     "use_public_names",
@@ -125,6 +127,20 @@ def torch_placement(placement: placements.Placement) -> Any:
     if isinstance(placement, placements.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
+
+
+def default_store() -> Any:
+    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.4.1 to 2.13.0."""
+    return torch.distributed.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+
+
+def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
+    """Return this rank's stages of a pipeline's schedule, each with the process group of its pipeline.
+
+    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.4.1 to 2.13.0.
+    """
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    return [(stage.submod, stage.group) for stage in stages]
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,10 +74,12 @@ class Reference:
     Attributes:
         path: The file or folder.
         entries: Its tensors by name.
+        why: Why it lacks some of a model's tensors, by name, where that is known.
     """
 
     path: Path
     entries: Mapping[str, Entry]
+    why: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> Entry | None:
         """Return the tensor of this name; a wrapper's prefix that only one side has does not count."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from shardviz.reference.lookup import UNPLACED, bits_of, has_windows_of, is_alik
 from shardviz.reference.names import refuse_strangers, renamed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
+
+Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
+"""Given this rank's tensors by name, each with its ids or None where all is as claimed, says which are not to be
+checked, and why. Every rank calls it."""
 
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
@@ -109,7 +113,8 @@ def known_in(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[
         same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
         if entry is None:
             called = f"{known_as[name]}, as reference_names has it" if known_as[name] != name else "this name"
-            unknown.append((name, f"where its elements are: {path} has no tensor of {called}"))
+            why = reference.why.get(name, f"{path} has no tensor of {called}")
+            unknown.append((name, f"where its elements are: {why}"))
         elif entry.shape != one.shape:
             what = f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
             unknown.append((name, f"where its elements are: {what}"))
@@ -138,28 +143,41 @@ def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -
     return [local if local.claim or local.flat else replace(local, claim=claim) for local in locals_]
 
 
-def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> None:
-    """Write down where the elements of this rank's tensors belong.
+def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift: Sift | None = None) -> None:
+    """Write down where the elements of this rank's tensors belong. Every rank calls this.
 
     Args:
         seen: What this rank has to say.
         locals_: What it holds.
         known: What the reference knows of them.
+        sift: Says of which tensors it knows nothing after all.
     """
     seen.not_checked += known.not_checked
-    for local in locals_:
-        entry = known.entries.get(local.name)
-        if entry is None or local.values.is_meta:
-            continue
-        bits = _local_bits(local.values)
-        shape = (math.prod(local.shape),) if local.flat else local.shape
-        claimed = _claimed(local, shape)
-        if claimed is None or claimed.shape != bits.shape or not _is_slice(local, bits, entry, claimed, shape):
-            seen.add_ids(local, _ids(local, bits, entry, known, claimed))
-        elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
+    compared = [local for local in locals_ if local.name in known.entries and not local.values.is_meta]
+    places = {local.name: _place(local, known) for local in compared}
+    not_known = sift({name: ids for name, (ids, _) in places.items()}) if sift else {}
+    for local in compared:
+        ids, claimed = places[local.name]
+        if local.name in not_known:
+            seen.not_checked.append((local.name, not_known[local.name]))
+        elif ids is not None:
+            seen.add_ids(local, ids)
+        elif claimed is None:
             seen.not_checked.append((local.name, ALIKE))
         else:
             seen.add_region(local, claimed)
+
+
+def _place(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
+    """Return a shard's ids, or the region that it claims where it is that; neither where all values are alike."""
+    entry, bits = known.entries[local.name], _local_bits(local.values)
+    shape = (math.prod(local.shape),) if local.flat else local.shape
+    claimed = _claimed(local, shape)
+    if claimed is None or claimed.shape != bits.shape or not _is_slice(local, bits, entry, claimed, shape):
+        return _ids(local, bits, entry, known, claimed), None
+    if bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
+        return None, None
+    return None, claimed
 
 
 def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
