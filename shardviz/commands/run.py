@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("job", nargs="+", metavar="CMD", help="after --, the command that starts the job")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: SCRIPT.shardviz"
-    )
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: SCRIPT.shardviz")
     parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
     parser.add_argument(
         "--reference", type=Path, metavar="CKPT", help="a safetensors file or a folder of them to compare values with"
@@ -54,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--map", type=Path, metavar="FILE", help="the reference's names: lines `model's pattern = reference's pattern`"
     )
     parser.add_argument(
-        "--steps", type=_steps, default=0, metavar="N", help="end the job after N optimizer steps; default: let it go on"
+        "--steps",
+        type=_steps,
+        default=0,
+        metavar="N",
+        help="end the job after N optimizer steps; default: let it go on",
     )
     parser.add_argument(
         "--patience",
@@ -96,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
 def _named_for(job: Sequence[str]) -> Path:
     """Return the dump's folder: named for the job's script, or its module, or its program."""
     scripts = [word for word in job if word.endswith(".py")]
-    modules = [after for word, after in zip(job, job[1:], strict=False) if word == "-m" and not after.startswith("torch.")]
+    modules = [
+        after for word, after in zip(job, job[1:], strict=False) if word == "-m" and not after.startswith("torch.")
+    ]
     name = Path(scripts[0]).stem if scripts else modules[-1].rpartition(".")[2] if modules else Path(job[0]).name
     return Path(name + SUFFIX)
 

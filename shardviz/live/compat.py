@@ -54,6 +54,7 @@ __all__ = [
     "held_back",
     "in_backward",
     "make_ranks_of_threads",
+    "original_class",
     "placement_of",
     "quiet_redistribution",
     "ranks_of_operator",
@@ -131,7 +132,7 @@ def torch_placement(placement: placements.Placement) -> Any:
 
 def default_store() -> Any:
     """Return the store that the job's ranks met at. `_get_default_store` in torch 2.4.1 to 2.13.0."""
-    return torch.distributed.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
@@ -141,6 +142,16 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
     """
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     return [(stage.submod, stage.group) for stage in stages]
+
+
+def original_class(module: nn.Module) -> type:
+    """Return the class of a module as its author wrote it; `fully_shard` derives one from it and from `FSDPModule`.
+
+    In torch 2.4.1 to 2.13.0 the derived class is `(FSDPModule, cls)`.
+    """
+    kind = type(module)
+    bases = kind.__bases__
+    return bases[1] if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:

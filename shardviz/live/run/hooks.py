@@ -84,15 +84,16 @@ def _is_to_meta(call: Call) -> bool:
     return str(getattr(target, "type", target)) == "meta" and "WORLD_SIZE" in os.environ
 
 
-def _loads(seen: Observer, call: Call, result: Any) -> None:
+def _loads(seen: Observer, call: Call) -> None:
+    """Keep what is loaded before it is: torch takes a state dict apart."""
     seen.loaded_state_dict(_argument(call, 0, "model"), _argument(call, 1, "state_dict"))
 
 
-def _sets(seen: Observer, call: Call, result: Any) -> None:
+def _sets(seen: Observer, call: Call) -> None:
     seen.loaded_state_dict(_argument(call, 0, "model"), _argument(call, 1, "model_state_dict"))
 
 
-def _set_both(seen: Observer, call: Call, result: Any) -> None:
+def _set_both(seen: Observer, call: Call) -> None:
     seen.loaded_state_dict(_argument(call, 0, "model"), call[1].get("model_state_dict"))
 
 
@@ -120,20 +121,25 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed._composable.fsdp.fully_shard": (_shards("fully_shard"),),
     "torch.distributed.fsdp.fully_sharded_data_parallel": (_shards("FullyShardedDataParallel.__init__", 1),),
     "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
-    "torch.distributed.tensor._api": (_shards("distribute_module"), Hook("distribute_tensor", _distributing, _distributes, _always)),
+    "torch.distributed.tensor._api": (
+        _shards("distribute_module"),
+        Hook("distribute_tensor", _distributing, _distributes, _always),
+    ),
     "torch.nn.parallel.distributed": (_shards("DistributedDataParallel.__init__", 1),),
-    "torch.nn.modules.module": (Hook("Module.to", _to, None, _is_to_meta), Hook("Module.load_state_dict", None, _loads)),
+    "torch.nn.modules.module": (Hook("Module.to", _to, None, _is_to_meta), Hook("Module.load_state_dict", _loads)),
     "torch.distributed.pipelining.schedules": (
         Hook("PipelineScheduleSingle.step", _schedules),
         Hook("PipelineScheduleMulti.step", _schedules),
     ),
     "torch.distributed.checkpoint.state_dict": (
-        Hook("set_model_state_dict", None, _sets),
-        Hook("set_state_dict", None, _set_both),
+        Hook("set_model_state_dict", _sets),
+        Hook("set_state_dict", _set_both),
     ),
     "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
     "torch.distributed.distributed_c10d": (Hook("init_process_group", None, _joined, _always),),
-    "transformers.modeling_utils": (Hook("PreTrainedModel.from_pretrained", None, _pretrained, lambda call: "WORLD_SIZE" in os.environ),),
+    "transformers.modeling_utils": (
+        Hook("PreTrainedModel.from_pretrained", None, _pretrained, lambda call: "WORLD_SIZE" in os.environ),
+    ),
 }
 
 INNERMOST = frozenset({"init_process_group", "PipelineScheduleSingle.step", "PipelineScheduleMulti.step"})
@@ -147,13 +153,14 @@ def wrap(module: ModuleType) -> None:
     """Wrap what is hooked of a module that was just imported."""
     for hook in HOOKS[module.__name__]:
         *path, last = hook.name.split(".")
-        owner: Any = functools.reduce(lambda found, name: getattr(found, name, None), path, module)
+        owner: Any = module
+        for name in path:
+            owner = getattr(owner, name, None)
         function = getattr(owner, last, None)
-        if function is None:
-            if module.__name__ not in MOVED:
-                report(f"{module.__name__} has no {hook.name}: what it does is not seen")
-        elif not hasattr(function, "__shardviz__"):
+        if function is not None and not hasattr(function, "__shardviz__"):
             setattr(owner, last, _wrapped_in(owner, last, hook))
+        elif function is None and module.__name__ not in MOVED:
+            report(f"{module.__name__} has no {hook.name}: what it does is not seen")
 
 
 def _wrapped_in(owner: Any, name: str, hook: Hook) -> Any:
@@ -167,15 +174,20 @@ def _wrapped_in(owner: Any, name: str, hook: Hook) -> Any:
 def _wrapped(function: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_awake() and not (hook.wakes and hook.wakes((args, kwargs))):
+        given = args, kwargs
+        if not is_awake() and not (hook.wakes and hook.wakes(given)):
             return function(*args, **kwargs)
         with nested(counts=hook.name not in INNERMOST) as is_outermost:
             if is_outermost and hook.before:
-                quietly(hook.name, lambda: hook.before(observer(), (args, kwargs)))
+                quietly(hook.name, _tell, hook.before, given)
             result = function(*args, **kwargs)
             if is_outermost and hook.after:
-                quietly(hook.name, lambda: hook.after(observer(), (args, kwargs), result))
+                quietly(hook.name, _tell, hook.after, given, result)
         return result
 
     call.__shardviz__ = True  # type: ignore[attr-defined]
     return call
+
+
+def _tell(function: Callable[..., None], *given: Any) -> None:
+    function(observer(), *given)

@@ -37,9 +37,7 @@ HOOKED = frozenset(
 class _Finder(MetaPathFinder):
     """Finds nothing by itself: it lets the others find a module, and has it wrapped once it has run."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec that the other finders have for a hooked module."""
         if name not in HOOKED:
             return None

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shardviz.live.compat import default_store
 
@@ -39,11 +40,11 @@ def meet(key: str, patience: float) -> Meeting:
         key: Names the point, the same on every rank.
         patience: Seconds to wait. One who waited in vain decides for all: whoever comes later finds that decision.
     """
-    store = distributed.PrefixStore(f"shardviz/{key}", default_store())
+    store = PrefixStore(f"shardviz/{key}", default_store())
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     store.set(f"came/{rank}", "1")
     if store.add("arrived", 1) == num_ranks:
-        counter = distributed.PrefixStore("shardviz", default_store())
+        counter = PrefixStore("shardviz", default_store())
         store.compare_set("decision", "", str(counter.add("captures", 1) - 1))
     deadline, pause = time.monotonic() + patience, PAUSE
     while not store.check(["decision"]):

@@ -7,12 +7,15 @@ from weakref import WeakSet
 
 from torch import distributed, nn
 
+from shardviz.live.compat import DTensor, stages_of
 from shardviz.live.run.arming import arm, disarm
 from shardviz.live.run.ending import watch_steps
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.observing import nested, quietly
 from shardviz.live.run.sources import of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.taking import Stage, take
 from shardviz.live.run.values import Values
+from shardviz.live.run.writing import rank_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,12 +105,9 @@ class Observer:
 
     def scheduled(self, schedule: Any) -> None:
         """Capture the stages of a pipeline before its first step."""
-        from shardviz.live.compat import stages_of
-        from shardviz.live.run.taking import take
-
-        for number, (stage, group) in enumerate(stages_of(schedule)):
-            if stage not in self._captured and not _is_on_meta(stage):
-                self._capture(stage, lambda stage=stage, group=group, number=number: take(self, stage, number, group))
+        for number, (module, group) in enumerate(stages_of(schedule)):
+            if module not in self._captured and not _is_on_meta(module):
+                self._take(module, Stage(number, group))
 
     def stepping(self, parameters: Any) -> None:
         """Capture the sharded models that an optimizer is about to change, if none of their modules was called."""
@@ -134,16 +134,13 @@ class Observer:
             if not _is_on_meta(root):
                 self._take(root)
 
-    def _take(self, root: nn.Module) -> None:
-        from shardviz.live.run.taking import take
-
-        self._capture(root, lambda: take(self, root))
-
-    def _capture(self, root: nn.Module, capture: Any) -> None:
-        if self._num_taken == MAX_DUMPS:
-            self._leave("not-captured", f"{type(root).__name__}: the job has more than {MAX_DUMPS} sharded models")
-        elif self._num_taken < MAX_DUMPS:
-            quietly("the capture", capture)
+    def _take(self, root: nn.Module, stage: Stage | None = None) -> None:
+        if self._num_taken < MAX_DUMPS:
+            note = quietly("the capture", lambda: take(self, root, stage=stage))
+        else:
+            note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
+        if note is not None and self._num_taken <= MAX_DUMPS:
+            leave(self.options.session, note)
         self._num_taken += 1
         self._captured.update(root.modules())
         self._settle(root)
@@ -163,16 +160,12 @@ class Observer:
         return (module for module in list(self._sharded) if module not in self._captured)
 
     def _is_new(self, part: nn.Module) -> bool:
-        from shardviz.live.compat import DTensor
-
         if part in self._captured:
             return False
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         return part in self._sharded or any(isinstance(tensor, DTensor) for tensor in own)
 
     def _is_sharded(self, model: nn.Module) -> bool:
-        from shardviz.live.compat import DTensor
-
         return any(part in self._sharded for part in model.modules()) or any(
             isinstance(one, DTensor) for one in model.parameters()
         )

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Values that a model's may be compared with.
+    """Values that a model's may be compared with."""
 
-    Attributes:
-        path: Where they are, for messages.
-        is_snapshot: Whether the job may rightly have changed them since.
-    """
+    @property
+    def path(self) -> Path:
+        """Where they are, for messages."""
 
-    path: Path
-    is_snapshot: bool
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether the job may rightly have changed them since."""
 
     def entries(self, root: nn.Module, names: Iterable[str]) -> Mapping[str, Entry]:
         """Return where the values of a model's tensors are, by their names in it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.compat import DTensor, original_class
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.values import UNSEEN
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.live.run.observer import Observer
+    from shardviz.live.run.options import Options
+    from shardviz.live.run.sources import Source
+    from shardviz.live.run.values import Kept, Values
 
 WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
 DIFFERED = "ranks had different values before it was sharded"
@@ -38,81 +42,125 @@ DIFFERED = "ranks had different values before it was sharded"
 FEW = 0.1
 """The part of a tensor's elements that may be found in its old values by chance."""
 
+
+class Seen(Protocol):
+    """What was seen of a job so far.
+
+    Attributes:
+        options: What is asked for.
+        values: The values that modules had before they were sharded.
+        sources: What values may be compared with, the newest last.
+    """
+
+    options: Options
+    values: Values
+    sources: list[Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The place of a pipeline's stage.
+
+    Attributes:
+        number: Which of its rank's stages it is.
+        group: The process group of the ranks that have the others.
+    """
+
+    number: int
+    group: Any
+
+
 _TIMES: Counter[str] = Counter()
 
 
-def take(seen: Observer, root: nn.Module, stage: int | None = None, group: Any = None) -> None:
-    """Capture a model, if every rank comes to it. What keeps it from being captured is noted, not raised.
+def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage | None = None) -> Note:
+    """Capture a model, if every rank comes to it.
 
     Args:
         seen: What was seen of the job.
         root: The model, or this rank's stage of a pipeline.
-        stage: Which of this rank's stages it is, if it is one.
-        group: The process group of the ranks that have the other stages.
+        folder: Where to; by default where the options say, with a number for each model of the job.
+        stage: The place of the stage, if it is one.
+
+    Returns:
+        The dump, or what kept the model from being captured: that is not raised in somebody's job.
     """
-    what = f"stage {stage} of a pipeline" if stage is not None else type(unwrapped(root)).__name__
+    name = f"stage {stage.number} of a pipeline" if stage else name_of(root)
+    what = f"{folder or ''}/{name}"
     _TIMES[what] += 1
     meeting = meet(f"{what}/{_TIMES[what]}", seen.options.patience)
     rank = distributed.get_rank()
     if meeting.number < 0:
-        late = f"ranks {listed(meeting.missing, 4)}" if meeting.missing else "some ranks"
-        text = f"{what}: {late} did not come to it within {seen.options.patience:g} s"
-        leave(seen.options.session, Note("not-captured", rank, text))
-        return
-    folder = seen.options.dump(meeting.number)
+        late = f"{_ranks(meeting.missing)} did not call it" if meeting.missing else "the ranks did not call it together"
+        return Note("not-captured", rank, f"{name}: {late} within {seen.options.patience:g} s")
+    folder = folder or seen.options.dump(meeting.number)
     try:
         with torch.no_grad():
-            _capture(seen, root, folder, group)
+            source = _capture(seen, root, folder, stage)
     except ShardvizError as error:
-        text = f"{what}: {error.message}"
-        leave(seen.options.session, Note("not-captured", rank, f"{text}\n{error.hint}"))
-        return
-    leave(seen.options.session, Note("captured", rank, str(folder)))
+        return Note("not-captured", rank, f"{name}: {error.message}\n{error.hint}")
+    if source.entries and rank == 0:
+        leave(seen.options.session, Note("source", 0, f"values of {name} are compared with {source.path}"))
+    return Note("captured", rank, str(folder))
 
 
-def _capture(seen: Observer, root: nn.Module, folder: Path, group: Any) -> None:
-    try:
-        mesh = found_mesh(root)
-    except MeshError:
-        if of_all_ranks(_has_claims(root)).count(True):
-            raise
-        mesh = _whole_job(root, "pp" if group is not None else "dp")
-    axes = _axes_of(mesh, group) if group is not None else ()
-    part = PipelinePart(axes)
-    options = seen.options
+def name_of(root: nn.Module) -> str:
+    """Return the name of a model's class as its author wrote it: FSDP2 makes a class of its own of it."""
+    return original_class(unwrapped(root)).__name__
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, 4)}"
+
+
+def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> Reference:
+    """Write the dump, and return what values were compared with."""
+    mesh = _mesh_of(root, stage)
+    part = PipelinePart(_axes_of(mesh, stage) if stage else ())
+    options, sift = seen.options, None
     if options.reference:
-        source = open_reference(options.reference), options.names
-        sift = None
+        source = open_reference(options.reference)
     else:
-        source, snapshots = _remembered(seen, root, [local.name for local in local_tensors(unwrapped(root))])
+        names = [part.prefix + local.name for local in local_tensors(unwrapped(root), plain_mesh(mesh))]
+        source, snapshots = _remembered(seen, root, names)
         sift = Sifting(seen.values.kept(unwrapped(root)), snapshots)
-    _say_source(seen, root, source[0])
     capture_by_reference(
-        root, folder, mesh, source, part, force=options.force, sift=sift, command=options.command
+        root,
+        folder,
+        mesh,
+        (source, options.names),
+        part,
+        force=options.force,
+        sift=sift,
+        command=options.command,
     )
+    return source
 
 
-def _say_source(seen: Observer, root: nn.Module, reference: Reference) -> None:
-    if reference.entries and distributed.get_rank() == 0:
-        text = f"{type(unwrapped(root)).__name__}: values are compared with {reference.path}"
-        leave(seen.options.session, Note("source", 0, text))
+def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:
+    """Return the mesh of the model's DTensors; all ranks along one axis where no rank has any, as under DDP."""
+    try:
+        return found_mesh(root)
+    except MeshError:
+        if any(of_all_ranks(_has_claims(root))):
+            raise
+        return _whole_job(root, "pp" if stage else "dp")
 
 
 def _has_claims(root: nn.Module) -> bool:
-    from shardviz.live.compat import DTensor
-
     return any(isinstance(one, DTensor) for one in (*root.parameters(), *root.buffers()))
 
 
 def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
     """Return all ranks along one axis: the mesh of a job that has none, DistributedDataParallel's for one."""
+    assert distributed.group.WORLD is not None
     device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")
     return DeviceMesh.from_group(distributed.group.WORLD, device, mesh_dim_names=(axis,))
 
 
-def _axes_of(mesh: DeviceMesh, group: Any) -> tuple[str, ...]:
+def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:
     """Return the axis of a mesh along which a pipeline's stages lie."""
-    ranks = distributed.get_process_group_ranks(group)
+    ranks = distributed.get_process_group_ranks(stage.group)
     for axis, name in enumerate(plain_mesh(mesh).axes):
         if distributed.get_process_group_ranks(mesh.get_group(axis)) == ranks:
             return (name,)
@@ -123,16 +171,12 @@ def _axes_of(mesh: DeviceMesh, group: Any) -> tuple[str, ...]:
     )
 
 
-def _remembered(
-    seen: Observer, root: nn.Module, names: list[str]
-) -> tuple[tuple[Reference, dict[str, str]], frozenset[str]]:
+def _remembered(seen: Seen, root: nn.Module, names: list[str]) -> tuple[Reference, frozenset[str]]:
     """Return what is known of a model's values, the newest that any rank has, and which of it is a snapshot."""
     model = unwrapped(root)
     mine: dict[str, Any] = {}
     for source in seen.sources:
-        mine |= {
-            name: (entry, source.is_snapshot, source.path) for name, entry in source.entries(model, names).items()
-        }
+        mine |= {name: (entry, source.is_snapshot, source.path) for name, entry in source.entries(model, names).items()}
     kept = seen.values.kept(model)
     why = {name: kept[name].why or UNSEEN if name in kept else UNSEEN for name in names if name not in mine}
     found: dict[str, Any] = {}
@@ -144,7 +188,7 @@ def _remembered(
     path = paths[0] if len(paths) == 1 else Path(" and ".join(one.name for one in paths) or "nothing")
     entries = {name: entry for name, (entry, _, _) in found.items()}
     reference = Reference(path, entries, {name: text for name, text in reasons.items() if name not in entries})
-    return (reference, {}), frozenset(name for name, (_, is_snapshot, _) in found.items() if is_snapshot)
+    return reference, frozenset(name for name, (_, is_snapshot, _) in found.items() if is_snapshot)
 
 
 class Sifting:
@@ -154,7 +198,7 @@ class Sifting:
     values and others do not, that is a finding, unless they had different ones from the start.
     """
 
-    def __init__(self, kept: Mapping[str, Any], snapshots: frozenset[str]) -> None:
+    def __init__(self, kept: Mapping[str, Kept], snapshots: frozenset[str]) -> None:
         self._samples = {name: one.sample for name, one in kept.items()}
         self._snapshots = snapshots
 
@@ -176,5 +220,3 @@ class Sifting:
 def _is_found(ids: NDArray[np.int64] | None) -> bool:
     """Whether a shard has any of its tensor's old values."""
     return ids is None or not ids.size or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
-
-
