@@ -105,7 +105,10 @@ def _dcp(seen: Observer, call: Call, result: Any) -> None:
 
 def _pretrained(seen: Observer, call: Call, result: Any) -> None:
     model = result[0] if isinstance(result, tuple) else result
-    seen.loaded_pretrained(model, str(_argument(call, 1, "pretrained_model_name_or_path")))
+    (kind, *args), kwargs = call
+    alone = {name: value for name, value in kwargs.items() if name not in PARALLEL and name != "output_loading_info"}
+    place = str(_argument(call, 1, "pretrained_model_name_or_path"))
+    seen.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
 
 
 def _schedules(seen: Observer, call: Call) -> None:
@@ -141,6 +144,9 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
         Hook("PreTrainedModel.from_pretrained", None, _pretrained, lambda call: "WORLD_SIZE" in os.environ),
     ),
 }
+
+PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
+"""Arguments of `from_pretrained` that shard a model."""
 
 INNERMOST = frozenset({"init_process_group", "PipelineScheduleSingle.step", "PipelineScheduleMulti.step"})
 """Functions inside which further calls still count: others shard, load and so on by means of each other."""

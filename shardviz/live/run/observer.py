@@ -12,13 +12,13 @@ from shardviz.live.run.arming import arm, disarm
 from shardviz.live.run.ending import watch_steps
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.observing import nested, quietly
-from shardviz.live.run.sources import of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
 from shardviz.live.run.taking import Stage, take
 from shardviz.live.run.values import Values
 from shardviz.live.run.writing import rank_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from shardviz.live.run.options import Options
     from shardviz.live.run.sources import Source
@@ -95,10 +95,12 @@ class Observer:
         if isinstance(state_dict, dict):
             self._add_source(of_dcp(state_dict, folder))
 
-    def loaded_pretrained(self, model: object, place: str) -> None:
+    def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
         """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
         if isinstance(model, nn.Module):
-            self._add_source(of_pretrained(model, place))
+            if (folder := of_pretrained(model, place)) is not None and not self.options.reference:
+                self._add_source(loaded_whole(model, folder, load, self.options))
+                self._add_source(folder)
             if distributed.is_initialized():
                 self._settled.clear()
                 arm(self.visit)

@@ -18,7 +18,7 @@ from shardviz.live.run.writing import is_plain, is_writer, rank_here, write
 from shardviz.reference.files import Reference, open_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
@@ -104,6 +104,26 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
         return None
     reference = _opened(place)
     return Loaded(folder, reference, weakref.ref(model)) if reference else None
+
+
+def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
+    """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
+
+    Rank 0 does so alone, and only where the checkpoint lacks some of the model's tensors by their names.
+    """
+    names = [name for name, _ in _named(model) if known.reference.find(name) is None]
+    if not names or rank_here() != 0 or not any(isinstance(one, DTensor) for one in model.parameters()):
+        return None
+    with torch.random.fork_rng():
+        tensors = dict(_named(load()))
+    path = Path(options.session) / f"whole-{id(model)}.safetensors"
+    entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
+    return Loaded(Path(f"{known.path.name} loaded whole"), Reference(path, entries), weakref.ref(model))
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _opened(place: str) -> Reference | None:

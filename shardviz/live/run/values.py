@@ -147,7 +147,8 @@ def _sample(tensor: torch.Tensor) -> int:
 def _living() -> list[nn.Module]:
     """Return every module of this process."""
     # By type(): isinstance would run the code of lazy proxies that say that they are something else.
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
 
 
 def _outermost(module: nn.Module) -> nn.Module:

@@ -27,7 +27,7 @@ def rank_here() -> int:
 
 
 def is_writer(size: int) -> bool:
-    """Whether this rank writes a model: rank 0, every one in a pipeline, where they have different layers, or a small one."""
+    """Whether this rank writes a model: rank 0; each one in a pipeline, whose layers differ, and of a small model."""
     return rank_here() == 0 or size <= SMALL or "torch.distributed.pipelining" in sys.modules
 
 

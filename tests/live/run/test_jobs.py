@@ -1,4 +1,4 @@
-"""Jobs under torchrun, unedited: right ones raise nothing, and what is wrong with a model at its first call is named."""
+"""Jobs under torchrun, unedited: right ones raise nothing, and what is wrong at a model's first call is named."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_a_model_on_meta_is_compared_with_the_state_dict_that_it_loads(tmp_path)
     ran = run(tmp_path, ON_META + "set_model_state_dict(model, whole, options=options)\ntrain(model)\n")
     assert ran.code == 0, ran.err
     assert "values_loaded.safetensors" in ran.err
-    assert not {one.tensor for one in ran.report().not_checked} - {"0.bias"}
+    assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
 
 
 def test_shards_exchanged_after_a_load_are_named(tmp_path):
@@ -162,7 +162,6 @@ mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 model = build()
 parallelize_module(model, mesh, {"0": ColwiseParallel(output_layouts=None)})
 if rank == 0:
-    model[1](torch.randn(2, 16)), model[0].weight
     class Alone(nn.Module):
         def __init__(self, inner):
             super().__init__()
@@ -173,7 +172,7 @@ if rank == 0:
 """
     ran = run(tmp_path, alone, "--patience", "2")
     assert ran.code == 2, ran.err
-    assert "not captured: Sequential: rank 1 did not call it within 2 s" in ran.err
+    assert "not captured: Alone: rank 1 did not call it within 2 s" in ran.err
 
 
 def test_a_job_ends_after_the_steps_that_were_asked_for(tmp_path):
