@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,9 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _named_for(job: Sequence[str]) -> Path:
     """Return the dump's folder: named for the job's script, or its module, or its program."""
     scripts = [word for word in job if word.endswith(".py")]
-    modules = [
-        after for word, after in zip(job, job[1:], strict=False) if word == "-m" and not after.startswith("torch.")
-    ]
+    modules = [after for word, after in pairwise(job) if word == "-m" and not after.startswith("torch.")]
     name = Path(scripts[0]).stem if scripts else modules[-1].rpartition(".")[2] if modules else Path(job[0]).name
     return Path(name + SUFFIX)
 

@@ -77,7 +77,7 @@ class Loaded:
 
 
 def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
-    """Keep the whole tensors of a state dict that a sharded model has loaded; DTensors are pieces of the model's own."""
+    """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
     if not tensors or not is_writer(sum(value.nbytes for value in tensors.values())):
         return None

@@ -51,7 +51,7 @@ class Kept:
 
 
 class Values:
-    """What modules held before they were sharded, by the module that owns each tensor: names may change, owners stay."""
+    """What modules held before they were sharded, by the module that owns each tensor: names change, owners stay."""
 
     path = Path(NAME)
     is_snapshot = True

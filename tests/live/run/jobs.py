@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardviz.check.run import check_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BEGIN = """
 import os, sys
