@@ -1,4 +1,4 @@
-"""Run a real job, unedited, and say where every weight of its models is.
+"""Run a real job, unedited, and say where its weights are.
 
 The command after -- starts the ranks as ever: torchrun, accelerate launch,
 lightning, python, srun. Each sharded model is captured once, at its first

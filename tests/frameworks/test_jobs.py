@@ -57,7 +57,7 @@ def test_lightnings_model_parallel_strategy_is_in_order(tmp_path):
 
 
 CALLBACKS = {
-    "trainer.py": ("train_dataset=tokens)", "train_dataset=tokens, callbacks=[shardviz.TrainerCallback('one.shardviz')])"),
+    "trainer.py": ("=tokens)", "=tokens, callbacks=[shardviz.TrainerCallback('one.shardviz')])"),
     "lightning_2d.py": ("max_steps=2,", "max_steps=2, callbacks=[shardviz.LightningCallback('one.shardviz')],"),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.options import Options
+from shardviz.live.run.options import VARIABLE, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,4 +75,5 @@ def report(text: str) -> None:
     rank = int(os.environ.get("RANK", "0"))
     if rank == 0:
         print(f"shardviz: {text}", file=sys.stderr, flush=True)
-    leave(Options.of_environment().session, Note("problem", rank, text))
+    if os.environ.get(VARIABLE):
+        leave(Options.of_environment().session, Note("problem", rank, text))
