@@ -186,7 +186,7 @@ def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
     ended = any(note.kind == "steps" for note in notes)
     if code and not (ended and _all_ended(notes)):
-        talk(f"shardviz: error: the job failed: {args.job[0]} {_ended_with(code)}")
+        talk(f"shardviz: error: the job failed: {Path(args.job[0]).name} {_ended_with(code)}")
         return EXIT_RANK_FAILED
     if not dumps:
         talk(f"shardviz: error: {_why_nothing(notes, missed)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardviz.check.run import check_dump
+from tests.live.run.jobs import without_aborts
 
 DEMOS = Path(__file__).parents[2] / "demos" / "frameworks"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -20,10 +21,17 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 def run(folder, name, *words, command=TORCHRUN):
     shutil.copy(DEMOS / name, folder)
     job = (sys.executable, *command, name, *words)
-    return subprocess.run(
-        [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", "--", *job],
-        cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    return started(folder, [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", "--", *job])
+
+
+def started(folder, command):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return without_aborts(
+        lambda: subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
+        ),
+        folder,
+    )
 
 
 def test_a_mixtral_under_transformers_own_plan_is_in_order(tmp_path):
@@ -71,7 +79,7 @@ def test_one_line_with_a_callback_writes_the_same(tmp_path, name, library):
     (tmp_path / name).write_text("import shardviz\n" + script.replace(before, after))
     how = TORCHRUN if name == "trainer.py" else ()
     job = [sys.executable, *how, name]
-    done = subprocess.run(job, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    done = started(tmp_path, job)
     assert done.returncode == 0, done.stderr
     report = check_dump(tmp_path / "one.shardviz")
     assert not report.findings

@@ -2,6 +2,7 @@
 
 import torch
 
+from tests.lanes import nightly
 from tests.live.run.jobs import run, run_plain
 
 FIFTY = """
@@ -76,6 +77,7 @@ train(model)
 """
 
 
+@nightly
 def test_wrapped_functions_return_and_raise_what_torchs_do(tmp_path):
     plain, ran = run_plain(tmp_path, TRANSPARENT), run(tmp_path, TRANSPARENT)
     assert (plain.code, ran.code) == (0, 0), plain.err + ran.err

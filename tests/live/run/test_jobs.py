@@ -60,6 +60,7 @@ def test_shards_exchanged_after_sharding_are_named(tmp_path):
     assert findings(ran) == [("misordered", "0.weight")]
 
 
+@nightly
 def test_weights_written_again_after_sharding_are_not_checked(tmp_path):
     again = "torch.manual_seed(rank)\nfor one in model[0].parameters(): nn.init.normal_(one.to_local())\n"
     ran = run(tmp_path, SHARDED + again + "train(model)\n", "-o", "job.shardviz")
@@ -77,6 +78,7 @@ def test_a_model_on_meta_is_compared_with_the_state_dict_that_it_loads(tmp_path)
     assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
 
 
+@nightly
 def test_shards_exchanged_after_a_load_are_named(tmp_path):
     saved(tmp_path)
     loaded = "set_model_state_dict(model, whole, options=options)\nexchange(model[2].weight)\ntrain(model)\n"
@@ -101,6 +103,7 @@ train(model)
     assert ran.report().findings[0].ranks == (1,)
 
 
+@nightly
 def test_a_model_on_meta_that_loads_nothing_known_says_that_placement_is_not_checked(tmp_path):
     saved(tmp_path)
     by_hand = "torch.manual_seed(rank)\nfor one in model.parameters(): nn.init.normal_(one.to_local())\ntrain(model)\n"
@@ -109,6 +112,7 @@ def test_a_model_on_meta_that_loads_nothing_known_says_that_placement_is_not_che
     assert "it was on the meta device when it was sharded" in ran.out + ran.err
 
 
+@nightly
 def test_names_of_a_reference_are_mapped_by_a_file(tmp_path):
     saved(tmp_path)
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
@@ -156,6 +160,7 @@ def test_a_job_that_raises_on_one_rank_fails_and_what_was_captured_is_reported(t
     assert "exited with 1" in ran.err
 
 
+@nightly
 def test_a_rank_that_does_not_call_the_model_is_named_and_nobody_hangs(tmp_path):
     alone = """
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -201,6 +206,7 @@ if __name__ == "__main__":
 """
 
 
+@nightly
 def test_a_script_that_spawns_its_own_ranks_is_captured(tmp_path):
     import sys
 
