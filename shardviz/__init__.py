@@ -14,20 +14,25 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.api import capture, capture_sharding, run_probe
     from shardviz.live.capture.stamp import stamp
+    from shardviz.live.run.watching import watch
     from shardviz.picture.display import show
 
 _HOMES = {
+    "LightningCallback": "shardviz.live.run.callbacks",
     "Layout": "shardviz.layout.layout",
     "Mesh": "shardviz.layout.mesh",
+    "TrainerCallback": "shardviz.live.run.callbacks",
     "capture": "shardviz.live.api",
     "capture_sharding": "shardviz.live.api",
     "check_dump": "shardviz.check.run",
     "run_probe": "shardviz.live.api",
     "show": "shardviz.picture.display",
     "stamp": "shardviz.live.capture.stamp",
+    "watch": "shardviz.live.run.watching",
 }
 
-__all__ = ["Layout", "Mesh", "capture", "capture_sharding", "check_dump", "run_probe", "show", "stamp"]
+__all__ = ["Layout", "Mesh", "capture", "capture_sharding", "check_dump", "run_probe", "show", "stamp", "watch"]
+# Not the callbacks: `from shardviz import *` would need their libraries.
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 VERBS = (
     "probe",
     "probes",
+    "run",
     "check",
     "show",
     "view",

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.live.capture.by_reference import Sift
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
+    from shardviz.reference.files import Reference
 
 CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
 
@@ -111,8 +113,10 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        part, source = PipelinePart(tuple(stage_axes)), (Path(reference), reference_names or {})
-        return _capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
+        from shardviz.reference.files import open_reference
+
+        part, source = PipelinePart(tuple(stage_axes)), (open_reference(reference), reference_names or {})
+        return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     if stamps is not None and not stage_axes:
         stamps = under_names(stamps, names)
@@ -149,18 +153,33 @@ def _add_step(
         add_step(seen, part.own(local_tensors(unwrapped(model), plain)), step, plain)
 
 
-def _capture_by_reference(
+def capture_by_reference(
     model: nn.Module,
     path: Path,
     mesh: DeviceMesh,
-    source: tuple[Path, Mapping[str, str]],
+    source: tuple[Reference, Mapping[str, str]],
     part: PipelinePart,
-    step: Mapping[str, Any] | None,
-    intended: Mapping[str, str] | None,
+    step: Mapping[str, Any] | None = None,
+    intended: Mapping[str, str] | None = None,
     *,
     force: bool,
+    sift: Sift | None = None,
+    command: tuple[str, ...] = (),
 ) -> Path:
-    """Write a dump whose ids are the places of the model's values in a reference."""
+    """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
+
+    Args:
+        model: As for `capture`, as are the others.
+        path: The dump's folder.
+        mesh: The mesh of the whole job.
+        source: What values are compared with, and its names by pattern over the model's.
+        part: This rank's part of the model.
+        step: What the job's own step gave.
+        intended: The layouts that are wanted.
+        force: Replace the folder if it is a dump.
+        sift: Says of which tensors the reference has no say after all.
+        command: The command that the dump is of; the process's own by default.
+    """
     from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.merged import with_merged
@@ -168,25 +187,24 @@ def _capture_by_reference(
     from shardviz.live.capture.stamp import tied_names
     from shardviz.live.claims import registry
     from shardviz.live.compat import computed_buffers
-    from shardviz.reference.files import open_reference
     from shardviz.stamping.target import is_stamped
 
     reference, names = source
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    opened = registry.checkpoint(unwrapped(model), open_reference(reference))
-    known = known_in(opened, wanted, names, strangers=is_stamped(reference))
+    opened = registry.checkpoint(unwrapped(model), reference)
+    known = known_in(opened, wanted, names, strangers=is_stamped(reference.path))
     known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
-    if is_stamped(reference):
+    if is_stamped(reference.path):
         known = with_merged(replace(known, is_stamped=True), opened, wanted, whole)
         known = known if known.entries else known_in(opened, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
-    with _dump(path, mesh, part, intended, force=force, reference=reference.name) as seen:
+    with _dump(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
-        add_by_reference(seen, whole, known)
+        add_by_reference(seen, whole, known, sift)
         _note_idle_axes(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return path
@@ -305,6 +323,7 @@ def _dump(
     *,
     force: bool,
     reference: str = "",
+    command: tuple[str, ...] = (),
 ) -> Iterator[Capture]:
     """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
     from torch import distributed
@@ -325,7 +344,7 @@ def _dump(
     seen.add_mesh(mesh)
     yield seen
     if rank == 0:
-        command = tuple(sys.argv)
+        command = command or tuple(sys.argv)
         stamped, run_id = Stamped(part.stamps), seen.run_id
         record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
         write_run(folder, record)

@@ -45,6 +45,7 @@ __all__ = [
     "asks_for_shapes",
     "clean_name",
     "computed_buffers",
+    "default_store",
     "distribute_tensor",
     "dividing_float64_once",
     "flat_params",
@@ -56,10 +57,12 @@ __all__ = [
     "in_backward",
     "load_hooks",
     "make_ranks_of_threads",
+    "original_class",
     "placement_of",
     "quiet_redistribution",
     "ranks_of_operator",
     "root_mesh",
+    "stages_of",
     "torch_placement",
     "unit_of",
     "use_public_names",
@@ -128,6 +131,30 @@ def torch_placement(placement: placements.Placement) -> Any:
     if isinstance(placement, placements.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, placements.Partial) else Replicate()
+
+
+def default_store() -> Any:
+    """Return the store that the job's ranks met at. `_get_default_store` in torch 2.4.1 to 2.13.0."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
+    """Return this rank's stages of a pipeline's schedule, each with the process group of its pipeline.
+
+    `_stage` of a schedule with one stage a rank, `_stages` of one with several, in torch 2.4.1 to 2.13.0.
+    """
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+    return [(stage.submod, stage.group) for stage in stages]
+
+
+def original_class(module: nn.Module) -> type:
+    """Return the class of a module as its author wrote it; `fully_shard` derives one from it and from `FSDPModule`.
+
+    In torch 2.4.1 to 2.13.0 the derived class is `(FSDPModule, cls)`.
+    """
+    kind = type(module)
+    bases = kind.__bases__
+    return bases[1] if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:

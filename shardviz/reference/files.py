@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,10 +50,12 @@ class Reference:
     Attributes:
         path: The file or folder.
         entries: Its tensors by name.
+        why: Why it lacks some of a model's tensors, by name, where that is known.
     """
 
     path: Path
     entries: Mapping[str, Entry]
+    why: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> Entry | None:
         """Return the tensor of this name; a wrapper's prefix that only one side has does not count."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from shardviz.reference.singly import singly
 from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
+
+Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
+"""Given this rank's tensors by name, each with its ids or None where all is as claimed, says which are not to be
+checked, and why. Every rank calls it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,8 @@ def known_in(
         same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
         if entry is None:
             called = f"{known_as[name]}, as reference_names has it" if known_as[name] != name else "this name"
-            unknown.append((name, f"where its elements are: {path} has no tensor of {called}"))
+            why = reference.why.get(name, f"{path} has no tensor of {called}")
+            unknown.append((name, f"where its elements are: {why}"))
         elif entry.shape != one.shape:
             what = f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
             unknown.append((name, f"where its elements are: {what}"))
@@ -160,42 +165,52 @@ def as_copies(locals_: Sequence[Local], mesh: Mesh, stage_axes: Sequence[str]) -
     return [local if local.claim or local.flat else replace(local, claim=claim) for local in locals_]
 
 
-def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known) -> None:
-    """Write down where the elements of this rank's tensors belong.
+def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift: Sift | None = None) -> None:
+    """Write down where the elements of this rank's tensors belong. Every rank calls this.
 
     Args:
         seen: What this rank has to say.
         locals_: What it holds.
         known: What the reference knows of them.
+        sift: Says of which tensors it knows nothing after all.
     """
     seen.not_checked += known.not_checked
+    places: dict[str, tuple[NDArray[np.int64] | None, Region | None]] = {}
     for local in locals_:
-        entry = known.entries.get(local.name)
-        if entry is None or local.values.is_meta:
-            continue
-        try:
-            _add(seen, local, entry, known)
-        except DumpError as error:  # raised, it would leave the other ranks waiting for this one
-            seen.not_checked.append((local.name, f"where its elements are: {error.message}"))
-
-
-def _add(seen: Capture, local: Local, entry: Entry, known: Known) -> None:
-    """Write down where the elements of one tensor belong."""
-    bits = bits_of_tensor(local.values)
-    shape = (math.prod(local.shape),) if local.flat else local.shape
-    claimed = _claimed(local, shape)
-    if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
-        seen.add_ids(local, _ids(local, bits, entry, known, claimed))
-    elif bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
-        seen.not_checked.append((local.name, ALIKE))
-    else:
-        seen.add_region(local, claimed)
+        if local.name in known.entries and not local.values.is_meta:
+            try:
+                places[local.name] = _place(local, known)
+            except DumpError as error:  # raised, it would leave the other ranks waiting for this one
+                seen.not_checked.append((local.name, f"where its elements are: {error.message}"))
+    not_known = sift({name: ids for name, (ids, _) in places.items()}) if sift else {}
+    for local in locals_:
+        ids, claimed = places.get(local.name, (None, None))
+        if local.name in not_known:
+            seen.not_checked.append((local.name, not_known[local.name]))
+        elif ids is not None:
+            seen.add_ids(local, ids)
+        elif claimed is not None:
+            seen.add_region(local, claimed)
+        elif local.name in places:
+            seen.not_checked.append((local.name, ALIKE))
 
 
 def is_as_claimed(local: Local, entry: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
     claimed = _claimed(local, local.shape)
     return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
+
+
+def _place(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
+    """Return a shard's ids, or the region that it claims where it is that; neither where all values are alike."""
+    entry, bits = known.entries[local.name], bits_of_tensor(local.values)
+    shape = (math.prod(local.shape),) if local.flat else local.shape
+    claimed = _claimed(local, shape)
+    if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
+        return _ids(local, bits, entry, known, claimed), None
+    if bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
+        return None, None
+    return None, claimed
 
 
 def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:

@@ -1,0 +1,234 @@
+"""Run a real job, unedited, and say where its weights are.
+
+The command after -- starts the ranks as ever: torchrun, accelerate launch,
+lightning, python, srun. Each sharded model is captured once, at its first
+forward; no weight is touched, and the job goes on. Values are compared with
+the checkpoint that the job loads, or with what the model held before it was
+sharded. What the job prints goes to stderr.
+
+Exits with 1 where there are findings, 2 where nothing was captured or could
+be checked, and 3 if the job failed.
+
+examples:
+  shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
+  shardviz run -o mine.shardviz --steps 2 -- torchrun --nproc-per-node 8 train.py
+  shardviz run --reference checkpoints/llama -- accelerate launch train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.commands.common.streams import talk
+from shardviz.dump.write import SUFFIX, check_folder
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, ShardvizError
+from shardviz.live.run.notes import read
+from shardviz.live.run.options import PATIENCE, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.live.run.notes import Note
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("job", nargs="+", metavar="CMD", help="after --, the command that starts the job")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: SCRIPT.shardviz")
+    parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
+    parser.add_argument(
+        "--reference", type=Path, metavar="CKPT", help="a safetensors file or a folder of them to compare values with"
+    )
+    parser.add_argument(
+        "--map", type=Path, metavar="FILE", help="the reference's names: lines `model's pattern = reference's pattern`"
+    )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=0,
+        metavar="N",
+        help="end the job after N optimizer steps; default: let it go on",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="SECONDS",
+        help=f"how long ranks wait for each other before a capture; default: {PATIENCE:g}",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps: expected 1 or more")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job and report what was captured.
+
+    Returns:
+        0 where nothing is wrong, 1 where there are findings, 2 where nothing was captured or could be checked, 3 if
+        the job failed.
+    """
+    output = Path(os.path.abspath(args.output or _named_for(args.job)))
+    check_folder(output, force=args.force)
+    names = read_map(args.map) if args.map else {}
+    reference = str(_reference(args.reference)) if args.reference else ""
+    with _session(output) as session:
+        options = Options(
+            str(output), str(session), reference, names, args.steps, args.force, args.patience, tuple(args.job)
+        )
+        code = _start(args.job, options)
+        notes = read(session)
+    return _outcome(args, notes, code)
+
+
+def _named_for(job: Sequence[str]) -> Path:
+    """Return the dump's folder: named for the job's script, or its module, or its program."""
+    scripts = [word for word in job if word.endswith(".py")]
+    modules = [after for word, after in pairwise(job) if word == "-m" and not after.startswith("torch.")]
+    name = Path(scripts[0]).stem if scripts else modules[-1].rpartition(".")[2] if modules else Path(job[0]).name
+    return Path(name + SUFFIX)
+
+
+def _reference(path: Path) -> Path:
+    """Return the whole path of a reference that can be read: better to hear that it cannot before a job than after."""
+    from shardviz.reference.files import open_reference
+
+    open_reference(path)
+    return Path(os.path.abspath(path))
+
+
+def read_map(path: Path) -> dict[str, str]:
+    """Read the names of a reference by pattern: a line for each, `pattern = pattern`; # begins a comment.
+
+    Raises:
+        ShardvizError: The file cannot be read, or a line is not one of those.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShardvizError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}", "--map FILE") from error
+    names: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        pattern, equals, target = (part.strip() for part in text.partition("="))
+        if text and not (pattern and equals and target):
+            hint = "write the model's name first: layers.*.wq.weight = model.layers.*.q_proj.weight"
+            raise ShardvizError(f"{path}, line {number}: {text!r} is not `pattern = pattern`", hint)
+        if text:
+            names[pattern] = target
+    return names
+
+
+@contextmanager
+def _session(output: Path) -> Iterator[Path]:
+    """Give a folder beside the dump, which every process of the job reaches, and remove it."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    session = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".run", dir=output.parent))
+    try:
+        yield session
+    finally:
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def _start(job: Sequence[str], options: Options) -> int:
+    """Run the job to its end and return its exit code; what ends this command ends the job first."""
+    sys.stderr.flush()
+    try:
+        process = subprocess.Popen(job, env=os.environ | options.environment(), stdout=sys.stderr)
+    except OSError as error:
+        raise ShardvizError(
+            f"cannot start {job[0]}: {error.strerror}", "after --, give the command as you would type it"
+        ) from error
+    with _passing_on(process):
+        return process.wait()
+
+
+@contextmanager
+def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Let the job see the signals that this command gets, and wait for it: it has ranks to end."""
+
+    def pass_on(number: int, frame: object) -> None:
+        if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
+            process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
+
+    before = {one: signal.signal(one, pass_on) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
+    """Report each dump and whatever kept others from being written; return the exit code."""
+    dumps = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
+    for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
+        talk(f"shardviz: {text}")
+    codes = [_report(args, dump) for dump in sorted(dumps, key=lambda path: (len(path.name), path.name))]
+    missed = list(dict.fromkeys(note.text for note in notes if note.kind == "not-captured"))
+    for text in missed:
+        message, _, hint = text.partition("\n")
+        talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
+    ended = any(note.kind == "steps" for note in notes)
+    if code and not (ended and _all_ended(notes)):
+        talk(f"shardviz: error: the job failed: {Path(args.job[0]).name} {_ended_with(code)}")
+        return EXIT_RANK_FAILED
+    if not dumps:
+        talk(f"shardviz: error: {_why_nothing(notes, missed)}")
+        return EXIT_USAGE
+    if EXIT_FINDINGS in codes:
+        return EXIT_FINDINGS
+    return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
+
+
+def _report(args: argparse.Namespace, dump: Path) -> int:
+    from shardviz.commands import check
+
+    shown = Path(os.path.relpath(dump))
+    code = check.report(shown, args.format, args.color, strict=args.strict)
+    talk(f"wrote {shown}; look at it with: shardviz view {shown}")
+    return code
+
+
+def _all_ended(notes: Sequence[Note]) -> bool:
+    """Whether every rank that joined came to the last step: whatever happened at its exit is torch's."""
+    joined = {note.rank for note in notes if note.kind == "joined"}
+    return joined <= {note.rank for note in notes if note.kind == "steps"}
+
+
+def _ended_with(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"exited with {code}"
+
+
+def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
+    ranks = {note.rank for note in notes if note.kind == "joined"}
+    if missed:
+        return "nothing was captured"
+    if any(note.kind == "sharded" for note in notes):
+        return "nothing was captured: models were sharded, and none was called or stepped afterwards"
+    if ranks:
+        return (
+            f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
+            "parallelize_module, distribute_module, distribute_tensor, or a constructor of FSDP or DDP"
+        )
+    return (
+        "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
+        "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
+    )

@@ -1,0 +1,44 @@
+"""Sees modules' calls: `Module.__call__` is exchanged while a sharded model waits for its first one, and put back."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_VISITS: dict[Any, None] = {}
+_ORIGINAL: list[Any] = []
+_OURS: list[Any] = []
+
+
+def arm(visit: Callable[[nn.Module], None]) -> None:
+    """Call a function with every module that is called from now on, before it runs."""
+    _VISITS[visit] = None
+    if not _ORIGINAL:
+        _ORIGINAL.append(nn.Module.__call__)
+        _OURS.append(_visiting(nn.Module.__call__))
+        nn.Module.__call__ = _OURS[0]  # type: ignore[method-assign]
+
+
+def disarm(visit: Callable[[nn.Module], None]) -> None:
+    """Call it no more. What others exchanged meanwhile stays: they will put back ours, which then only passes on."""
+    _VISITS.pop(visit, None)
+    if not _VISITS and _OURS and nn.Module.__call__ is _OURS[0]:
+        nn.Module.__call__ = _ORIGINAL.pop()  # type: ignore[method-assign]
+        _OURS.clear()
+
+
+def _visiting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if _VISITS and not torch.compiler.is_compiling():
+            for visit in list(_VISITS):
+                visit(self)
+        return original(self, *args, **kwargs)
+
+    return __call__

@@ -1,0 +1,38 @@
+"""Python imports this at the start of every process of a job that `shardviz run` started.
+
+It imports nothing of torch and must never stop a process; a `sitecustomize` of the user's own runs as ever.
+"""
+
+import os
+import sys
+
+
+def _watch_imports() -> None:
+    try:
+        from shardviz.live.run.importing import install
+
+        install()
+    except Exception as error:
+        if os.environ.get("RANK", "0") == "0":
+            what = f"{type(error).__name__}: {error}"
+            print(f"shardviz: this process is not watched, {sys.executable} has no hooks: {what}", file=sys.stderr)
+
+
+def _run_the_next() -> None:
+    """Import the `sitecustomize` that this one hides."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    own = os.path.dirname(os.path.abspath(__file__))
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != own]
+    spec = PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    if os.environ.get("SHARDVIZ_RUN"):
+        _watch_imports()
+    _run_the_next()

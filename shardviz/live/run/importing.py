@@ -1,0 +1,73 @@
+"""Wraps functions of torch and of libraries as soon as their modules are imported. Imports nothing of them itself.
+
+A name that a script takes by `from torch... import fully_shard` is bound at its import, so what it binds has to be the
+wrapped function: the module's loader wraps it when it has run the module.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+HOOKED = frozenset(
+    {
+        "torch.distributed.fsdp._fully_shard._fully_shard",
+        "torch.distributed._composable.fsdp.fully_shard",
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "torch.distributed.tensor.parallel.api",
+        "torch.distributed.tensor._api",
+        "torch.nn.parallel.distributed",
+        "torch.nn.modules.module",
+        "torch.distributed.pipelining.schedules",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.checkpoint.state_dict_loader",
+        "torch.distributed.distributed_c10d",
+        "transformers.modeling_utils",
+    }
+)
+"""The modules that define what shards, loads, calls and steps. `hooks` says what of each is wrapped."""
+
+
+class _Finder(MetaPathFinder):
+    """Finds nothing by itself: it lets the others find a module, and has it wrapped once it has run."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec that the other finders have for a hooked module."""
+        if name not in HOOKED:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            _wrap_after(spec.loader)
+        return spec
+
+
+def _wrap_after(loader: Any) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        wrap(module)
+
+    loader.exec_module = exec_module  # of this one module only: its source is still found by its loader
+
+
+def wrap(module: ModuleType) -> None:
+    """Wrap what is hooked of a module that was just imported; what goes wrong is reported and stops nothing."""
+    from shardviz.live.run import hooks
+    from shardviz.live.run.observing import quietly
+
+    quietly(module.__name__, hooks.wrap, module)
+
+
+def install() -> None:
+    """Watch imports from now on; modules that are there already are wrapped at once."""
+    sys.meta_path.insert(0, _Finder())
+    for name in sorted(HOOKED & set(sys.modules)):
+        wrap(sys.modules[name])

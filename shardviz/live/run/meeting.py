@@ -1,0 +1,57 @@
+"""Ranks agree to capture a model together, or not at all: a capture is full of collectives, and a job must not hang.
+
+They meet at the job's store, not in a collective: a rank that has no such model, or waits in one of the job's own
+collectives for a rank that waits here, never comes, and the others go on without a dump.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+
+from shardviz.live.compat import default_store
+
+PAUSE = 0.002
+"""Seconds between two looks at the store, at first."""
+
+MAX_PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What ranks agreed on.
+
+    Attributes:
+        number: How many captures all ranks have agreed on before; -1 where they did not all come.
+        missing: The ranks that did not come.
+    """
+
+    number: int
+    missing: tuple[int, ...] = ()
+
+
+def meet(key: str, patience: float) -> Meeting:
+    """Wait for every rank to come to the same point.
+
+    Args:
+        key: Names the point, the same on every rank.
+        patience: Seconds to wait. One who waited in vain decides for all: whoever comes later finds that decision.
+    """
+    store = PrefixStore(f"shardviz/{key}", default_store())
+    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    store.set(f"came/{rank}", "1")
+    if store.add("arrived", 1) == num_ranks:
+        counter = PrefixStore("shardviz", default_store())
+        store.compare_set("decision", "", str(counter.add("captures", 1) - 1))
+    deadline, pause = time.monotonic() + patience, PAUSE
+    while not store.check(["decision"]):
+        if time.monotonic() > deadline:
+            store.compare_set("decision", "", "-1")
+        time.sleep(pause)
+        pause = min(1.5 * pause, MAX_PAUSE)
+    number = int(store.get("decision"))
+    missing = [other for other in range(num_ranks) if not store.check([f"came/{other}"])] if number < 0 else []
+    return Meeting(number, tuple(missing))

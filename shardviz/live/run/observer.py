@@ -1,0 +1,185 @@
+"""What was sharded and loaded in this process, and when a model is due to be captured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from torch import distributed, nn
+
+from shardviz.live.compat import DTensor, stages_of
+from shardviz.live.run.arming import arm, disarm
+from shardviz.live.run.ending import watch_steps
+from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.observing import nested, quietly
+from shardviz.live.run.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.taking import Stage, take
+from shardviz.live.run.values import Values
+from shardviz.live.run.writing import rank_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardviz.live.run.options import Options
+    from shardviz.live.run.sources import Source
+
+MAX_DUMPS = 8
+"""Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
+
+
+class Observer:
+    """Sees a process's calls and captures each sharded model once, when it is first called.
+
+    Attributes:
+        options: What is asked for.
+        values: The values that modules had before they were sharded.
+        sources: What values may be compared with, the newest last.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.values = Values(options)
+        self.sources: list[Source] = [self.values]
+        self._sharded: WeakSet[nn.Module] = WeakSet()
+        self._captured: WeakSet[nn.Module] = WeakSet()
+        self._settled: WeakSet[nn.Module] = WeakSet()
+        self._num_taken = 0
+        self._is_noted = False
+        self._searches = 2
+        watch_steps(self)
+
+    # What hooks call
+
+    def joined(self) -> None:
+        """Watch the first calls of modules from here on: a model may have been sharded by hand."""
+        self._leave("joined", "")
+        arm(self.visit)
+
+    def sharding(self, module: object) -> None:
+        """Remember the values of a module that is about to be sharded."""
+        if isinstance(module, nn.Module):
+            self.values.remember(module)
+
+    def sharding_tensor(self, tensor: Any) -> None:
+        """Remember the values of the module that has this tensor; not of every tensor of a checkpoint."""
+        if self._searches and not self.values.knows(tensor):
+            owner = self.values.owner_of(tensor)
+            if owner is None:
+                self._searches -= 1
+            else:
+                self.values.remember(owner)
+
+    def sharded(self, module: object) -> None:
+        """Note that a module was sharded: it is captured when it, or what contains it, is called."""
+        if isinstance(module, nn.Module):
+            self._sharded.add(module)
+            for part in module.modules():
+                self._captured.discard(part)
+            self.sharded_tensor()
+
+    def sharded_tensor(self) -> None:
+        """Note that something was sharded: look at every module again."""
+        if not self._is_noted:
+            self._leave("sharded", "")
+        self._is_noted = True
+        self._settled.clear()
+        arm(self.visit)
+
+    def loaded_state_dict(self, model: object, state_dict: object) -> None:
+        """Keep the whole tensors that a sharded model has loaded."""
+        if isinstance(model, nn.Module) and isinstance(state_dict, dict) and self._is_sharded(model):
+            self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
+
+    def loaded_dcp(self, state_dict: object, folder: str) -> None:
+        """Compare with a DCP folder what was loaded from it."""
+        if isinstance(state_dict, dict):
+            self._add_source(of_dcp(state_dict, folder))
+
+    def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
+        """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
+        if isinstance(model, nn.Module):
+            if (folder := of_pretrained(model, place)) is not None and not self.options.reference:
+                self._add_source(loaded_whole(model, folder, load, self.options))
+                self._add_source(folder)
+            if distributed.is_initialized():
+                self._settled.clear()
+                arm(self.visit)
+
+    def scheduled(self, schedule: Any) -> None:
+        """Capture the stages of a pipeline before its first step."""
+        for number, (module, group) in enumerate(stages_of(schedule)):
+            if module not in self._captured and not _is_on_meta(module):
+                self._take(module, Stage(number, group))
+
+    def stepping(self, parameters: Any) -> None:
+        """Capture the sharded models that an optimizer is about to change, if none of their modules was called."""
+        wanted = {id(parameter) for parameter in parameters}
+        for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
+            if module not in self._captured and any(id(one) in wanted for one in module.parameters()):
+                self._take(module)
+
+    # Calls of modules
+
+    def visit(self, module: nn.Module) -> None:
+        """Capture a sharded model before it runs for the first time. Called with every module that is called."""
+        if module in self._settled or not distributed.is_initialized():
+            return
+        with nested() as is_outermost:
+            if is_outermost:
+                quietly("Module.__call__", self._look, module)
+
+    def _look(self, module: nn.Module) -> None:
+        if not any(self._is_new(part) for part in module.modules()):
+            self._settle(module)
+        else:
+            root = max((module, *self._around(module)), key=lambda one: sum(1 for _ in one.modules()))
+            if not _is_on_meta(root):
+                self._take(root)
+
+    def _take(self, root: nn.Module, stage: Stage | None = None) -> None:
+        if self._num_taken < MAX_DUMPS:
+            note = quietly("the capture", lambda: take(self, root, stage=stage))
+        else:
+            note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
+        if note is not None and self._num_taken <= MAX_DUMPS:
+            leave(self.options.session, note)
+        self._num_taken += 1
+        self._captured.update(root.modules())
+        self._settle(root)
+
+    def _settle(self, module: nn.Module) -> None:
+        self._settled.update(module.modules())
+        if self._num_taken and not any(True for _ in self._pending()):
+            disarm(self.visit)
+
+    def _around(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Yield the sharded modules that contain one."""
+        for other in list(self._sharded):
+            if any(part is module for part in other.modules()):
+                yield other
+
+    def _pending(self) -> Iterator[nn.Module]:
+        return (module for module in list(self._sharded) if module not in self._captured)
+
+    def _is_new(self, part: nn.Module) -> bool:
+        if part in self._captured:
+            return False
+        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        return part in self._sharded or any(isinstance(tensor, DTensor) for tensor in own)
+
+    def _is_sharded(self, model: nn.Module) -> bool:
+        return any(part in self._sharded for part in model.modules()) or any(
+            isinstance(one, DTensor) for one in model.parameters()
+        )
+
+    def _add_source(self, source: Source | None) -> None:
+        if source is not None:
+            self.sources.append(source)
+
+    def _leave(self, kind: Any, text: str) -> None:
+        rank = distributed.get_rank() if distributed.is_initialized() else -1
+        leave(self.options.session, Note(kind, rank, text))
+
+
+def _is_on_meta(module: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters())

@@ -1,0 +1,79 @@
+"""This process's observer, and how hooks call it: never inside each other, and without harm to the job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.options import VARIABLE, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardviz.live.run.observer import Observer
+
+DEBUG = "SHARDVIZ_DEBUG"
+
+
+@cache
+def observer() -> Observer:
+    """Return what sees the calls of this process."""
+    from shardviz.live.run.observer import Observer
+
+    return Observer(Options.of_environment())
+
+
+def is_awake() -> bool:
+    """Whether this process has an observer: before it does anything in parallel, hooks only pass calls on."""
+    return bool(observer.cache_info().currsize)
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_DEPTH = _Depth()
+
+
+@contextmanager
+def nested(*, counts: bool = True) -> Iterator[bool]:
+    """Say whether a call is the outermost of those that count: what torch's functions call of each other is theirs."""
+    is_outermost = _DEPTH.value == 0
+    _DEPTH.value += counts
+    try:
+        yield is_outermost
+    finally:
+        _DEPTH.value -= counts
+
+
+def quietly(what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of shardviz's; an error is reported and goes no further."""
+    try:
+        return function(*args)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            import traceback
+
+            traceback.print_exc()
+        report(f"the hook on {what} failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return None
+
+
+_REPORTED: set[str] = set()
+
+
+def report(text: str) -> None:
+    """Say once what does not work: to whoever reads rank 0's stderr, and to the command."""
+    if text in _REPORTED:
+        return
+    _REPORTED.add(text)
+    rank = int(os.environ.get("RANK", "0"))
+    if rank == 0:
+        print(f"shardviz: {text}", file=sys.stderr, flush=True)
+    if os.environ.get(VARIABLE):
+        leave(Options.of_environment().session, Note("problem", rank, text))

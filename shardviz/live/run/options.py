@@ -1,0 +1,58 @@
+"""What the command asks of the job's ranks, which read it in their environment. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "SHARDVIZ_RUN"
+PATIENCE = 60.0
+"""Seconds that a rank waits for the others to come to the same model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the ranks are to do.
+
+    Attributes:
+        output: The first dump's folder; further models get a number behind its name.
+        session: A folder for what the ranks note and remember; every process of the job reaches it.
+        reference: What values are compared with; empty for what the hooks see.
+        names: The reference's names by pattern over the model's.
+        steps: Optimizer steps after which the job ends; 0 to let it go on.
+        force: Replace dumps that are there.
+        patience: Seconds that a rank waits for the others.
+        command: The job's command, for the record.
+    """
+
+    output: str
+    session: str
+    reference: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 0
+    force: bool = False
+    patience: float = PATIENCE
+    command: tuple[str, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that start the hooks in every Python process of a job."""
+        bootstrap = str(Path(__file__).parent / "bootstrap")
+        before = os.environ.get("PYTHONPATH")
+        return {VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": os.pathsep.join(filter(None, (bootstrap, before)))}
+
+    @classmethod
+    def of_environment(cls) -> Options:
+        """Return what the command asked for."""
+        known = json.loads(os.environ[VARIABLE])
+        return cls(**{**known, "command": tuple(known["command"])})
+
+    def dump(self, index: int) -> Path:
+        """Return the folder of a model's dump, the first, the second and so on."""
+        first = Path(self.output)
+        return first if not index else first.with_name(f"{first.stem}-{index + 1}{first.suffix}")

@@ -1,0 +1,143 @@
+"""What a job loaded after its model was sharded: the checkpoint itself, or the whole tensors that it gave to torch."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.compat import DTensor, clean_name
+from shardviz.live.run.observing import report
+from shardviz.live.run.writing import is_plain, is_writer, rank_here, write
+from shardviz.reference.files import Reference, open_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from shardviz.live.run.options import Options
+    from shardviz.reference.files import Entry
+
+
+class Source(Protocol):
+    """Values that a model's may be compared with."""
+
+    @property
+    def path(self) -> Path:
+        """Where they are, for messages."""
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether the job may rightly have changed them since."""
+
+    def entries(self, root: nn.Module, names: Iterable[str]) -> Mapping[str, Entry]:
+        """Return where the values of a model's tensors are, by their names in it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that a module has loaded.
+
+    Attributes:
+        path: Where it is, for messages.
+        reference: Its tensors, by the module's names.
+        module: The module that loaded it; None where only the tensors are known.
+        pointers: The memory of the tensors that were loaded into, where the module is not known.
+        is_snapshot: Never: what a job loads is what it wants.
+    """
+
+    path: Path
+    reference: Reference
+    module: weakref.ref[nn.Module] | None = None
+    pointers: frozenset[int] = frozenset()
+    is_snapshot: bool = False
+
+    def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
+        """Return what the checkpoint has of a model that it was loaded into, or that contains that one."""
+        prefix = self._prefix(root)
+        if prefix is None:
+            return {}
+        found = {name: self.reference.find(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
+        return {name: entry for name, entry in found.items() if entry is not None}
+
+    def _prefix(self, root: nn.Module) -> str | None:
+        if self.module is None:
+            own = {local.values.data_ptr() for local in local_tensors(root)}
+            return "" if own & self.pointers else None
+        module = self.module()
+        for name, part in root.named_modules():
+            if module is not None and part is unwrapped(module):
+                return clean_name(f"{name}.") if name else ""
+        return "" if module is not None and any(part is root for part in module.modules()) else None
+
+
+def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
+    """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
+    tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
+    if not tensors or not is_writer(sum(value.nbytes for value in tensors.values())):
+        return None
+    path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
+    entries = write(path, tensors)
+    return Loaded(Path("values_loaded.safetensors"), Reference(path, entries), weakref.ref(model))
+
+
+def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
+    """Open the DCP folder that was loaded into a state dict's tensors."""
+    reference = _opened(folder)
+    pointers = frozenset(
+        (value.to_local() if isinstance(value, DTensor) else value).data_ptr()
+        for value in _tensors(state_dict)
+        if not value.is_meta
+    )
+    return Loaded(Path(folder), reference, None, pointers) if reference else None
+
+
+def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
+    """Open the local folder that a model was loaded from."""
+    folder = Path(place)
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        return None
+    reference = _opened(place)
+    return Loaded(folder, reference, weakref.ref(model)) if reference else None
+
+
+def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
+    """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
+
+    Rank 0 does so alone, and only where the checkpoint lacks some of the model's tensors by their names.
+    """
+    names = [name for name, _ in _named(model) if known.reference.find(name) is None]
+    if not names or rank_here() != 0 or not any(isinstance(one, DTensor) for one in model.parameters()):
+        return None
+    with torch.random.fork_rng():
+        tensors = dict(_named(load()))
+    path = Path(options.session) / f"whole-{id(model)}.safetensors"
+    entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
+    return Loaded(Path(f"{known.path.name} loaded whole"), Reference(path, entries), weakref.ref(model))
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _opened(place: str) -> Reference | None:
+    try:
+        return open_reference(place)
+    except ShardvizError as error:
+        report(f"what was loaded from {place} is not compared with it: {error.message}")
+        return None
+
+
+def _tensors(nested: Any) -> Iterator[torch.Tensor]:
+    values = nested.values() if isinstance(nested, dict) else nested if isinstance(nested, list | tuple) else ()
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        else:
+            yield from _tensors(value)

@@ -1,0 +1,166 @@
+"""The values that modules had just before they were sharded, kept on disk: what shards must be pieces of."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from shardviz.live.compat import clean_name
+from shardviz.live.run.observing import report
+from shardviz.live.run.writing import is_plain, is_writer, rank_here, write
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardviz.live.run.options import Options
+    from shardviz.reference.files import Entry
+
+NAME = "values_before_sharding.safetensors"
+
+SAMPLE = 4096
+"""Elements of a tensor that tell whether ranks had the same values: seeds that differ show in the first ones."""
+
+META = "it was on the meta device when it was sharded, and no checkpoint that was loaded afterwards has it"
+UNSEEN = "its values before sharding were not seen, and no checkpoint that was loaded afterwards has it"
+TOO_LARGE = "its values before sharding were not kept, and no checkpoint that was loaded afterwards has it"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of one tensor from before it was sharded.
+
+    Attributes:
+        entry: Where its values are; None where this rank did not write them.
+        sample: A checksum of its first values; None where it had none.
+        why: Why it has no values.
+    """
+
+    entry: Entry | None
+    sample: int | None
+    why: str = ""
+
+
+class Values:
+    """What modules held before they were sharded, by the module that owns each tensor: names change, owners stay."""
+
+    path = Path(NAME)
+    is_snapshot = True
+
+    def __init__(self, options: Options) -> None:
+        self._session = Path(options.session)
+        self._owners: WeakKeyDictionary[nn.Module, dict[str, Kept]] = WeakKeyDictionary()
+        self._pointers: set[int] = set()
+        self._num_files = 0
+
+    def remember(self, module: nn.Module) -> None:
+        """Keep the values of the whole model that a module belongs to, as far as it has not been seen."""
+        if all(part in self._owners for part in module.modules()):
+            return
+        parts = [part for part in _outermost(module).modules() if part not in self._owners]
+        tensors = {(part, name): tensor for part in parts for name, tensor in _own_tensors(part)}
+        plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor)}
+        entries = self._write(plain)
+        for part in parts:
+            self._owners[part] = {}
+        for (part, name), tensor in tensors.items():
+            here = (part, name) in plain
+            why = "" if (part, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
+            self._owners[part][name] = Kept(entries.get((part, name)), _sample(tensor) if here else None, why)
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether a tensor's memory belongs to a module that is known."""
+        return isinstance(tensor, torch.Tensor) and not tensor.is_meta and tensor.data_ptr() in self._pointers
+
+    def owner_of(self, tensor: Any) -> nn.Module | None:
+        """Return the living module that has a tensor, or another view of its memory."""
+        if not is_plain(tensor):
+            return None
+        where = tensor.data_ptr()
+        return next(
+            (
+                module
+                for module in _living()
+                for _, own in _own_tensors(module)
+                if is_plain(own) and own.data_ptr() == where
+            ),
+            None,
+        )
+
+    def kept(self, root: nn.Module) -> dict[str, Kept]:
+        """Return what is known of a model's tensors, by their names in it."""
+        found: dict[str, Kept] = {}
+        for prefix, module in root.named_modules(remove_duplicate=False):
+            for name, kept in self._owners.get(module, {}).items():
+                found[clean_name(f"{prefix}.{name}" if prefix else name)] = kept
+        return found
+
+    def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
+        """Return where a model's values are."""
+        return {name: kept.entry for name, kept in self.kept(root).items() if kept.entry is not None}
+
+    def _write(self, tensors: dict[tuple[nn.Module, str], torch.Tensor]) -> dict[tuple[nn.Module, str], Entry]:
+        """Write values where this rank writes and the disk has room; of tensors that share memory one."""
+        self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        free = shutil.disk_usage(self._session).free
+        if not is_writer(size) or not tensors:
+            return {}
+        if size > free // 2:
+            report(
+                f"the values before sharding are not kept: {counted(len(tensors), 'tensor')} of {size:,} bytes, and "
+                f"{free:,} bytes are free in {self._session}: give the checkpoint by --reference"
+            )
+            return {}
+        by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
+        once = {memory: tensors[where] for where, memory in by_memory.items()}
+        numbers = {memory: str(number) for number, memory in enumerate(once)}
+        path = self._session / f"values-{rank_here()}-{self._num_files}.safetensors"
+        self._num_files += 1
+        written = write(path, {numbers[memory]: tensor for memory, tensor in once.items()})
+        return {where: written[numbers[memory]] for where, memory in by_memory.items()}
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(recurse=False, remove_duplicate=False)
+    yield from module.named_buffers(recurse=False, remove_duplicate=False)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _sample(tensor: torch.Tensor) -> int:
+    values = tensor.detach().reshape(-1)[:SAMPLE].contiguous().cpu()
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
+
+
+def _living() -> list[nn.Module]:
+    """Return every module of this process."""
+    # By type(): isinstance would run the code of lazy proxies that say that they are something else.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
+
+
+def _outermost(module: nn.Module) -> nn.Module:
+    """Return the largest living module that contains one: layers are sharded one by one, before the model is."""
+    parents: dict[int, list[nn.Module]] = defaultdict(list)
+    for parent in _living():
+        for child in parent.children():
+            parents[id(child)].append(parent)
+    around, seen = [module], {id(module)}
+    for one in around:
+        for parent in parents[id(one)]:
+            if id(parent) not in seen:
+                seen.add(id(parent))
+                around.append(parent)
+    return max(around, key=lambda one: sum(1 for _ in one.modules()))

@@ -1,0 +1,122 @@
+"""`shardviz.watch`: one line in a job of one's own, for the capture that `shardviz run` makes without any."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import distributed, nn
+
+from shardviz.live.run.arming import arm, disarm
+from shardviz.live.run.observing import nested
+from shardviz.live.run.options import PATIENCE, Options
+from shardviz.live.run.taking import take
+from shardviz.live.run.values import Values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.live.run.sources import Source
+
+
+def watch(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    reference: str | Path | None = None,
+    reference_names: Mapping[str, str] | None = None,
+    force: bool = False,
+    patience: float = PATIENCE,
+) -> None:
+    """Write a dump of a model when it is first called, before it runs. Every rank of the job calls this.
+
+    Nothing of the model is changed. Call it before the model is sharded, so that what its shards hold can be compared
+    with what it held; or afterwards with a reference. A capture that cannot be made is reported on stderr by rank 0,
+    and the job goes on.
+
+    Args:
+        model: The model, sharded or not yet.
+        path: The dump's folder, the same on every rank, on storage that all of them reach.
+        reference: As for `capture`; by default the values that the model has now, as far as it is not sharded yet.
+        reference_names: As for `capture`.
+        force: Replace the folder if it is a dump.
+        patience: Seconds that a rank waits for the others to call the model, too.
+
+    Example:
+        In a training script, on every rank; afterwards run `shardviz check before_training.shardviz`:
+
+            model = build()
+            shardviz.watch(model, "before_training.shardviz")
+            parallelize(model, mesh)
+    """
+    Watch(path, reference, reference_names, force=force, patience=patience).begin(model)
+
+
+class Watch:
+    """A model that is captured at its first call.
+
+    Attributes:
+        options: What is asked for.
+        values: The values that it had before it was sharded.
+        sources: What its values may be compared with.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        reference: str | Path | None = None,
+        reference_names: Mapping[str, str] | None = None,
+        *,
+        force: bool = False,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._folder = Path(path).absolute()
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._session = tempfile.mkdtemp(prefix=f".{self._folder.name}.", suffix=".run", dir=self._folder.parent)
+        known = str(Path(reference).absolute()) if reference is not None else ""
+        self.options = Options(
+            str(self._folder), self._session, known, reference_names or {}, 0, force, patience, tuple(sys.argv)
+        )
+        self.values = Values(self.options)
+        self.sources: list[Source] = [self.values]
+        self._model: nn.Module | None = None
+
+    def remember(self, model: nn.Module) -> None:
+        """Keep the values that a model has now, as far as it is not sharded."""
+        if not self.options.reference:
+            self.values.remember(model)
+
+    def begin(self, model: nn.Module) -> None:
+        """Wait for the model's first call."""
+        self.remember(model)
+        self._model = model
+        arm(self.visit)
+
+    def end(self) -> None:
+        """Wait no longer, and remove what was kept."""
+        disarm(self.visit)
+        shutil.rmtree(self._session, ignore_errors=True)
+
+    def visit(self, module: nn.Module) -> None:
+        """Capture the model if it is about to run, in whatever wraps it. Called with every module that is called."""
+        model = self._model
+        if model is None or not distributed.is_initialized() or not _runs(module, model):
+            return
+        if any(parameter.is_meta for parameter in model.parameters()):
+            return
+        self._model = None
+        with nested():
+            note = take(self, model, self._folder)
+        if note.kind != "captured" and distributed.get_rank() == 0:
+            message, _, hint = note.text.partition("\n")
+            print(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""), file=sys.stderr)
+        distributed.barrier()  # no rank still reads what another one kept
+        self.end()
+
+
+def _runs(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
+    return any(part is model for part in module.modules()) or any(part is module for part in model.modules())

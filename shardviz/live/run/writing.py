@@ -1,0 +1,57 @@
+"""Tensors written to safetensors in the session's folder, for later comparison."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+
+from shardviz.checkpoint.headers import DTYPES
+from shardviz.reference.files import open_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from shardviz.reference.files import Entry
+
+SMALL = 64 << 20
+"""Bytes of a model that every rank writes, so that what only another rank than rank 0 has is known too."""
+
+
+def rank_here() -> int:
+    """Return this process's rank, before it has joined the others too."""
+    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def is_writer(size: int) -> bool:
+    """Whether this rank writes a model: rank 0; each one in a pipeline, whose layers differ, and of a small model."""
+    return rank_here() == 0 or size <= SMALL or "torch.distributed.pipelining" in sys.modules
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor has values that safetensors can hold as they are."""
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.layout == torch.strided
+        and not tensor.is_meta
+        and str(tensor.dtype).removeprefix("torch.") in DTYPES.values()
+    )
+
+
+def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Entry]:
+    """Write tensors and return where each is; neither is changed, nor is any memory shared with them."""
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    whole: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        values = tensor.detach().contiguous()
+        storage = values.untyped_storage().data_ptr()
+        whole[name] = values.clone() if storage in seen else values  # safetensors refuses tensors that share memory
+        seen.add(storage)
+    save_file(whole, path)
+    return open_reference(path).entries

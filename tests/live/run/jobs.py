@@ -1,0 +1,111 @@
+"""Jobs as people write them: scripts that torchrun starts, unedited, with `shardviz run` in front of the command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.check.run import check_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGIN = """
+import os, sys
+import torch
+from torch import nn, distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+def build():
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.LayerNorm(16))
+
+def exchange(weight):
+    # Two ranks' shards change places, as a loader does that counts ranks from the other end.
+    mine = weight.to_local().detach()
+    both = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(both, mine.contiguous())
+    with torch.no_grad():
+        mine.copy_(both[1 - dist.get_rank()])
+
+def train(model, steps=3, seed=1):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        loss = model(torch.randn(4, 16)).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss, optimizer
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+"""
+
+END = """
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a job under `shardviz run` came to."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def report(self, number: int = 1):
+        """Return the report of a dump."""
+        return check_dump(self.folder / ("job.shardviz" if number == 1 else f"job-{number}.shardviz"))
+
+
+def run(folder: Path, body: str, *options: str, command=TORCHRUN, whole: bool = False, words=()) -> Ran:
+    """Run a script's body on two ranks under `shardviz run`."""
+    script = folder / "job.py"
+    script.write_text(body if whole else BEGIN + body + END)
+    shardviz = (sys.executable, "-m", "shardviz", "run", *options, "--", *command, str(script), *words)
+    return Ran(*_call(shardviz, folder), folder)
+
+
+def run_plain(folder: Path, body: str, words=()) -> Ran:
+    """Run the same script without it."""
+    script = folder / "job.py"
+    script.write_text(BEGIN + body + END)
+    return Ran(*_call((*TORCHRUN, str(script), *words), folder), folder)
+
+
+ABORTED = "terminate called without an active exception"
+"""What a rank says when torch's gloo aborts it at its exit, as torch 2.13 does now and then, without shardviz too."""
+
+
+def without_aborts(call, folder: Path):
+    """Call a job again that gloo aborted at its exit: that is not what a test is about."""
+    for _ in range(3):
+        done = call()
+        if ABORTED not in done.stderr:
+            break
+        for dump in folder.glob("*.shardviz"):
+            shutil.rmtree(dump)
+    return done
+
+
+def _call(command, folder: Path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_NUM_THREADS": "1"}
+    done = without_aborts(
+        lambda: subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+        ),
+        folder,
+    )
+    return done.returncode, done.stdout, done.stderr
