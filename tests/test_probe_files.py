@@ -70,7 +70,7 @@ def test_no_shipped_probe_has_a_misspelt_hook():
 
 def test_hooks_are_all_that_the_live_half_looks_for():
     sources = "".join(path.read_text() for path in Path(probe_files.__file__).parent.glob("live/**/*.py"))
-    looked_for = set(re.findall(r'(?:get|has)attr\((?:self\.)?probe, "(\w+)"', sources))
+    looked_for = set(re.findall(r'(?:get|has)attr\((?:self\.)?(?:on\.)?probe, "(\w+)"', sources))
     assert looked_for <= set(probe_files.HOOKS)
     assert set(probe_files.HOOKS) - looked_for == {"build", "parallelize", "AXES", "MESH", "KINDS", "TORCH"}
 

@@ -142,3 +142,32 @@ def step(model, rows, mesh):
     report = checked(cleared, "dp=2", tmp_path)
     assert report.findings == ()
     assert report.not_checked
+
+
+def test_a_machine_that_cannot_run_the_step_is_no_finding(tmp_path):
+    lacking = """
+class Lacking(nn.Linear):
+    def forward(self, x):
+        if hasattr(self, "sharded"): raise RuntimeError("Found no NVIDIA driver on your system")
+        return super().forward(x)
+def build(): return nn.Sequential(Lacking(6, 8), nn.Linear(8, 6))
+def parallelize(model, mesh):
+    model[0].sharded = True
+    fully_shard(model, mesh=mesh["dp"])
+"""
+    report = checked(lacking, "dp=2", tmp_path)
+    assert report.findings == ()
+    assert any("this machine cannot run it: rank 0 raised RuntimeError" in entry.why for entry in report.not_checked)
+
+
+def test_a_step_whose_unsharded_twin_cannot_run_says_that_a_loss_is_missing(tmp_path):
+    two = """
+def batch(): return torch.randn(12, 6), torch.randn(12, 6)
+def step(model, rows, mesh):
+    loss = (model(rows[0]) - rows[1]).square().mean()
+    loss.backward()
+    return loss.detach()
+"""
+    report = checked(two, "dp=2", tmp_path)
+    assert report.findings == ()
+    assert any("no loss(model, batch)" in entry.why for entry in report.not_checked)

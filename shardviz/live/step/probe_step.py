@@ -52,6 +52,19 @@ Done = TypeVar("Done")
 MAX_LISTED = 4
 FIRST_SEED = 1000
 """Where each rank is seeded differently, rank 0 begins with this."""
+MACHINE = (
+    "CUDA driver version is insufficient",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Torch not compiled with CUDA enabled",
+    "Cannot access accelerator device when none is available",
+    "out of memory",
+)
+"""What exceptions say that are of the machine: the model's code is not at fault."""
+WITHOUT_LOSS = (
+    "; the probe has a step and no loss(model, batch), so the unsharded model's step is the mean square of "
+    "model(batch): define loss"
+)
 DRAWN = (
     "drawn or loaded after sharding: the unsharded model's step starts from these values, put together as their "
     "placements say, and whether they are the intended ones is not known"
@@ -116,9 +129,12 @@ class ProbeStep:
             why = f"the step in float64: {failed.text}; compared in the model's own element types"
             self.on.capture.not_checked.append(("", why))
         elif again.is_everywhere:
-            self._note(f"the step: {again.text}")
+            alone = hasattr(self.on.probe, "step") and not hasattr(self.on.probe, "loss")
+            self._note(f"the step: {again.text}{WITHOUT_LOSS if alone else ''}")
         elif again.unsharded is not None:
             raise again.unsharded
+        elif any(words in again.text for words in MACHINE):
+            self._note(f"the step: this machine cannot run it: {again.text}")
         else:
             self.on.capture.raised.append(("step", again.text))
 
