@@ -54,6 +54,7 @@ dist.destroy_process_group()
 """
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+ON_FOUR = (*TORCHRUN[:-1], "4")
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ def run(folder: Path, body: str, *options: str, command=TORCHRUN, whole: bool = 
     return Ran(*_call(shardviz, folder), folder)
 
 
-def run_plain(folder: Path, body: str, words=()) -> Ran:
+def run_plain(folder: Path, body: str, command=TORCHRUN, words=()) -> Ran:
     """Run the same script without it."""
     script = folder / "job.py"
     script.write_text(BEGIN + body + END)
-    return Ran(*_call((*TORCHRUN, str(script), *words), folder), folder)
+    return Ran(*_call((*command, str(script), *words), folder), folder)
 
 
 ABORTED = "terminate called without an active exception"

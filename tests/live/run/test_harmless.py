@@ -3,14 +3,14 @@
 import torch
 
 from tests.lanes import nightly
-from tests.live.run.jobs import run, run_plain
+from tests.live.run.jobs import ON_FOUR, run, run_plain
 
 FIFTY = """
 import random
 import numpy
 random.seed(5)
 numpy.random.seed(5)
-mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("fsdp", "tp"))
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
 model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Linear(32, 16), nn.LayerNorm(16))
 parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 fully_shard(model[0], mesh=mesh["fsdp"])
@@ -43,12 +43,13 @@ def flat(kept):
         yield from ((name, one) for one in (value if isinstance(value, list) else [value]))
 
 
+@nightly
 def test_fifty_steps_are_bitwise_the_plain_jobs(tmp_path):
-    plain = run_plain(tmp_path, FIFTY, words=["plain"])
-    ran = run(tmp_path, FIFTY, words=["watched"])
+    plain = run_plain(tmp_path, FIFTY, ON_FOUR, ["plain"])
+    ran = run(tmp_path, FIFTY, command=ON_FOUR, words=["watched"])
     assert (plain.code, ran.code) == (0, 0), plain.err + ran.err
     assert "✓" in ran.out
-    for rank in range(2):
+    for rank in range(4):
         one, other = (
             list(flat(torch.load(tmp_path / f"{who}-{rank}.pt", weights_only=True))) for who in ("plain", "watched")
         )

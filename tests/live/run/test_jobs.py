@@ -137,6 +137,7 @@ train(student)
 """
 
 
+@nightly
 def test_two_models_of_the_same_names_are_two_dumps(tmp_path):
     ran = run(tmp_path, TWO)
     assert ran.code == 1, ran.err
@@ -180,6 +181,7 @@ if rank == 0:
     assert "not captured: Alone: rank 1 did not call it within 2 s" in ran.err
 
 
+@nightly
 def test_a_job_ends_after_the_steps_that_were_asked_for(tmp_path):
     ran = run(tmp_path, SHARDED + "train(model, steps=10**9)\n", "--steps", "2")
     assert ran.code == 0, ran.err
