@@ -331,6 +331,7 @@ def test_does_not_fit(mesh): ...
 """
 
 
+@nightly
 def test_under_torchrun_the_ranks_that_are_there_are_used(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(HEAD + JOINED)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
