@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.dump.records import RunRecord
     from shardviz.live.capture.by_reference import Sift
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
@@ -113,9 +114,9 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        from shardviz.reference.files import open_reference
+        from shardviz.live.capture.by_reference import opened
 
-        part, source = PipelinePart(tuple(stage_axes)), (open_reference(reference), reference_names or {})
+        part, source = PipelinePart(tuple(stage_axes)), (opened(reference), reference_names or {})
         return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     if stamps is not None and not stage_axes:
@@ -192,14 +193,14 @@ def capture_by_reference(
     reference, names = source
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    opened = registry.checkpoint(unwrapped(model), reference)
-    known = known_in(opened, wanted, names, strangers=is_stamped(reference.path))
+    merged = registry.checkpoint(unwrapped(model), reference)
+    known = known_in(merged, wanted, names, strangers=is_stamped(reference.path))
     known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
     if is_stamped(reference.path):
-        known = with_merged(replace(known, is_stamped=True), opened, wanted, whole)
-        known = known if known.entries else known_in(opened, wanted, names)
+        known = with_merged(replace(known, is_stamped=True), merged, wanted, whole)
+        known = known if known.entries else known_in(merged, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
     with _dump(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
@@ -328,7 +329,7 @@ def _dump(
     """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
     from torch import distributed
 
-    from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks
+    from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together
     from shardviz.live.capture.capture import Capture, run_record
     from shardviz.live.capture.intended import check_intended
     from shardviz.live.capture.meshes import plain_mesh
@@ -343,13 +344,21 @@ def _dump(
     seen = Capture(rank, num_ranks, stamps, run_id=agreed_run_id())
     seen.add_mesh(mesh)
     yield seen
-    if rank == 0:
-        command = command or tuple(sys.argv)
-        stamped, run_id = Stamped(part.stamps), seen.run_id
-        record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
-        write_run(folder, record)
-    write_rank(folder, seen.record(), seen.dense)
-    distributed.barrier()
+    command = command or tuple(sys.argv)
+    stamped, run_id = Stamped(part.stamps), seen.run_id
+    record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
+    raise_together(_unwritten(folder, record, seen))
+
+
+def _unwritten(folder: Path, record: RunRecord, seen: Capture) -> DumpError | None:
+    """Write this rank's files; return the error instead of raising it, as `_refusal` does."""
+    try:
+        if seen.rank == 0:
+            write_run(folder, record)
+        write_rank(folder, seen.record(), seen.dense)
+    except DumpError as error:
+        return error
+    return None
 
 
 def _refusal(folder: Path, *, force: bool) -> DumpError | None:

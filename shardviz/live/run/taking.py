@@ -16,6 +16,7 @@ from shardviz.dump.dump import ID_NONE
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.by_reference import opened
 from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
@@ -24,7 +25,7 @@ from shardviz.live.compat import DTensor, original_class
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.values import UNSEEN
-from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.files import Reference
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     options, sift = seen.options, None
     if options.reference:
-        source = open_reference(options.reference)
+        source = opened(options.reference)
     else:
         names = [part.prefix + local.name for local in local_tensors(unwrapped(root), plain_mesh(mesh))]
         source, snapshots = _remembered(seen, root, names)
