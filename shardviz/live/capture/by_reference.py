@@ -24,9 +24,10 @@ from shardviz.live.capture.agreement import in_a_line, of_all_ranks, raise_toget
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.files import open_reference
-from shardviz.reference.lookup import UNPLACED, has_windows_of, is_alike, locate, read_region
+from shardviz.reference.lookup import has_windows_of, is_alike, locate, read_region
 from shardviz.reference.names import matched, refuse_strangers, renamed
 from shardviz.reference.singly import singly
+from shardviz.reference.windows import UNPLACED
 from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
