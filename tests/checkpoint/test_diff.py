@@ -96,7 +96,7 @@ def test_what_a_conversion_did_is_named(tmp_path, change, dtype):
 def test_a_permutation_under_a_cast_is_named(tmp_path):
     one = weight(24, 16)
     found = compared(*files(tmp_path, {"w": one}, {"w": one.flip(0).bfloat16()}))
-    assert found["w"] == ("permuted", "dim 0 is flipped; float32 and bfloat16")
+    assert found["w"] == ("permuted", "dim 0 is reversed; float32 and bfloat16")
 
 
 def test_whole_shards_that_are_exchanged_are_said_to_be(tmp_path, saved):
@@ -217,7 +217,7 @@ def test_a_map_renames(tmp_path, capsys):
     assert main(["diff", *map(str, paths), "--map", str(tmp_path / "map")]) == 1
     out = capsys.readouterr().out
     assert "h.1.q" in out
-    assert "as layers.1.wq: dim 0 is flipped" in out
+    assert "as layers.1.wq: dim 0 is reversed" in out
     assert "1 equal, 1 permuted" in out
 
 
