@@ -11,6 +11,7 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from shardviz.checkpoint.headers import LENGTH_BYTES
 from shardviz.errors import DumpError
 from shardviz.stamping.fill import VERSION
 from shardviz.text import bytes_text, printable
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAFETENSORS = ".safetensors"
-
-LENGTH_BYTES = 8
-"""Bytes before the header of a safetensors file, which count those of the header."""
 
 MARK = "shardviz"
 """The key in a file's metadata by which a stamped copy is known."""

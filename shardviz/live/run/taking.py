@@ -21,7 +21,7 @@ from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import DTensor, original_class
+from shardviz.live.compat import DTensor
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.values import UNSEEN
@@ -106,8 +106,13 @@ def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage |
 
 
 def name_of(root: nn.Module) -> str:
-    """Return the name of a model's class as its author wrote it: FSDP2 makes a class of its own of it."""
-    return original_class(unwrapped(root)).__name__
+    """Return the name of a model's class as its author wrote it.
+
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
+    """
+    kind = type(unwrapped(root))
+    bases = kind.__bases__
+    return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
