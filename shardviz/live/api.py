@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.errors import DumpError, ShardvizError
+from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import RunRecord
     from shardviz.live.capture.by_reference import Sift
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
@@ -105,6 +102,7 @@ def capture(
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.pipeline_parts import PipelinePart, agree
     from shardviz.live.capture.stamp import under_names
+    from shardviz.live.dumping import dump_of_job
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     check_step(step or {})
@@ -122,7 +120,7 @@ def capture(
     if stamps is not None and not stage_axes:
         stamps = under_names(stamps, names)
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
-    with _dump(Path(path), mesh, part, intended, force=force) as seen:
+    with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", CAST))
         _note_idle_axes(seen, model, mesh, part)
@@ -188,6 +186,7 @@ def capture_by_reference(
     from shardviz.live.capture.stamp import tied_names
     from shardviz.live.claims import registry
     from shardviz.live.compat import computed_buffers
+    from shardviz.live.dumping import dump_of_job
     from shardviz.stamping.target import is_stamped
 
     reference, names = source
@@ -202,7 +201,7 @@ def capture_by_reference(
         known = with_merged(replace(known, is_stamped=True), merged, wanted, whole)
         known = known if known.entries else known_in(merged, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
-    with _dump(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
+    with dump_of_job(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known, sift)
@@ -260,6 +259,7 @@ def capture_sharding(
     from shardviz.live.capture.passes import Sharding, capture_passes
     from shardviz.live.capture.pipeline_parts import agree
     from shardviz.live.capture.stamp import plan
+    from shardviz.live.dumping import dump_of_job
 
     def sharded(model: nn.Module) -> nn.Module:
         returned = parallelize(model, mesh)
@@ -272,7 +272,7 @@ def capture_sharding(
         model = sharded(model)
         names = [local.name for local in local_tensors(unwrapped(model))]
         part = agree(plain_mesh(mesh), stage_axes, stamps, names)
-        with _dump(Path(path), mesh, part, intended, force=force) as seen:
+        with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
             add_model(seen, unwrapped(model), mesh, None, part)
             del model
             capture_passes(seen, Sharding(build, sharded, plain_mesh(mesh)), part)
@@ -313,58 +313,3 @@ def add_model(
         if local.name not in placed and (stamps is None or local.unknown or local.name not in seen.stamps):
             seen.add_values(local, "initial")
     return add_ids(seen, [one for one in locals_ if not one.unknown], stamps, part) if stamps is not None else 0
-
-
-@contextmanager
-def _dump(
-    folder: Path,
-    mesh: DeviceMesh,
-    part: PipelinePart,
-    intended: Mapping[str, str] | None,
-    *,
-    force: bool,
-    reference: str = "",
-    command: tuple[str, ...] = (),
-) -> Iterator[Capture]:
-    """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
-    from torch import distributed
-
-    from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together
-    from shardviz.live.capture.capture import Capture, run_record
-    from shardviz.live.capture.intended import check_intended
-    from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.stamp import Stamped
-
-    check_intended(intended or {})
-    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
-    if refused is not None:
-        raise refused
-    stamps = {stamp.name: stamp for stamp in part.stamps}
-    seen = Capture(rank, num_ranks, stamps, run_id=agreed_run_id())
-    seen.add_mesh(mesh)
-    yield seen
-    command = command or tuple(sys.argv)
-    stamped, run_id = Stamped(part.stamps), seen.run_id
-    record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
-    raise_together(_unwritten(folder, record, seen))
-
-
-def _unwritten(folder: Path, record: RunRecord, seen: Capture) -> DumpError | None:
-    """Write this rank's files; return the error instead of raising it, as `_refusal` does."""
-    try:
-        if seen.rank == 0:
-            write_run(folder, record)
-        write_rank(folder, seen.record(), seen.dense)
-    except DumpError as error:
-        return error
-    return None
-
-
-def _refusal(folder: Path, *, force: bool) -> DumpError | None:
-    """Make the folder; return the error instead of raising it, because ranks that wait for rank 0 would hang."""
-    try:
-        prepare_folder(folder, force=force)
-    except DumpError as error:
-        return DumpError(error.message, error.hint.replace("--force", "force=True").replace(" with -o", ""))
-    return None

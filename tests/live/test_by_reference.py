@@ -304,6 +304,6 @@ def test_a_file_that_one_rank_cannot_write_is_an_error_on_all(mesh, shard_dump, 
     model = built()
     fully_shard(model, mesh=mesh)
     if mesh.get_rank() == 1:
-        monkeypatch.setattr("shardviz.live.api.write_rank", refused)
+        monkeypatch.setattr("shardviz.live.dumping.write_rank", refused)
     with pytest.raises(ShardvizError, match=r"the disk is full"):
         shardviz.capture(model, shard_dump, mesh=mesh)
