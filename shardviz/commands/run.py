@@ -145,7 +145,8 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
         if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
             process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
 
-    before = {one: signal.signal(one, pass_on) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
     try:
         yield
     finally:

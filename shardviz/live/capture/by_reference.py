@@ -47,8 +47,8 @@ ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
-"""Given this rank's tensors by name, each with its ids or None where all is as claimed, says which are not to be
-checked, and why. Every rank calls it."""
+"""Given this rank's tensors by name, without empty shards, each with its ids or None where all is as claimed, says which
+are not to be checked, and why. Every rank calls it."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,8 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
             except Exception as error:  # raised, it would leave the other ranks waiting for this one
                 why = error.message if isinstance(error, DumpError) else in_a_line(error)
                 seen.not_checked.append((local.name, f"where its elements are: {why}"))
-    not_known = sift({name: ids for name, (ids, _) in places.items()}) if sift else {}
+    held = {local.name for local in locals_ if local.values.numel()}  # an empty shard is right, whatever it is of
+    not_known = sift({name: ids for name, (ids, _) in places.items() if name in held}) if sift else {}
     for local in locals_:
         ids, claimed = places.get(local.name, (None, None))
         if local.name in not_known:

@@ -225,4 +225,4 @@ class Sifting:
 
 def _is_found(ids: NDArray[np.int64] | None) -> bool:
     """Whether a shard has any of its tensor's old values."""
-    return ids is None or not ids.size or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
+    return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
