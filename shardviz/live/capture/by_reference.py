@@ -47,8 +47,8 @@ ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
-"""Given this rank's tensors by name, without empty shards, each with its ids or None where all is as claimed, says which
-are not to be checked, and why. Every rank calls it."""
+"""Given this rank's tensors by name, without empty shards, each with its ids or None where all is as claimed, says
+which are not to be checked, and why. Every rank calls it."""
 
 
 @dataclass(frozen=True)
