@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.errors import DumpError
-from shardviz.reference.lookup import line_hashes
+from shardviz.reference.windows import line_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LENGTH_BYTES = 8
+"""Bytes before a header, which count those of the header."""
+
 MAX_HEADER = 100_000_000
 """Bytes of a header: safetensors itself refuses a longer one."""
 

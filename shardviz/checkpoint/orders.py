@@ -13,7 +13,8 @@ import numpy as np
 
 from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
-from shardviz.reference.lookup import UNPLACED, is_alike, locate
+from shardviz.reference.lookup import is_alike, locate
+from shardviz.reference.windows import UNPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -158,7 +158,11 @@ class Saved:
             return np.empty(stored.shape, kind)
         assert chunk.place is not None, "what is stored has a place"
         last = sum((size - 1) * step for size, step in zip(stored.shape, stored.strides, strict=True))
-        flat = np.memmap(self.folder / chunk.place.file, kind, "r", stored.start, (1 + last,))
+        path = self.folder / chunk.place.file
+        try:
+            flat = np.memmap(path, kind, "r", stored.start, (1 + last,))
+        except OSError as error:
+            raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
         steps = tuple(step * kind.itemsize for step in stored.strides)
         return np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=False)
 

@@ -24,7 +24,7 @@ from shardviz.commands.common.progress import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError
 from shardviz.layout.mesh import Mesh, parse_mesh
-from shardviz.live.job import TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
+from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.testing.saving import check_file, save_test
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         type=seconds,
-        default=TIMEOUT,
         metavar="SECONDS",
-        help=f"how long ranks may take; default: {TIMEOUT:g}",
+        help=f"how long ranks may take; default: {TIMEOUT:g}, under torchrun {JOINED_TIMEOUT:g} for each collective",
     )
     parser.add_argument(
         "--values",
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         progress(lambda: _progress_text(unfinished, mesh.size)),
     ):
         _job(args, probe, mesh, unfinished).launch(
-            args.launch, backend=args.backend, timeout=args.timeout, on_output=_show_prints
+            args.launch, backend=args.backend, timeout=args.timeout or TIMEOUT, on_output=_show_prints
         )
     return _report(args, probe, mesh, folder)
 
@@ -178,7 +177,8 @@ def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path
     if joined.rank == 0:
         prepare_folder(folder, force=args.force)
     job = _job(args, probe, mesh, folder)
-    world.run_joined(TASK, (job,), backend=args.backend, coords=job.coords)
+    timeout = args.timeout or JOINED_TIMEOUT
+    world.run_joined(TASK, (job,), backend=args.backend, timeout=timeout, coords=job.coords)
     return _report(args, probe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
 
 

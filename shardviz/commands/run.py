@@ -23,17 +23,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, ShardvizError
 from shardviz.live.run.notes import read
-from shardviz.live.run.options import PATIENCE, Options
+from shardviz.live.run.options import PATIENCE, Options, session_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--patience",
-        type=float,
+        type=seconds,
         default=PATIENCE,
         metavar="SECONDS",
         help=f"how long ranks wait for each other before a capture; default: {PATIENCE:g}",
@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         0 where nothing is wrong, 1 where there are findings, 2 where nothing was captured or could be checked, 3 if
         the job failed.
     """
+    from shardviz.reference.names import read_map
+
     output = Path(os.path.abspath(args.output or _named_for(args.job)))
     check_folder(output, force=args.force)
     names = read_map(args.map) if args.map else {}
@@ -112,33 +114,10 @@ def _reference(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def read_map(path: Path) -> dict[str, str]:
-    """Read the names of a reference by pattern: a line for each, `pattern = pattern`; # begins a comment.
-
-    Raises:
-        ShardvizError: The file cannot be read, or a line is not one of those.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ShardvizError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}", "--map FILE") from error
-    names: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        pattern, equals, target = (part.strip() for part in text.partition("="))
-        if text and not (pattern and equals and target):
-            hint = "write the model's name first: layers.*.wq.weight = model.layers.*.q_proj.weight"
-            raise ShardvizError(f"{path}, line {number}: {text!r} is not `pattern = pattern`", hint)
-        if text:
-            names[pattern] = target
-    return names
-
-
 @contextmanager
 def _session(output: Path) -> Iterator[Path]:
     """Give a folder beside the dump, which every process of the job reaches, and remove it."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    session = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".run", dir=output.parent))
+    session = session_beside(output)
     try:
         yield session
     finally:
@@ -166,7 +145,8 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
         if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
             process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
 
-    before = {one: signal.signal(one, pass_on) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
     try:
         yield
     finally:
@@ -184,12 +164,15 @@ def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
     for text in missed:
         message, _, hint = text.partition("\n")
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
+    problems = list(dict.fromkeys(note.text for note in notes if note.kind == "problem"))
+    for text in dict.fromkeys(note.text for note in notes if note.kind == "problem" and note.rank > 0):
+        talk(f"shardviz: {text}")  # rank 0 has said its own
     ended = any(note.kind == "steps" for note in notes)
     if code and not (ended and _all_ended(notes)):
         talk(f"shardviz: error: the job failed: {Path(args.job[0]).name} {_ended_with(code)}")
         return EXIT_RANK_FAILED
     if not dumps:
-        talk(f"shardviz: error: {_why_nothing(notes, missed)}")
+        talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE
     if EXIT_FINDINGS in codes:
         return EXIT_FINDINGS
@@ -213,7 +196,8 @@ def _all_ended(notes: Sequence[Note]) -> bool:
 
 def _ended_with(code: int) -> str:
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        known = {one.value: one.name for one in signal.Signals}
+        return f"was ended by {known.get(-code, f'signal {-code}')}"
     return f"exited with {code}"
 
 

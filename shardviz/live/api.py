@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.errors import DumpError, ShardvizError
+from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -104,6 +102,7 @@ def capture(
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.pipeline_parts import PipelinePart, agree
     from shardviz.live.capture.stamp import under_names
+    from shardviz.live.dumping import dump_of_job
 
     refuse_without_group("call shardviz.capture in a rank of a distributed job")
     check_step(step or {})
@@ -113,15 +112,15 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        from shardviz.reference.files import open_reference
+        from shardviz.live.capture.by_reference import opened
 
-        part, source = PipelinePart(tuple(stage_axes)), (open_reference(reference), reference_names or {})
+        part, source = PipelinePart(tuple(stage_axes)), (opened(reference), reference_names or {})
         return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     if stamps is not None and not stage_axes:
         stamps = under_names(stamps, names)
     part = agree(plain_mesh(mesh), stage_axes, stamps.stamps if stamps else (), names)
-    with _dump(Path(path), mesh, part, intended, force=force) as seen:
+    with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", CAST))
         _note_idle_axes(seen, model, mesh, part)
@@ -187,21 +186,22 @@ def capture_by_reference(
     from shardviz.live.capture.stamp import tied_names
     from shardviz.live.claims import registry
     from shardviz.live.compat import computed_buffers
+    from shardviz.live.dumping import dump_of_job
     from shardviz.stamping.target import is_stamped
 
     reference, names = source
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
-    opened = registry.checkpoint(unwrapped(model), reference)
-    known = known_in(opened, wanted, names, strangers=is_stamped(reference.path))
+    merged = registry.checkpoint(unwrapped(model), reference)
+    known = known_in(merged, wanted, names, strangers=is_stamped(reference.path))
     known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
     if is_stamped(reference.path):
-        known = with_merged(replace(known, is_stamped=True), opened, wanted, whole)
-        known = known if known.entries else known_in(opened, wanted, names)
+        known = with_merged(replace(known, is_stamped=True), merged, wanted, whole)
+        known = known if known.entries else known_in(merged, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
-    with _dump(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
+    with dump_of_job(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known, sift)
@@ -259,6 +259,7 @@ def capture_sharding(
     from shardviz.live.capture.passes import Sharding, capture_passes
     from shardviz.live.capture.pipeline_parts import agree
     from shardviz.live.capture.stamp import plan
+    from shardviz.live.dumping import dump_of_job
 
     def sharded(model: nn.Module) -> nn.Module:
         returned = parallelize(model, mesh)
@@ -271,7 +272,7 @@ def capture_sharding(
         model = sharded(model)
         names = [local.name for local in local_tensors(unwrapped(model))]
         part = agree(plain_mesh(mesh), stage_axes, stamps, names)
-        with _dump(Path(path), mesh, part, intended, force=force) as seen:
+        with dump_of_job(Path(path), mesh, part, intended, force=force) as seen:
             add_model(seen, unwrapped(model), mesh, None, part)
             del model
             capture_passes(seen, Sharding(build, sharded, plain_mesh(mesh)), part)
@@ -312,50 +313,3 @@ def add_model(
         if local.name not in placed and (stamps is None or local.unknown or local.name not in seen.stamps):
             seen.add_values(local, "initial")
     return add_ids(seen, [one for one in locals_ if not one.unknown], stamps, part) if stamps is not None else 0
-
-
-@contextmanager
-def _dump(
-    folder: Path,
-    mesh: DeviceMesh,
-    part: PipelinePart,
-    intended: Mapping[str, str] | None,
-    *,
-    force: bool,
-    reference: str = "",
-    command: tuple[str, ...] = (),
-) -> Iterator[Capture]:
-    """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
-    from torch import distributed
-
-    from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks
-    from shardviz.live.capture.capture import Capture, run_record
-    from shardviz.live.capture.intended import check_intended
-    from shardviz.live.capture.meshes import plain_mesh
-    from shardviz.live.capture.stamp import Stamped
-
-    check_intended(intended or {})
-    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
-    if refused is not None:
-        raise refused
-    stamps = {stamp.name: stamp for stamp in part.stamps}
-    seen = Capture(rank, num_ranks, stamps, run_id=agreed_run_id())
-    seen.add_mesh(mesh)
-    yield seen
-    if rank == 0:
-        command = command or tuple(sys.argv)
-        stamped, run_id = Stamped(part.stamps), seen.run_id
-        record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
-        write_run(folder, record)
-    write_rank(folder, seen.record(), seen.dense)
-    distributed.barrier()
-
-
-def _refusal(folder: Path, *, force: bool) -> DumpError | None:
-    """Make the folder; return the error instead of raising it, because ranks that wait for rank 0 would hang."""
-    try:
-        prepare_folder(folder, force=force)
-    except DumpError as error:
-        return DumpError(error.message, error.hint.replace("--force", "force=True").replace(" with -o", ""))
-    return None

@@ -6,16 +6,15 @@ Each function's docstring names the torch versions it was tried on. Also here: n
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from shardviz.layout import placements
+from shardviz.live.claims.flat import FlatParam
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CommDebugMode",
     "DTensor",
-    "FlatParam",
     "MixedPrecisionPolicy",
     "Partial",
     "Replicate",
@@ -57,7 +55,6 @@ __all__ = [
     "in_backward",
     "load_hooks",
     "make_ranks_of_threads",
-    "original_class",
     "placement_of",
     "quiet_redistribution",
     "ranks_of_operator",
@@ -145,16 +142,6 @@ def stages_of(schedule: Any) -> list[tuple[nn.Module, Any]]:
     """
     stages = getattr(schedule, "_stages", None) or [schedule._stage]
     return [(stage.submod, stage.group) for stage in stages]
-
-
-def original_class(module: nn.Module) -> type:
-    """Return the class of a module as its author wrote it; `fully_shard` derives one from it and from `FSDPModule`.
-
-    In torch 2.4.1 to 2.13.0 the derived class is `(FSDPModule, cls)`.
-    """
-    kind = type(module)
-    bases = kind.__bases__
-    return bases[1] if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -327,43 +314,6 @@ def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
                     yield param.sharded_param
 
 
-@dataclass(frozen=True)
-class FlatParam:
-    """One original parameter inside one of FSDP1's flat parameters.
-
-    Attributes:
-        name: Its fully qualified name in the unwrapped model.
-        unit: The name of the wrapped module whose flat parameter contains it.
-        shape: Its own shape; for a tensor-parallel one, the shape of the shard in the concatenation.
-        whole: Its global shape.
-        offset: Its first element in the concatenation.
-        total: The number of elements of the whole concatenation, including padding.
-        local: This rank's part of the concatenation, one-dimensional.
-        local_start: The first element of that part.
-        shard_ranks: The ranks that the concatenation is split over.
-        replicate_ranks: The ranks that hold the same part; only this rank if nothing is replicated.
-        grad: This rank's part of the gradient, if there is one.
-    """
-
-    name: str
-    unit: str
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
-    offset: int
-    total: int
-    local: torch.Tensor
-    local_start: int
-    shard_ranks: tuple[int, ...]
-    replicate_ranks: tuple[int, ...]
-    grad: torch.Tensor | None
-
-    def cut(self, local: torch.Tensor) -> torch.Tensor:
-        """Return this parameter's own stretch of a local part of the concatenation."""
-        begin = max(self.offset - self.local_start, 0)
-        end = max(self.offset + math.prod(self.shape) - self.local_start, 0)
-        return local[min(begin, len(local)) : min(end, len(local))]
-
-
 def flat_params(model: nn.Module) -> Iterator[FlatParam]:
     """Yield the original parameters of every FSDP1 flat parameter in a model.
 
@@ -388,9 +338,8 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
     shard_group, replicas = (shard_ranks, me) if split else (me, shard_ranks)
     if replicate_group is not None:
         replicas = tuple(distributed.get_process_group_ranks(replicate_group))
-    local = (
-        getattr(flat, "_local_shard", flat) if split else flat
-    )  # before the first forward the parameter is the shard
+    # Before the first forward the parameter is the shard.
+    local = getattr(flat, "_local_shard", flat) if split else flat
     size = local.numel()
     grad = getattr(flat, "_saved_grad_shard", None) if split else flat.grad
     grad = flat.grad if grad is None else grad

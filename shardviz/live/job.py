@@ -20,6 +20,9 @@ TASK = "shardviz.live.probe:run_probe"
 TIMEOUT = 120.0
 """Seconds that a probe may take by default."""
 
+JOINED_TIMEOUT = 600.0
+"""Seconds that each of its collectives may take by default under torchrun, which starts and ends the ranks."""
+
 VALUES_LIMIT = 256
 """Local tensors of at most this many elements are written out value by value, by default."""
 

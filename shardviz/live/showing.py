@@ -15,6 +15,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout import notation
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor
 from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.capture.stamp import dtype_name
 from shardviz.picture.model.subject import of_layout
 from shardviz.text import did_you_mean
 
@@ -58,8 +59,8 @@ def table_of(what: object) -> list[tuple[str, str]] | None:
 def _described(local: Local) -> str:
     layout = _layout(local)
     if layout is None:
-        return f"{_dtype(local)}[{', '.join(map(str, local.shape))}] plain"
-    return f"{notation.write(layout, _dtype(local))}  on mesh {layout.mesh}"
+        return f"{dtype_name(local.values.dtype)}[{', '.join(map(str, local.shape))}] plain"
+    return f"{notation.write(layout, dtype_name(local.values.dtype))}  on mesh {layout.mesh}"
 
 
 def _subject(local: Local) -> Subject:
@@ -69,7 +70,7 @@ def _subject(local: Local) -> Subject:
             f"{local.name or 'the tensor'} is plain, {list(local.shape)}: it has no placements to draw",
             "show a DTensor, or a dump made by shardviz.capture",
         )
-    return replace(of_layout(layout, _dtype(local)), name=local.name)
+    return replace(of_layout(layout, dtype_name(local.values.dtype)), name=local.name)
 
 
 def _layout(local: Local) -> Layout | None:
@@ -78,7 +79,3 @@ def _layout(local: Local) -> Layout | None:
     mesh, placements = local.claim
     flat = local.flat[0] if local.flat else None
     return layout_of(LayoutRecord(0, tuple(map(str, placements)), local.claimed_shape, flat), mesh)
-
-
-def _dtype(local: Local) -> str:
-    return str(local.values.dtype).removeprefix("torch.")

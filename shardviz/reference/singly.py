@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.reference.lookup import UNPLACED
+from shardviz.reference.windows import UNPLACED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,10 +7,11 @@ import math
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from shardviz.checkpoint.headers import DTYPES, LENGTH_BYTES
 from shardviz.errors import DumpError
 from shardviz.reference.files import INDEX, open_reference
 from shardviz.stamping.plan import Plan, equal_ones, plan
-from shardviz.stamping.target import LENGTH_BYTES, MARK, SAFETENSORS, STAMPED, header_of, json_object, replaced
+from shardviz.stamping.target import MARK, SAFETENSORS, STAMPED, header_of, json_object, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,12 +28,8 @@ HUB_FILES = "blobs"
 COPIED = 1 << 24
 """Bytes copied at a time."""
 
-SPELLED = {
-    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
-    **{"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
-    **{f"{long}{bits}": f"{short}{bits}" for long, short in (("int", "I"), ("uint", "U")) for bits in (8, 16, 32, 64)},
-}
-"""How torch names element types, and how safetensors does."""
+SPELLED = {ours: theirs for theirs, ours in DTYPES.items() if ours != "complex64"}
+"""How torch names element types, and how safetensors does; of those that are stamped or kept as ones."""
 
 
 def stamp_safetensors(source: Path, target: Path, *, force: bool = False) -> Plan:

@@ -11,6 +11,7 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from shardviz.checkpoint.headers import LENGTH_BYTES, MAX_HEADER
 from shardviz.errors import DumpError
 from shardviz.stamping.fill import VERSION
 from shardviz.text import bytes_text, printable
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAFETENSORS = ".safetensors"
-
-LENGTH_BYTES = 8
-"""Bytes before the header of a safetensors file, which count those of the header."""
 
 MARK = "shardviz"
 """The key in a file's metadata by which a stamped copy is known."""
@@ -36,18 +34,19 @@ STAMPED = f"stamped {VERSION}"
 def is_stamped(path: Path) -> bool:
     """Whether a DCP folder, a safetensors file, or every one of a folder, is a stamped copy."""
     if (path / MARK_FILE).is_file():
-        return (path / MARK_FILE).read_text(errors="replace").strip() == STAMPED
+        with (path / MARK_FILE).open(errors="replace") as file:
+            return file.read(2 * len(STAMPED)).strip() == STAMPED
     files = sorted(path.glob(f"*{SAFETENSORS}")) if path.is_dir() else [path]
     marks = [header_of(file).get("__metadata__") for file in files if file.is_file()]
     return bool(marks) and all(isinstance(mark, dict) and mark.get(MARK) == STAMPED for mark in marks)
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    """Return the header of a file; empty where it has none that can be read."""
+    """Return the header of a file; empty where it has none that can be read. The file may be anything."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            return json_object(file.read(min(length, os.fstat(file.fileno()).st_size)))
+            return json_object(file.read(length)) if length <= MAX_HEADER else {}
     except OSError:
         return {}
 

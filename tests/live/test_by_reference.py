@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardviz
 from shardviz.check.run import check_dump
-from shardviz.errors import ShardvizError
+from shardviz.errors import DumpError, ShardvizError
 from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
 from tests.lanes import at_night
@@ -268,3 +268,42 @@ def test_a_bias_of_which_one_half_is_zero_is_in_order(mesh, shard_dump):
     shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
     report = check_dump(shard_dump)
     assert (report.findings, report.not_checked) == ((), ())
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_checkpoint_of_another_model_is_one_finding_that_says_so(mesh, zeros, shard_dump):
+    reference = saved(beside(shard_dump), built())
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 24), nn.Linear(24, 48))
+    if zeros:
+        nn.init.zeros_(model[0].bias)
+    fully_shard(model, mesh=mesh)
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=reference)
+    (finding,) = check_dump(shard_dump).findings
+    assert (finding.kind, len(finding.members)) == ("foreign", 4)
+    assert "values that are not in checkpoint.safetensors among" in finding.summary
+    assert "not in checkpoint.safetensors: the weight was loaded from another checkpoint" in finding.cause
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_reference_that_one_rank_cannot_open_is_an_error_on_all(mesh, shard_dump):
+    path = saved(beside(shard_dump), built())
+    model = built()
+    fully_shard(model, mesh=mesh)
+    own = path if mesh.get_rank() == 0 else path.with_name("elsewhere.safetensors")
+    with pytest.raises(ShardvizError, match=r"elsewhere.safetensors does not exist"):
+        shardviz.capture(model, shard_dump, mesh=mesh, reference=own)
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_file_that_one_rank_cannot_write_is_an_error_on_all(mesh, shard_dump, monkeypatch):
+    def refused(folder, record, dense):
+        raise DumpError("cannot write it: the disk is full", "choose another folder with -o")
+
+    model = built()
+    fully_shard(model, mesh=mesh)
+    if mesh.get_rank() == 1:
+        monkeypatch.setattr("shardviz.live.dumping.write_rank", refused)
+    with pytest.raises(ShardvizError, match=r"the disk is full"):
+        shardviz.capture(model, shard_dump, mesh=mesh)

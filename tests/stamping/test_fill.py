@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.layout.region import Region
-from shardviz.reference.lookup import WINDOW, locate
+from shardviz.reference.lookup import locate
 from shardviz.reference.singly import singly
+from shardviz.reference.windows import WINDOW
 from shardviz.stamping.fill import BLOCK, CODES, Fill, can_fill, looks_filled
 from tests.lanes import cases
 

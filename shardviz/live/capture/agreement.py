@@ -36,6 +36,23 @@ def of_all_ranks(mine: Sent) -> list[Sent]:
     return of_all
 
 
+def raise_together(error: ShardvizError | None) -> None:
+    """Raise an error that any rank has on all of them: alone, a rank would leave the others waiting for it.
+
+    Args:
+        error: This rank's, if it has one.
+
+    Raises:
+        ShardvizError: This rank's own, or the first rank's that has one.
+    """
+    of_all = of_all_ranks((error.message, error.hint) if error is not None else None)
+    if error is not None:
+        raise error
+    for rank, found in enumerate(of_all):
+        if found is not None:
+            raise ShardvizError(f"rank {rank}: {found[0]}", found[1])
+
+
 def agreed_run_id() -> str:
     """Return what names this run in all of its files: what rank 0 drew. Every rank calls this."""
     return of_all_ranks(secrets.token_hex(8))[0]

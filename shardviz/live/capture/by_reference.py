@@ -20,16 +20,19 @@ from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout
 from shardviz.layout.placements import Replicate
 from shardviz.layout.region import Region
-from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.agreement import in_a_line, of_all_ranks, raise_together
 from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
-from shardviz.reference.lookup import UNPLACED, has_windows_of, is_alike, locate, read_region
+from shardviz.reference.files import open_reference
+from shardviz.reference.lookup import has_windows_of, is_alike, locate, read_region
 from shardviz.reference.names import matched, refuse_strangers, renamed
 from shardviz.reference.singly import singly
+from shardviz.reference.windows import UNPLACED
 from shardviz.stamping.fill import Fill, looks_filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -44,8 +47,8 @@ ALIKE = "where its elements are: all of its values are alike"
 """Why the order of a constant tensor is not checked, unless every rank has all of it."""
 
 Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
-"""Given this rank's tensors by name, each with its ids or None where all is as claimed, says which are not to be
-checked, and why. Every rank calls it."""
+"""Given this rank's tensors by name, without empty shards, each with its ids or None where all is as claimed, says
+which are not to be checked, and why. Every rank calls it."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,22 @@ class Wanted:
     role: Role
     shape: tuple[int, ...]
     tied: tuple[str, ...] = ()
+
+
+def opened(path: str | Path) -> Reference:
+    """Open a reference on every rank. Every rank calls this.
+
+    Raises:
+        ShardvizError: A rank cannot open it; every rank raises it.
+    """
+    reference, error = None, None
+    try:
+        reference = open_reference(path)
+    except DumpError as refused:
+        error = refused
+    raise_together(error)
+    assert reference is not None, "where this rank has none, it has raised"
+    return reference
 
 
 def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict[str, Wanted]:
@@ -180,9 +199,11 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
         if local.name in known.entries and not local.values.is_meta:
             try:
                 places[local.name] = _place(local, known)
-            except DumpError as error:  # raised, it would leave the other ranks waiting for this one
-                seen.not_checked.append((local.name, f"where its elements are: {error.message}"))
-    not_known = sift({name: ids for name, (ids, _) in places.items()}) if sift else {}
+            except Exception as error:  # raised, it would leave the other ranks waiting for this one
+                why = error.message if isinstance(error, DumpError) else in_a_line(error)
+                seen.not_checked.append((local.name, f"where its elements are: {why}"))
+    held = {local.name for local in locals_ if local.values.numel()}  # an empty shard is right, whatever it is of
+    not_known = sift({name: ids for name, (ids, _) in places.items() if name in held}) if sift else {}
     for local in locals_:
         ids, claimed = places.get(local.name, (None, None))
         if local.name in not_known:
@@ -197,8 +218,11 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
 
 def is_as_claimed(local: Local, entry: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
-    claimed = _claimed(local, local.shape)
-    return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
+    try:
+        claimed = _claimed(local, local.shape)
+        return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
+    except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
+        return False
 
 
 def _place(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:

@@ -27,7 +27,7 @@ from shardviz.dump.records import (
 )
 from shardviz.live.capture import describe
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.live.capture.stamp import named_tensors, tied_names
+from shardviz.live.capture.stamp import dtype_name, named_tensors, tied_names
 from shardviz.live.compat import DTensor
 from shardviz.live.job import VALUES_LIMIT
 from shardviz.text import fold
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped
+
+
+GATHER = "full_tensor"
+"""The function of torch by which a whole tensor is gathered."""
 
 
 @dataclass
@@ -156,20 +160,20 @@ class Capture:
         whole = local if local.claim else replace(local, shape=self.stamps[local.name].shape)
         self._add(local.name, self._body(whole, "stamped", held=region.dims), "")
 
-    def add_gathered(self, name: str, collective: str, ids: NDArray[np.int64]) -> None:
-        """Record the ids that a torch collective returned for a stamped tensor."""
+    def add_gathered(self, name: str, ids: NDArray[np.int64]) -> None:
+        """Record the ids that torch's `full_tensor` returned for a stamped tensor."""
         stamp = self.stamps[name]
         held = describe.as_ranges(ids, stamp, stamp.shape)
         runs = describe.as_runs(ids) if held is None else None
         if held is None and runs is None:
-            self.not_checked.append((name, f"{collective} returned ids in more than {describe.MAX_RUNS:,} runs"))
+            self.not_checked.append((name, f"{GATHER} returned ids in more than {describe.MAX_RUNS:,} runs"))
         else:
-            self._gathered.append(GatherRecord(name, collective, held, runs))
+            self._gathered.append(GatherRecord(name, GATHER, held, runs))
 
-    def add_gather_error(self, name: str, collective: str, error: Exception) -> None:
-        """Record that a torch collective raised."""
+    def add_gather_error(self, name: str, error: Exception) -> None:
+        """Record that torch's `full_tensor` raised."""
         line = str(error).strip().partition("\n")[0]
-        self._gathered.append(GatherRecord(name, collective, error=f"{type(error).__name__}: {line}"))
+        self._gathered.append(GatherRecord(name, GATHER, error=f"{type(error).__name__}: {line}"))
 
     def add_ties(self, model: nn.Module, prefix: str = "") -> None:
         """Record which names share storage on this rank, each with a prefix."""
@@ -199,7 +203,7 @@ class Capture:
             collectives=tuple(self.collectives),
             schedule=tuple(self.schedule),
             calls=tuple(self.calls),
-            narrowed_to=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.narrowed_to)),
+            narrowed_to=tuple(sorted(map(dtype_name, self.narrowed_to))),
             not_applied=tuple(dict.fromkeys(self.not_applied)),
             raised=tuple(self.raised),
             held_back=tuple(self.held_back),
@@ -221,7 +225,7 @@ class Capture:
             moment=moment,
             shape=local.shape,
             local_shape=tuple(local.values.shape),
-            dtype=str(local.values.dtype).removeprefix("torch."),
+            dtype=dtype_name(local.values.dtype),
             device=str(local.values.device),
             layout=self._layout(local),
             grad=None if local.role != "param" else "none" if local.grad is None else "here",

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from shardviz.dump.records import Role, Stamp
+from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.by_reference import Known, cast_bits, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
@@ -164,7 +165,7 @@ def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], loc
     """Return what a tensor is made of, as ranks hold it; None where they hold nothing of the reference."""
     own = _numbers(name)
     near = {other: entry for other, entry in sources.items() if _numbers(other)[: len(own)] == own}
-    of_all = of_all_ranks(_parts_in(local, near) if local is not None else [])
+    of_all = of_all_ranks(_readable_parts_in(local, near) if local is not None else [])
     parts = list(dict.fromkeys(part for one in sorted(of_all, key=len, reverse=True) for part in one))
     if not 0 < len(parts) <= MOST_PARTS:
         return None
@@ -173,6 +174,14 @@ def _recipe(name: str, shape: tuple[int, ...], sources: Mapping[str, Entry], loc
     right = of_all_ranks([local is not None and is_as_claimed(local, merged) for _, merged in fitting])
     scores = [sum(column) for column in zip(*right, strict=True)]
     return fitting[scores.index(max(scores))][0] if fitting else None
+
+
+def _readable_parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
+    """Return the parts of a shard; none where the copy cannot be read on this rank, for which the others wait."""
+    try:
+        return _parts_in(local, sources)
+    except (DumpError, OSError):
+        return []
 
 
 def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:

@@ -11,12 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard
-from shardviz.live.compat import FlatParam, root_mesh
+from shardviz.live.compat import root_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch.distributed import ProcessGroup
+
+    from shardviz.live.claims.flat import FlatParam
 
 Claim = tuple[Mesh, tuple[Placement, ...]]
 """Placements, one for each axis of a mesh."""

@@ -164,9 +164,9 @@ def _gather(seen: Capture, model: nn.Module, last: int, part: PipelinePart) -> N
         try:
             full = full_tensor.full_tensor(tensor)
         except Exception as error:
-            seen.add_gather_error(name, "full_tensor", error)
+            seen.add_gather_error(name, error)
         else:
-            seen.add_gathered(name, "full_tensor", part.shifted(describe.ids_of(full, last)))
+            seen.add_gathered(name, part.shifted(describe.ids_of(full, last)))
 
 
 def _holds_ids(model: nn.Module) -> bool:

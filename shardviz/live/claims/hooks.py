@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.claims.made import Made, outline, values_of
 from shardviz.live.compat import clean_name, load_hooks
 
@@ -43,7 +44,7 @@ def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str,
         return _hooked(module, prefix, {key: values_of(entry) for key, entry in own.items()})[name]
 
     return {
-        name: Made(str(one.dtype).removeprefix("torch."), tuple(one.shape), partial(values, name))
+        name: Made(dtype_name(one.dtype), tuple(one.shape), partial(values, name))
         for name, one in loaded.items()
         if name not in own
     }

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from shardviz.layout.dtypes import itemsize
-from shardviz.reference.lookup import bits_of, read_region
+from shardviz.live.capture.stamp import bits_of_tensor, from_bits
+from shardviz.reference.lookup import read_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
     from shardviz.reference.files import Entry
-
-_SIGNED = {1: (np.int8, torch.int8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +36,7 @@ class Made:
     @property
     def bits(self) -> NDArray[Any]:
         """Its bits as unsigned integers."""
-        made = self.make().contiguous()
-        return bits_of(made.view(_SIGNED[itemsize(self.dtype)][1]).numpy()).reshape(self.shape)
+        return bits_of_tensor(self.make()).reshape(self.shape)
 
     def read(self, region: Region) -> NDArray[Any]:
         """Return the bits of a part, in the region's order."""
@@ -54,5 +50,4 @@ def outline(entry: Entry) -> torch.Tensor:
 
 def values_of(entry: Entry) -> torch.Tensor:
     """Return a tensor of a reference, in memory."""
-    signed = np.array(entry.bits, order="C").view(_SIGNED[itemsize(entry.dtype)][0])
-    return torch.from_numpy(signed.reshape(-1)).view(getattr(torch, entry.dtype)).reshape(entry.shape)
+    return from_bits(entry.bits, getattr(torch, entry.dtype))

@@ -12,8 +12,8 @@ from torch import distributed
 
 from shardviz.dump.records import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
+from shardviz.live.claims.flat import FlatParam
 from shardviz.live.claims.local import Local, not_understood
-from shardviz.live.compat import FlatParam
 
 if TYPE_CHECKING:
     import torch

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardviz.live.run.observing import quietly
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -38,7 +40,7 @@ def _visiting(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if _VISITS and not torch.compiler.is_compiling():
             for visit in list(_VISITS):
-                visit(self)
+                quietly("Module.__call__", visit, self)
         return original(self, *args, **kwargs)
 
     return __call__

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from torch import distributed
 
@@ -23,13 +24,15 @@ def watch_steps(seen: Observer) -> None:
     """Look at the steps of every optimizer of this process."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if distributed.is_initialized():
-            parameters = [one for group in optimizer.param_groups for one in group["params"]]
-            quietly("Optimizer.step", seen.stepping, parameters)
-        handle.remove()
+    known: WeakSet[Any] = WeakSet()
 
-    handle = register_optimizer_step_pre_hook(before)
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        # The hook stays: torch walks over the hooks while it calls them, and raises if one is removed meanwhile.
+        if distributed.is_initialized() and optimizer not in known:
+            known.add(optimizer)
+            quietly("Optimizer.step", seen.stepping, optimizer)
+
+    register_optimizer_step_pre_hook(before)
     if seen.options.steps:
         _end_after(seen, register_optimizer_step_post_hook)
 

@@ -181,7 +181,7 @@ def _wrapped(function: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = args, kwargs
-        if not is_awake() and not (hook.wakes and hook.wakes(given)):
+        if not is_awake() and not (hook.wakes and quietly(hook.name, hook.wakes, given)):
             return function(*args, **kwargs)
         with nested(counts=hook.name not in INNERMOST) as is_outermost:
             if is_outermost and hook.before:

@@ -7,6 +7,7 @@ wrapped function: the module's loader wraps it when it has run the module.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,10 @@ class _Finder(MetaPathFinder):
         """Return the spec that the other finders have for a hooked module."""
         if name not in HOOKED:
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        others = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in others if spec is not None), None)
-        if spec is not None and spec.loader is not None:
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             _wrap_after(spec.loader)
         return spec
 
@@ -53,9 +55,11 @@ def _wrap_after(loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         run(module)
-        wrap(module)
+        if module.__name__ in HOOKED:  # the loader of an archive is that of all of its modules
+            wrap(module)
 
-    loader.exec_module = exec_module  # of this one module only: its source is still found by its loader
+    with suppress(AttributeError):  # a loader without a __dict__: the module stays as it is
+        loader.exec_module = exec_module
 
 
 def wrap(module: ModuleType) -> None:

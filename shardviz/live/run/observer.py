@@ -13,7 +13,7 @@ from shardviz.live.run.ending import watch_steps
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.observing import nested, quietly
 from shardviz.live.run.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
-from shardviz.live.run.taking import Stage, take
+from shardviz.live.run.taking import Stage, name_of, take
 from shardviz.live.run.values import Values
 from shardviz.live.run.writing import rank_here
 
@@ -87,7 +87,8 @@ class Observer:
 
     def loaded_state_dict(self, model: object, state_dict: object) -> None:
         """Keep the whole tensors that a sharded model has loaded."""
-        if isinstance(model, nn.Module) and isinstance(state_dict, dict) and self._is_sharded(model):
+        # What is loaded after the capture, at every step perhaps, is compared with nothing and must not fill a disk.
+        if isinstance(model, nn.Module) and isinstance(state_dict, dict) and any(map(self._is_new, model.modules())):
             self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
@@ -111,9 +112,9 @@ class Observer:
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module, Stage(number, group))
 
-    def stepping(self, parameters: Any) -> None:
+    def stepping(self, optimizer: Any) -> None:
         """Capture the sharded models that an optimizer is about to change, if none of their modules was called."""
-        wanted = {id(parameter) for parameter in parameters}
+        wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
             if module not in self._captured and any(id(one) in wanted for one in module.parameters()):
                 self._take(module)
@@ -126,7 +127,7 @@ class Observer:
             return
         with nested() as is_outermost:
             if is_outermost:
-                quietly("Module.__call__", self._look, module)
+                self._look(module)
 
     def _look(self, module: nn.Module) -> None:
         if not any(self._is_new(part) for part in module.modules()):
@@ -138,10 +139,10 @@ class Observer:
 
     def _take(self, root: nn.Module, stage: Stage | None = None) -> None:
         if self._num_taken < MAX_DUMPS:
-            note = quietly("the capture", lambda: take(self, root, stage=stage))
+            note = quietly("the capture", lambda: take(self, root, stage=stage)) or _failed(root)
         else:
             note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
-        if note is not None and self._num_taken <= MAX_DUMPS:
+        if self._num_taken <= MAX_DUMPS:
             leave(self.options.session, note)
         self._num_taken += 1
         self._captured.update(root.modules())
@@ -167,11 +168,6 @@ class Observer:
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
         return part in self._sharded or any(isinstance(tensor, DTensor) for tensor in own)
 
-    def _is_sharded(self, model: nn.Module) -> bool:
-        return any(part in self._sharded for part in model.modules()) or any(
-            isinstance(one, DTensor) for one in model.parameters()
-        )
-
     def _add_source(self, source: Source | None) -> None:
         if source is not None:
             self.sources.append(source)
@@ -179,6 +175,10 @@ class Observer:
     def _leave(self, kind: Any, text: str) -> None:
         rank = distributed.get_rank() if distributed.is_initialized() else -1
         leave(self.options.session, Note(kind, rank, text))
+
+
+def _failed(root: nn.Module) -> Note:
+    return Note("not-captured", rank_here(), f"{name_of(root)}: the capture failed, as was reported when it did")
 
 
 def _is_on_meta(module: nn.Module) -> bool:

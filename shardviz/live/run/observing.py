@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,18 @@ def quietly(what: str, function: Callable[..., Any], *args: Any) -> Any:
         return None
 
 
+def rank_of_environment() -> int:
+    """Return the rank that a launcher gave this process; 0 where it gave none."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+def say(text: str) -> None:
+    """Print a line to stderr, which a job may have closed."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(f"shardviz: {text}", file=sys.stderr, flush=True)
+
+
 _REPORTED: set[str] = set()
 
 
@@ -72,8 +84,8 @@ def report(text: str) -> None:
     if text in _REPORTED:
         return
     _REPORTED.add(text)
-    rank = int(os.environ.get("RANK", "0"))
+    rank = rank_of_environment()
     if rank == 0:
-        print(f"shardviz: {text}", file=sys.stderr, flush=True)
+        say(text)
     if os.environ.get(VARIABLE):
         leave(Options.of_environment().session, Note("problem", rank, text))

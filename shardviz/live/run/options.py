@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,3 +59,17 @@ class Options:
         """Return the folder of a model's dump, the first, the second and so on."""
         first = Path(self.output)
         return first if not index else first.with_name(f"{first.stem}-{index + 1}{first.suffix}")
+
+
+def session_beside(dump: Path) -> Path:
+    """Make a folder beside a dump, which every process of the job reaches, for what ranks note and remember.
+
+    Raises:
+        DumpError: It cannot be made.
+    """
+    try:
+        dump.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{dump.name}.", suffix=".run", dir=dump.parent))
+    except OSError as error:
+        why = error.strerror or error
+        raise DumpError(f"cannot write beside {dump}: {why}", "choose another place for the dump") from error

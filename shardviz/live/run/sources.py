@@ -14,7 +14,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.run.observing import report
-from shardviz.live.run.writing import is_plain, is_writer, rank_here, write
+from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
 from shardviz.reference.files import Reference, open_reference
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Loaded:
 def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Options, number: int) -> Loaded | None:
     """Keep the whole tensors of a state dict that a sharded model is loading; DTensors have only pieces."""
     tensors = {name: value for name, value in state_dict.items() if is_plain(value)}
-    if not tensors or not is_writer(sum(value.nbytes for value in tensors.values())):
+    size = sum(value.nbytes for value in tensors.values())
+    if not tensors or not is_writer(size) or not has_room(options.session, size, "the values that were loaded"):
         return None
     path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
     entries = write(path, tensors)

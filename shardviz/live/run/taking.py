@@ -16,15 +16,16 @@ from shardviz.dump.dump import ID_NONE
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.by_reference import opened
 from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import DTensor, original_class
+from shardviz.live.compat import DTensor
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.values import UNSEEN
-from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.files import Reference
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -105,8 +106,13 @@ def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage |
 
 
 def name_of(root: nn.Module) -> str:
-    """Return the name of a model's class as its author wrote it: FSDP2 makes a class of its own of it."""
-    return original_class(unwrapped(root)).__name__
+    """Return the name of a model's class as its author wrote it.
+
+    `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
+    """
+    kind = type(unwrapped(root))
+    bases = kind.__bases__
+    return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
@@ -119,7 +125,7 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     options, sift = seen.options, None
     if options.reference:
-        source = open_reference(options.reference)
+        source = opened(options.reference)
     else:
         names = [part.prefix + local.name for local in local_tensors(unwrapped(root), plain_mesh(mesh))]
         source, snapshots = _remembered(seen, root, names)
@@ -219,4 +225,4 @@ class Sifting:
 
 def _is_found(ids: NDArray[np.int64] | None) -> bool:
     """Whether a shard has any of its tensor's old values."""
-    return ids is None or not ids.size or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
+    return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ import torch
 from torch import nn
 
 from shardviz.live.compat import clean_name
-from shardviz.live.run.observing import report
-from shardviz.live.run.writing import is_plain, is_writer, rank_here, write
-from shardviz.text import counted
+from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -112,14 +109,7 @@ class Values:
         """Write values where this rank writes and the disk has room; of tensors that share memory one."""
         self._pointers |= {tensor.data_ptr() for tensor in tensors.values()}
         size = sum(tensor.nbytes for tensor in tensors.values())
-        free = shutil.disk_usage(self._session).free
-        if not is_writer(size) or not tensors:
-            return {}
-        if size > free // 2:
-            report(
-                f"the values before sharding are not kept: {counted(len(tensors), 'tensor')} of {size:,} bytes, and "
-                f"{free:,} bytes are free in {self._session}: give the checkpoint by --reference"
-            )
+        if not tensors or not is_writer(size) or not has_room(self._session, size, "the values before sharding"):
             return {}
         by_memory = {where: _memory(tensor) for where, tensor in tensors.items()}
         once = {memory: tensors[where] for where, memory in by_memory.items()}

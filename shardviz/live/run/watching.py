@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import distributed, nn
 
 from shardviz.live.run.arming import arm, disarm
-from shardviz.live.run.observing import nested
-from shardviz.live.run.options import PATIENCE, Options
+from shardviz.live.run.meeting import meet
+from shardviz.live.run.observing import nested, say
+from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.taking import take
 from shardviz.live.run.values import Values
 
@@ -45,6 +46,9 @@ def watch(
         force: Replace the folder if it is a dump.
         patience: Seconds that a rank waits for the others to call the model, too.
 
+    Raises:
+        DumpError: Nothing can be written beside the folder.
+
     Example:
         In a training script, on every rank; afterwards run `shardviz check before_training.shardviz`:
 
@@ -74,11 +78,11 @@ class Watch:
         patience: float = PATIENCE,
     ) -> None:
         self._folder = Path(path).absolute()
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        self._session = tempfile.mkdtemp(prefix=f".{self._folder.name}.", suffix=".run", dir=self._folder.parent)
+        self._session = session_beside(self._folder)
+        atexit.register(shutil.rmtree, self._session, ignore_errors=True)  # the model may never be called
         known = str(Path(reference).absolute()) if reference is not None else ""
         self.options = Options(
-            str(self._folder), self._session, known, reference_names or {}, 0, force, patience, tuple(sys.argv)
+            str(self._folder), str(self._session), known, reference_names or {}, 0, force, patience, tuple(sys.argv)
         )
         self.values = Values(self.options)
         self.sources: list[Source] = [self.values]
@@ -110,10 +114,12 @@ class Watch:
         self._model = None
         with nested():
             note = take(self, model, self._folder)
+            if note.kind == "captured":
+                # No rank still reads what another one kept. Not a barrier: a rank may be in a collective of the job's.
+                meet(f"{self._folder}/read", self.options.patience)
         if note.kind != "captured" and distributed.get_rank() == 0:
             message, _, hint = note.text.partition("\n")
-            print(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""), file=sys.stderr)
-        distributed.barrier()  # no rank still reads what another one kept
+            say(f"not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
         self.end()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,8 @@ import torch
 from torch import distributed, nn
 
 from shardviz.checkpoint.headers import DTYPES
+from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.run.observing import rank_of_environment, report
 from shardviz.reference.files import open_reference
 
 if TYPE_CHECKING:
@@ -24,12 +26,24 @@ SMALL = 64 << 20
 
 def rank_here() -> int:
     """Return this process's rank, before it has joined the others too."""
-    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
+    return distributed.get_rank() if distributed.is_initialized() else rank_of_environment()
 
 
 def is_writer(size: int) -> bool:
     """Whether this rank writes a model: rank 0; each one in a pipeline, whose layers differ, and of a small model."""
     return rank_here() == 0 or size <= SMALL or "torch.distributed.pipelining" in sys.modules
+
+
+def has_room(folder: Path | str, size: int, what: str) -> bool:
+    """Whether a disk has room for values and as much again, which is for the job; reported where it has not."""
+    free = shutil.disk_usage(folder).free
+    if size > free // 2:
+        report(
+            f"{what} are not kept: they take {size:,} bytes, and {free:,} bytes are free in {folder}: give the "
+            "checkpoint by --reference"
+        )
+        return False
+    return True
 
 
 def is_plain(tensor: Any) -> bool:
@@ -38,7 +52,7 @@ def is_plain(tensor: Any) -> bool:
         type(tensor) in (torch.Tensor, nn.Parameter)
         and tensor.layout == torch.strided
         and not tensor.is_meta
-        and str(tensor.dtype).removeprefix("torch.") in DTYPES.values()
+        and dtype_name(tensor.dtype) in DTYPES.values()
     )
 
 

@@ -17,7 +17,8 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write
 from shardviz.layout.region import index_of
-from shardviz.reference.lookup import UNPLACED, bits_of, is_alike, locate
+from shardviz.reference.lookup import bits_of, is_alike, locate
+from shardviz.reference.windows import UNPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,6 +46,21 @@ def test_a_shard_exchanged_before_the_first_call_is_named(mesh, shard_dump):
     assert (finding.kind, finding.tensor) == ("misordered", "0.weight")
 
 
+@spmd(mesh={"fsdp": 2})
+def test_weights_drawn_again_after_sharding_are_not_checked_where_a_rank_has_none_of_them(mesh, shard_dump):
+    model = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 1))
+    shardviz.watch(model, shard_dump)
+    fully_shard(model, mesh=mesh)
+    torch.manual_seed(mesh.get_rank())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().uniform_(3, 4)
+    model(torch.randn(2, 16))
+    report = check_dump(shard_dump)
+    assert not report.findings
+    assert {one.tensor for one in report.not_checked} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
 def test_a_callback_without_its_library_says_what_to_install():
     code = "import sys\nfor name in ('transformers', 'lightning', 'lightning.pytorch', 'pytorch_lightning'):\n"
     code += "    sys.modules[name] = None\nimport shardviz, shardviz.errors\n"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.order.case import Case
+    from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Coord
 
 
@@ -106,11 +107,13 @@ def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], name: str
 
 
 def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
+    reference = case.dump.files.run.reference
     zeros = sum(int(np.count_nonzero(ids == 0)) for ids in foreign.values())
     none = sum(int(np.count_nonzero(ids == -1)) for ids in foreign.values())
     others = sum(int(np.count_nonzero(ids < -1)) for ids in foreign.values())
     total = sum(ids.size for ids in case.ids.values()) + sum(region.size for region in case.regions.values())
-    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, "values that are not ids")) if count]
+    unknown = f"values that are not {f'in {reference}' if reference else 'ids'}"
+    parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, unknown)) if count]
     if others:
         parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
     lost = count_ids(case).num_missing
@@ -129,15 +132,22 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
         claimed=case.claimed_text,
         cause=cause,
         fix=fix,
-        generic=all(np.all(ids == -1) for ids in foreign.values()),
+        generic=all(np.all(ids == -1) for ids in foreign.values()) or _is_of_another(case.dump),
     )
+
+
+def _is_of_another(dump: Dump) -> bool:
+    """Whether a reference has no weight of the model, so that zeros beside the others say nothing of their own."""
+    weights = {name for tensor in dump.at("stamped") if tensor.role == "param" for name in tensor.names}
+    known = dump.without_ids
+    return bool(dump.files.run.reference) and "values" in known.values() and weights == set(known)
 
 
 def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
     shifted = next(explain_elements(case), None) if case.claimed is not None else None
     if shifted is not None:
         return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
-    if none and case.dump.files.run.reference:
+    if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
         return (*_not_in(case.dump.files.run.reference), "")
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return (*_rewritten(case), "")

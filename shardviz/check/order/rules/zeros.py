@@ -64,7 +64,7 @@ def advise_zeros(case: Case) -> Advice:
     if not blank:
         return PART if count_ids(case).num_missing else PADDING
     if len(blank) < len(shards):
-        return _of_ranks(case, sorted(map(case.rank, blank)))
+        return _of_ranks(sorted(map(case.rank, blank)))
     if case.tensor.role != "param":
         return NEVER_WRITTEN
     weights = {name for tensor in case.dump.at("stamped") if tensor.role == "param" for name in tensor.names}
@@ -72,7 +72,7 @@ def advise_zeros(case: Case) -> Advice:
     return NO_LOAD if weights == blank_weights and len(weights) > 1 else NO_VALUES
 
 
-def _of_ranks(case: Case, ranks: list[int]) -> Advice:
+def _of_ranks(ranks: list[int]) -> Advice:
     where = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, MAX_LISTED)}"
     return Advice(
         f"The shards of {where} were never written, where the other ranks' were: a file was not read there, or the "
