@@ -7,7 +7,7 @@ the checkpoint that the job loads, or with what the model held before it was
 sharded. What the job prints goes to stderr.
 
 Exits with 1 where there are findings, 2 where nothing was captured or could
-be checked, and 3 if the job failed.
+be checked, 3 if the job failed, and 130 if Ctrl-C ended it.
 
 examples:
   shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_RANK_FAILED, EXIT_USAGE, ShardvizError
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RANK_FAILED, EXIT_USAGE, ShardvizError
 from shardviz.live.run.notes import read
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 
@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: SCRIPT.shardviz")
     parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
     parser.add_argument(
-        "--reference", type=Path, metavar="CKPT", help="a safetensors file or a folder of them to compare values with"
+        "--reference",
+        type=Path,
+        metavar="CKPT",
+        help="compare values with a safetensors file, a folder of them or a DCP folder",
     )
     parser.add_argument(
         "--map", type=Path, metavar="FILE", help="the reference's names: lines `model's pattern = reference's pattern`"
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0 where nothing is wrong, 1 where there are findings, 2 where nothing was captured or could be checked, 3 if
-        the job failed.
+        the job failed, 130 if it was interrupted.
     """
     from shardviz.reference.names import read_map
 
@@ -130,25 +133,33 @@ def _start(job: Sequence[str], options: Options) -> int:
     try:
         process = subprocess.Popen(job, env=os.environ | options.environment(), stdout=sys.stderr)
     except OSError as error:
-        raise ShardvizError(
-            f"cannot start {job[0]}: {error.strerror}", "after --, give the command as you would type it"
-        ) from error
-    with _passing_on(process):
-        return process.wait()
+        raise ShardvizError(f"cannot start {job[0]}: {error.strerror}", _how_to_start(job[0])) from error
+    with _passing_on(process) as seen:
+        code = process.wait()
+    return -signal.SIGINT if code and signal.SIGINT in seen else code
+
+
+def _how_to_start(program: str) -> str:
+    """Return what to do about a command that does not start."""
+    if program.endswith(".py"):
+        return f"put python or torchrun before it: shardviz run -- torchrun --nproc-per-node 2 {program}"
+    return "give the path of a program, or activate the environment that has it"
 
 
 @contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let the job see the signals that this command gets, and wait for it: it has ranks to end."""
+def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
+    """Let the job see the signals that this command gets, and wait for it: it has ranks to end. Gives those seen."""
+    seen: set[int] = set()
 
     def pass_on(number: int, frame: object) -> None:
+        seen.add(number)
         if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
             process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
 
     heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
     before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
     try:
-        yield
+        yield seen
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
@@ -169,8 +180,7 @@ def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
         talk(f"shardviz: {text}")  # rank 0 has said its own
     ended = any(note.kind == "steps" for note in notes)
     if code and not (ended and _all_ended(notes)):
-        talk(f"shardviz: error: the job failed: {Path(args.job[0]).name} {_ended_with(code)}")
-        return EXIT_RANK_FAILED
+        return _failed(args.job, code)
     if not dumps:
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE
@@ -179,11 +189,22 @@ def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
     return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
 
 
+def _failed(job: Sequence[str], code: int) -> int:
+    """Say how the job ended, and return this command's exit code."""
+    if code == -signal.SIGINT:
+        talk(f"shardviz: interrupted: {Path(job[0]).name} was ended by Ctrl-C")
+        return EXIT_INTERRUPTED
+    talk(f"shardviz: error: the job failed: {Path(job[0]).name} {_ended_with(code)}")
+    return EXIT_RANK_FAILED
+
+
 def _report(args: argparse.Namespace, dump: Path) -> int:
     from shardviz.commands import check
 
     shown = Path(os.path.relpath(dump))
     code = check.report(shown, args.format, args.color, strict=args.strict)
+    if code == EXIT_USAGE and not args.reference:
+        talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shown}")
     return code
 
@@ -206,11 +227,15 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
     if missed:
         return "nothing was captured"
     if any(note.kind == "sharded" for note in notes):
-        return "nothing was captured: models were sharded, and none was called or stepped afterwards"
+        return (
+            "nothing was captured: models were sharded, and none was called or stepped afterwards\n"
+            "Hint: run at least one step of the job, or call shardviz.capture(model, DUMP, mesh=mesh) in it"
+        )
     if ranks:
         return (
             f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
-            "parallelize_module, distribute_module, distribute_tensor, or a constructor of FSDP or DDP"
+            "parallelize_module, distribute_module, distribute_tensor, or a constructor of FSDP or DDP\n"
+            "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
         )
     return (
         "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"

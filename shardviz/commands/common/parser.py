@@ -35,9 +35,14 @@ class Parser(argparse.ArgumentParser):
             if arg == "--":
                 break
             if name.startswith("--") and name not in self._option_string_actions:
-                hint = did_you_mean(name, self._option_string_actions) or f"{self.prog} --help"
+                hint = did_you_mean(name, self._option_string_actions) or self._where_it_belongs()
                 raise ShardvizError(f"{self.prog} has no option {name}", hint)
         return self.parse_args(args)
+
+    def _where_it_belongs(self) -> str:
+        if any(action.dest == "job" for action in self._actions):
+            return f"put -- before the command whose option it is: {self.prog} -- CMD ...; or see {self.prog} --help"
+        return f"{self.prog} --help"
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse complains of."""

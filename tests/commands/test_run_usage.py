@@ -1,0 +1,62 @@
+"""Wrong uses of `shardviz run`: one line that says why, a hint, and the exit code; and a job that Ctrl-C ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WAITS = "import time; print('ready', flush=True); time.sleep(60)"
+ENDS_WELL = (
+    "import signal, sys, time\nsignal.signal(2, lambda *_: sys.exit(0))\nprint('ready', flush=True); time.sleep(60)"
+)
+
+
+def run(*words, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "shardviz", "run", *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("torchrun", "--nproc-per-node", "2", "a.py"), "has no option --nproc-per-node", "put -- before the command"),
+        (("--", "no-such-program"), "cannot start no-such-program: No such file", "activate the environment"),
+        (("--", "./a.py"), "cannot start ./a.py: Permission denied", "put python or torchrun before it"),
+        (("--map", "absent", "--", "true"), "cannot read absent: No such file", "--map takes a file of lines"),
+        (("--patience", "-3", "--", "true"), "'-3' is not a valid timeout", "shardviz run --help"),
+        (("--patience", "nan", "--", "true"), "'nan' is not a valid timeout", "shardviz run --help"),
+        (("-o", "a.py/job", "--", "true"), "cannot write", "give another folder with -o"),
+    ],
+)
+def test_a_wrong_use_is_one_line_and_a_hint(tmp_path, words, message, hint):
+    (tmp_path / "a.py").write_text("")
+    ran = run(*words, folder=tmp_path)
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    error, advice = ran.stderr.splitlines()
+    assert error.startswith("shardviz: error: ")
+    assert message in error
+    assert advice.startswith("Hint: ")
+    assert hint in advice
+
+
+@pytest.mark.parametrize(("script", "code"), [(WAITS, 130), (ENDS_WELL, 2)])
+def test_ctrl_c_ends_the_job_first_and_is_not_a_failed_job(tmp_path, script, code):
+    (tmp_path / "job.py").write_text(f"import os; print(os.getpid(), flush=True)\n{script}")
+    command = [sys.executable, "-m", "shardviz", "run", "--", sys.executable, "job.py"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
+        job = int(process.stdout.readline())
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == code, rest
+    assert ("shardviz: interrupted: " in rest) == (code == 130)
+    assert "the job failed" not in rest
+    with pytest.raises(ProcessLookupError):
+        os.kill(job, 0)
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["job.py"]
