@@ -32,6 +32,14 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     return replace(reference, entries={**reference.entries, **made}) if made else None
 
 
+def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
+    """Return what a model's load hooks may read of a reference: a checkpoint's names, which are not the model's."""
+    prefixes = tuple(
+        f"{clean_name(name)}." for name, module in model.named_modules() if name and any(True for _ in load_hooks(module))
+    )
+    return {name: entry for name, entry in reference.entries.items() if name.startswith(prefixes)}
+
+
 def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the tensors that a module's hooks add, none where they cannot do with what the reference has."""
     try:
