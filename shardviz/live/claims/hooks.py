@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardviz.live.claims.made import Made, outline, values_of
 from shardviz.live.compat import clean_name, load_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
     from torch import nn
 
     from shardviz.reference.files import Entry, Reference
@@ -53,7 +54,7 @@ def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str,
     return {
         name: Made(str(one.dtype).removeprefix("torch."), tuple(one.shape), partial(values, name))
         for name, one in loaded.items()
-        if name not in own
+        if name not in own and isinstance(one, torch.Tensor)
     }
 
 

@@ -14,7 +14,7 @@ from shardviz.live.run.ending import watch_steps
 from shardviz.live.run.notes import Note, leave
 from shardviz.live.run.observing import nested, quietly
 from shardviz.live.run.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
-from shardviz.live.run.taking import Stage, take
+from shardviz.live.run.taking import Stage, name_of, take
 from shardviz.live.run.values import Values
 from shardviz.live.run.writing import rank_here
 
@@ -140,9 +140,10 @@ class Observer:
     def _take(self, root: nn.Module, stage: Stage | None = None) -> None:
         if self._num_taken < MAX_DUMPS:
             note = quietly("the capture", lambda: take(self, root, stage=stage))
+            note = note or Note("not-captured", rank_here(), f"{name_of(root)}: an error of shardviz, given above")
         else:
             note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
-        if note is not None and self._num_taken <= MAX_DUMPS:
+        if self._num_taken <= MAX_DUMPS:
             leave(self.options.session, note)
         self._num_taken += 1
         self._captured.update(root.modules())
