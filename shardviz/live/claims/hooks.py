@@ -36,7 +36,9 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
 def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
     """Return what a model's load hooks may read of a reference: a checkpoint's names, which are not the model's."""
     prefixes = tuple(
-        f"{clean_name(name)}." for name, module in model.named_modules() if name and any(True for _ in load_hooks(module))
+        f"{clean_name(name)}."
+        for name, module in model.named_modules()
+        if name and any(True for _ in load_hooks(module))
     )
     return {name: entry for name, entry in reference.entries.items() if name.startswith(prefixes)}
 
