@@ -18,10 +18,15 @@ DEMOS = Path(__file__).parents[2] / "demos" / "frameworks"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def run(folder, name, *words, command=TORCHRUN):
+def run(folder, name, *words, command=TORCHRUN, options=()):
     shutil.copy(DEMOS / name, folder)
     job = (sys.executable, *command, name, *words)
-    return started(folder, [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", "--", *job])
+    return started(folder, [sys.executable, "-m", "shardviz", "run", "-o", "job.shardviz", *options, "--", *job])
+
+
+def not_in_order(folder):
+    report = check_dump(folder / "job.shardviz")
+    return {(one.kind, one.tensor) for finding in report.findings for one in finding.each}
 
 
 def started(folder, command):
@@ -84,3 +89,124 @@ def test_one_line_with_a_callback_writes_the_same(tmp_path, name, library):
     report = check_dump(tmp_path / "one.shardviz")
     assert not report.findings
     assert not report.not_checked
+
+
+def test_every_stage_of_deepspeeds_zero_is_in_order(tmp_path):
+    pytest.importorskip("deepspeed", reason="needs deepspeed: pip install deepspeed")
+    for stage in ("1", "2", "3"):
+        folder = tmp_path / stage
+        folder.mkdir()
+        ran = run(folder, "deepspeed_zero.py", stage)
+        assert ran.returncode == 0, ran.stderr
+        assert "all 4 tensors are in order" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("3", "exchanged"), {("misordered", "0.weight")}),
+        (("3", "skipped"), {("foreign", "2.weight")}),
+        (("2", "skipped"), {("foreign", "2.weight")}),
+    ],
+)
+def test_harm_to_what_deepspeed_holds_is_named(tmp_path, words, wrong):
+    pytest.importorskip("deepspeed", reason="needs deepspeed: pip install deepspeed")
+    ran = run(tmp_path, "deepspeed_zero.py", *words)
+    assert ran.returncode == 1, ran.stderr
+    assert not_in_order(tmp_path) == wrong
+
+
+EXCHANGED = {("misordered", "up.weight"), ("misordered", "up.bias"), ("misordered", "down.weight")}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "wrong"),
+    [((), 0, set()), (("exchanged",), 1, EXCHANGED), (("skipped",), 1, {("foreign", "up.weight")})],
+)
+def test_layers_of_megatron_are_compared_with_a_reference(tmp_path, words, code, wrong):
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[frameworks]'")
+    shutil.copy(DEMOS / "megatron_layers.py", tmp_path)
+    whole = started(tmp_path, [sys.executable, *TORCHRUN, "megatron_layers.py"])
+    assert whole.returncode == 0, whole.stderr
+    ran = run(tmp_path, "megatron_layers.py", *words, options=("--reference", "whole.safetensors"))
+    assert ran.returncode == code, ran.stderr
+    assert not_in_order(tmp_path) == wrong
+    assert {one.tensor for one in check_dump(tmp_path / "job.shardviz").not_checked} == {"norm.weight", "norm.bias"}
+
+
+def test_layers_born_split_without_a_reference_are_not_checked(tmp_path):
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[frameworks]'")
+    ran = run(tmp_path, "megatron_layers.py")
+    assert ran.returncode == 2, ran.stderr
+    assert "nothing was checked in 6 tensors" in ran.stderr
+    assert "float32[48/tp, 16]" in ran.stdout
+
+
+NORMS = 5
+"""Weights of a tiny Llama that are all ones, so that their order cannot be told."""
+
+
+@pytest.mark.parametrize("words", [(), ("efficient",)])
+def test_accelerate_under_fsdp2_is_in_order(tmp_path, words):
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[frameworks]'")
+    ran = run(tmp_path, "accelerate_fsdp2.py", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert f"no findings in 23 tensors on 2 ranks; {NORMS} tensors not checked" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("exchanged",), {("misordered", "model.layers.1.self_attn.q_proj.weight")}),
+        (("efficient", "skipped"), {("foreign", "lm_head.weight")}),
+    ],
+)
+def test_harm_after_accelerate_has_sharded_is_named(tmp_path, words, wrong):
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[frameworks]'")
+    ran = run(tmp_path, "accelerate_fsdp2.py", *words)
+    assert ran.returncode == 1, ran.stderr
+    assert not_in_order(tmp_path) == wrong
+
+
+QUERY = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "wrong"),
+    [
+        ((), 0, set()),
+        (("exchanged",), 1, {("misordered", f"{QUERY}.weight"), ("misordered", f"{QUERY}.lora_A.default.weight")}),
+        (("skipped",), 1, {("foreign", "model.layers.0.mlp.down_proj.weight")}),
+    ],
+)
+def test_base_weights_and_adapters_of_peft_are_compared(tmp_path, words, code, wrong):
+    pytest.importorskip("peft", reason="needs peft: pip install peft")
+    ran = run(tmp_path, "peft_lora.py", *words)
+    assert ran.returncode == code, ran.stderr
+    assert not_in_order(tmp_path) == wrong
+
+
+TITAN = ("--parallelism.tensor_parallel_degree", "2", "--parallelism.spmd_backend", "partial_dtensor")
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "wrong"),
+    [
+        ("loading", 0, set()),
+        ("exchanged", 1, {("misordered", "layers.0.attention.wo.weight")}),
+        ("skipped", 1, {("foreign", "layers.0.attention.wo.weight")}),
+    ],
+)
+def test_torchtitans_trainer_is_compared_with_what_it_loads(tmp_path, config, code, wrong):
+    pytest.importorskip("torchtitan", reason="needs torchtitan: pip install torchtitan triton")
+    name, *job = "torchtitan_llama.py", "--module", "torchtitan_llama", "--config"
+    shutil.copy(DEMOS / name, tmp_path)
+    whole = started(tmp_path, [sys.executable, *TORCHRUN[:-1], "1", name, *job, "saving"])
+    assert whole.returncode == 0, whole.stderr
+    ran = run(tmp_path, name, *job, config, *TITAN)
+    assert ran.returncode == code, ran.stderr
+    assert not_in_order(tmp_path) == wrong
+    assert {one.tensor for one in check_dump(tmp_path / "job.shardviz").not_checked} <= ROTARY
+
+
+ROTARY = {f"layers.{layer}.attention.rope.cache" for layer in range(6)}

@@ -33,6 +33,11 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     return Local(name, role, shape, values, claim, grad=grad_values, grad_claim=grad_claim, own_axes=axes)
 
 
+def marks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    return isinstance(tensor, DTensor)
+
+
 def mesh_of(model: nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that a model's DTensors are on, sub-meshes counted as their root."""
     tensors = [tensor for _, _, tensor in named_tensors(model) if isinstance(tensor, DTensor)]

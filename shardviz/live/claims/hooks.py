@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.claims.made import Made, outline, values_of
 from shardviz.live.compat import clean_name, load_hooks
@@ -16,7 +18,6 @@ from shardviz.live.compat import clean_name, load_hooks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
     from torch import nn
 
     from shardviz.reference.files import Entry, Reference
@@ -33,6 +34,16 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     return replace(reference, entries={**reference.entries, **made}) if made else None
 
 
+def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
+    """Return what a model's load hooks may read of a reference: a checkpoint's names, which are not the model's."""
+    prefixes = tuple(
+        f"{clean_name(name)}."
+        for name, module in model.named_modules()
+        if name and any(True for _ in load_hooks(module))
+    )
+    return {name: entry for name, entry in reference.entries.items() if name.startswith(prefixes)}
+
+
 def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the tensors that a module's hooks add, none where they cannot do with what the reference has."""
     try:
@@ -46,7 +57,7 @@ def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str,
     return {
         name: Made(dtype_name(one.dtype), tuple(one.shape), partial(values, name))
         for name, one in loaded.items()
-        if name not in own
+        if name not in own and isinstance(one, torch.Tensor)
     }
 
 

@@ -51,6 +51,11 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     return Local(name, role, tuple(shape), local.values, _claim(ranks, dim, stride, mesh), grad=local.grad)
 
 
+def marks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a split weight of a Megatron layer."""
+    return bool(getattr(tensor, "tensor_model_parallel", False)) and _is_up()
+
+
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return Megatron's groups of more than one rank by axis, if the model has a layer of Megatron's."""
     is_used = _is_up() and any(hasattr(tensor, "partition_dim") for _, _, tensor in named_tensors(model))

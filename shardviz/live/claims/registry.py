@@ -41,6 +41,11 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = N
     return next((local for local in found if local is not None), None) or plain(name, role, tensor)
 
 
+def marks(tensor: torch.Tensor) -> bool:
+    """Whether a library split a tensor: a model may be born split, by no call that could be seen."""
+    return any(marked(tensor) for marked in _having("marks"))
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside engines and wrappers, which add to every name."""
     inside: nn.Module | None = model

@@ -54,6 +54,11 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     return Local(name, role, tuple(shape), local.values, claim, grad=local.grad)
 
 
+def marks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is annotated as one that ranks hold different parts of."""
+    return "V" in _kinds(tensor).values()
+
+
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the process groups of the axes that a model's annotations name, outermost first."""
     axes = {axis for _, _, tensor in named_tensors(model) for axis in _kinds(tensor)}

@@ -36,6 +36,11 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     return Local(name, role, shape, param.cut(param.local), of_flat_param(param, mesh), record)
 
 
+def marks(tensor: torch.Tensor) -> bool:
+    """Whether DeepSpeed has partitioned a parameter."""
+    return hasattr(tensor, "ds_tensor")
+
+
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the group that most parameters are split over: experts have smaller ones."""
     groups = [param.ds_process_group for param in model.parameters() if hasattr(param, "ds_process_group")]

@@ -129,6 +129,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
         Hook("distribute_tensor", _distributing, _distributes, _always),
     ),
     "torch.nn.parallel.distributed": (_shards("DistributedDataParallel.__init__", 1),),
+    "deepspeed.runtime.engine": (_shards("DeepSpeedEngine.__init__", 2, "model"),),
     "torch.nn.modules.module": (Hook("Module.to", _to, None, _is_to_meta), Hook("Module.load_state_dict", _loads)),
     "torch.distributed.pipelining.schedules": (
         Hook("PipelineScheduleSingle.step", _schedules),

@@ -24,6 +24,7 @@ HOOKED = frozenset(
         "torch.distributed.tensor.parallel.api",
         "torch.distributed.tensor._api",
         "torch.nn.parallel.distributed",
+        "deepspeed.runtime.engine",
         "torch.nn.modules.module",
         "torch.distributed.pipelining.schedules",
         "torch.distributed.checkpoint.state_dict",

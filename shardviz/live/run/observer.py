@@ -7,7 +7,8 @@ from weakref import WeakSet
 
 from torch import distributed, nn
 
-from shardviz.live.compat import DTensor, stages_of
+from shardviz.live.claims import registry
+from shardviz.live.compat import stages_of
 from shardviz.live.run.arming import arm, disarm
 from shardviz.live.run.ending import watch_steps
 from shardviz.live.run.notes import Note, leave
@@ -166,7 +167,7 @@ class Observer:
         if part in self._captured:
             return False
         own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        return part in self._sharded or any(isinstance(tensor, DTensor) for tensor in own)
+        return part in self._sharded or any(registry.marks(tensor) for tensor in own)
 
     def _add_source(self, source: Source | None) -> None:
         if source is not None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat import DTensor, clean_name
 from shardviz.live.run.observing import report
 from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
@@ -63,7 +64,7 @@ class Loaded:
         if prefix is None:
             return {}
         found = {name: self.reference.find(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
-        return {name: entry for name, entry in found.items() if entry is not None}
+        return read_by(root, self.reference) | {name: entry for name, entry in found.items() if entry is not None}
 
     def _prefix(self, root: nn.Module) -> str | None:
         if self.module is None:
