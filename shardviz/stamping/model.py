@@ -69,7 +69,11 @@ def _probe(text: str) -> tuple[ModuleType, str]:
     from shardviz.live.probe import load_probe
     from shardviz.probe_files import find
 
-    probe = find(text)
+    try:
+        probe = find(text)
+    except ProbeError as error:
+        hint = "give a checkpoint, FILE.py:FUNCTION that builds the model, or a name from `shardviz probes`"
+        raise ProbeError(f"{error.message}, and no checkpoint is there", hint) from error
     return load_probe(probe.path, probe.build, probe.module), probe.build
 
 

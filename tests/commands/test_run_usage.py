@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shardviz.cli import main
+
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
 ENDS_WELL = (
     "import signal, sys, time\nsignal.signal(2, lambda *_: sys.exit(0))\nprint('ready', flush=True); time.sleep(60)"
@@ -60,3 +62,11 @@ def test_ctrl_c_ends_the_job_first_and_is_not_a_failed_job(tmp_path, script, cod
     with pytest.raises(ProcessLookupError):
         os.kill(job, 0)
     assert [path.name for path in Path(tmp_path).iterdir()] == ["job.py"]
+
+
+def test_a_checkpoint_to_stamp_that_is_not_there_is_not_only_an_unknown_probe(tmp_path, capsys):
+    assert main(["stamp-checkpoint", str(tmp_path / "absent"), "-o", str(tmp_path / "copy")]) == 2
+    error, advice = capsys.readouterr().err.splitlines()
+    assert "absent" in error
+    assert "no checkpoint is there" in error
+    assert "give a checkpoint, FILE.py:FUNCTION" in advice
