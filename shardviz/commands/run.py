@@ -234,7 +234,7 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
     if ranks:
         return (
             f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
-            "parallelize_module, distribute_module, distribute_tensor, or a constructor of FSDP or DDP\n"
+            "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
             "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
         )
     return (

@@ -85,7 +85,7 @@ def of_state_dict(model: nn.Module, state_dict: Mapping[str, Any], options: Opti
         return None
     path = Path(options.session) / f"loaded-{rank_here()}-{number}.safetensors"
     entries = write(path, tensors)
-    return Loaded(Path("values_loaded.safetensors"), Reference(path, entries), weakref.ref(model))
+    return Loaded(Path("the state dict that was loaded"), Reference(path, entries), weakref.ref(model))
 
 
 def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
 
-NAME = "values_before_sharding.safetensors"
+NAME = "the values before sharding"
 
 SAMPLE = 4096
 """Elements of a tensor that tell whether ranks had the same values: seeds that differ show in the first ones."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
 
 WHY = (
-    "placement: it has no ids and no reference; stamp the model before it is sharded, or pass its checkpoint to "
-    "shardviz.capture as reference="
+    "placement: it has no ids and no reference; give its checkpoint (shardviz run --reference, or reference= of "
+    "shardviz.capture), or stamp the model before it is sharded"
 )
 
 
