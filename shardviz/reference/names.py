@@ -21,6 +21,7 @@ MAX_LISTED = 3
 MIN_SHARED = 2
 """Names that stand behind the same beginning: one alone may be another tensor that ends alike."""
 
+MAP_LINES = "--map takes a file of lines, the model's name first: layers.*.wq.* = model.layers.*.self_attn.q_proj.*"
 MAX_MAP = 1 << 20
 """Bytes of a file of patterns."""
 
@@ -131,18 +132,18 @@ def read_map(path: Path | str) -> dict[str, str]:
         with open(path, "rb") as file:
             text = file.read(MAX_MAP + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ShardvizError(
-            f"{path} cannot be read: {error}", "give a text file of lines `pattern = pattern`"
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise ShardvizError(f"cannot read {path}: {why}", MAP_LINES) from error
     if len(text) > MAX_MAP:
-        raise ShardvizError(f"{path} has more than {MAX_MAP:,} bytes", "give a text file of lines `pattern = pattern`")
+        raise ShardvizError(f"{path} has more than {MAX_MAP:,} bytes", MAP_LINES)
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         rule = line.partition("#")[0].strip()
         sides = [side.strip() for side in rule.split("=")]
         if rule and (len(sides) != 2 or not all(sides) or " " in "".join(sides)):
-            hint = "such as `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
-            raise ShardvizError(f"{path}, line {number}: {printable(rule)[:80]!r} is not `pattern = pattern`", hint)
+            raise ShardvizError(
+                f"{path}, line {number}: {printable(rule)[:80]!r} is not `pattern = pattern`", MAP_LINES
+            )
         if rule and sides[0] in found:
             raise ShardvizError(f"{path}, line {number}: {printable(sides[0])} comes twice", "keep one of the lines")
         if rule:

@@ -72,4 +72,4 @@ def session_beside(dump: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix=f".{dump.name}.", suffix=".run", dir=dump.parent))
     except OSError as error:
         why = error.strerror or error
-        raise DumpError(f"cannot write beside {dump}: {why}", "choose another place for the dump") from error
+        raise DumpError(f"cannot write beside {dump}: {why}", "give another folder with -o") from error

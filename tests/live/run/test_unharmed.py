@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DumpError, match="cannot write beside") as refused:
         session_beside(tmp_path / "file" / "below" / "dump.shardviz")
-    assert refused.value.hint == "choose another place for the dump"
+    assert refused.value.hint == "give another folder with -o"
     with pytest.raises(DumpError, match="cannot write beside"):
         Watch(tmp_path / "file" / "dump.shardviz")
 
