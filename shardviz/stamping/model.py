@@ -73,6 +73,7 @@ def _probe(text: str) -> tuple[ModuleType, str]:
         probe = find(text)
     except ProbeError as error:
         hint = "give a checkpoint, FILE.py:FUNCTION that builds the model, or a name from `shardviz probes`"
+        hint = error.hint if error.hint.startswith("did you mean") else hint
         raise ProbeError(f"{error.message}, and no checkpoint is there", hint) from error
     return load_probe(probe.path, probe.build, probe.module), probe.build
 

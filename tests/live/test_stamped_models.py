@@ -69,7 +69,7 @@ def test_a_terabyte_is_refused_before_it_is_made(file, tmp_path, capsys):
         ("model.py:none", "none() returned NoneType, not a module\nHint: return the model"),
         ("model.py:nope", "has no nope()"),
         ("models.py:make", "does not exist\nHint: "),
-        ("tp_fsbp", "unknown probe 'tp_fsbp'\nHint: did you mean tp_fsdp?"),
+        ("tp_fsbp", "unknown probe 'tp_fsbp', and no checkpoint is there\nHint: did you mean tp_fsdp?"),
         ("broken.py", "raised ZeroDivisionError: division by zero\nHint: "),
         ("raises.py", "build() raised ValueError: no\nHint: "),
     ],
