@@ -13,6 +13,7 @@ import shardviz
 from shardviz.check.run import check_dump
 from shardviz.live.compat import fully_shard
 from shardviz.testing import spmd
+from tests.lanes import nightly
 
 TP = {"tp": 2}
 
@@ -43,6 +44,7 @@ def found(folder):
     return [(one.kind, one.tensors) for one in report.findings]
 
 
+@nightly
 @spmd(mesh={"fsdp": 2, "tp": 2})
 def test_thirty_million_bfloat16_parameters_are_in_order_and_two_shards_exchanged_are_named(mesh, shard_dump):
     model = blocks(2, 1024, 7168)

@@ -70,6 +70,7 @@ def test_weights_written_again_after_sharding_are_not_checked(tmp_path):
     assert "2.weight" not in why
 
 
+@nightly
 def test_a_model_on_meta_is_compared_with_the_state_dict_that_it_loads(tmp_path):
     saved(tmp_path)
     ran = run(tmp_path, ON_META + "set_model_state_dict(model, whole, options=options)\ntrain(model)\n")
@@ -153,6 +154,7 @@ def test_a_job_that_never_shards_is_not_silent(tmp_path):
     assert not (tmp_path / "job.shardviz").exists()
 
 
+@nightly
 def test_a_job_that_raises_on_one_rank_fails_and_what_was_captured_is_reported(tmp_path):
     ran = run(tmp_path, SHARDED + "train(model)\nif rank == 1: raise SystemError('lost a disk')\n")
     assert ran.code == 3
