@@ -194,7 +194,7 @@ def _numbers(one: Saved, other: Saved, mine: NDArray[Any], theirs: NDArray[Any])
 
 
 def _with_moved(outcomes: list[Outcome], before: Checkpoint, after: Checkpoint) -> list[Outcome]:
-    """Find tensors whose content another name has: layers or experts numbered anew, other names, ties saved twice."""
+    """Find tensors whose content another name has: layers or experts renumbered, other names, ties saved twice."""
     lost = {one.name for one in outcomes if one.verdict == "missing"}
     new = {one.name for one in outcomes if one.verdict == "added"}
     here = [one.other or one.name for one in outcomes if one.verdict in ("other", "added")]

@@ -72,7 +72,7 @@ def _stamp(source: str, target: Path, *, force: bool) -> Plan:
 
 
 def _stamp_model(source: str, target: Path, *, force: bool) -> Plan:
-    from shardviz.stamping.model import tensors_of
+    from shardviz.live.outline import tensors_of
     from shardviz.stamping.plan import plan
     from shardviz.stamping.safetensors_copy import write_model
 

@@ -176,7 +176,7 @@ def capture_by_reference(
         step: What the job's own step gave.
         intended: The layouts that are wanted.
         force: Replace the folder if it is a dump.
-        sift: Says of which tensors the reference has no say after all.
+        sift: Says which tensors the reference does not cover after all.
         command: The command that the dump is of; the process's own by default.
     """
     from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of

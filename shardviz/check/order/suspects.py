@@ -76,6 +76,6 @@ def _blamed(result: Finding | NotChecked, suspects: list[tuple[str, str, str]]) 
     first = listed((f"{name}'s {what}" for name, _, what in suspects), MAX_LISTED)
     return replace(
         result,
-        cause=f"{result.cause}, of weights of which not all could be checked: {odd}",
+        cause=f"{result.cause}, of weights that could not all be checked: {odd}",
         fix=f"compare first {first}; where that is right, {result.fix}",
     )

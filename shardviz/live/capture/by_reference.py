@@ -191,7 +191,7 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
         seen: What this rank has to say.
         locals_: What it holds.
         known: What the reference knows of them.
-        sift: Says of which tensors it knows nothing after all.
+        sift: Says which tensors it does not cover after all.
     """
     seen.not_checked += known.not_checked
     places: dict[str, tuple[NDArray[np.int64] | None, Region | None]] = {}

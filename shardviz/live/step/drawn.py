@@ -1,7 +1,7 @@
 """Weights that were drawn or loaded after sharding: the unsharded model must start its step from the same ones.
 
 The ranks' parts are put together here, by the layout that they claim, and never by torch's own collectives. What was
-only moved, repeated, zeroed, scaled or rounded by the sharding is no other weight: the step has to show that.
+only moved, repeated, zeroed, scaled or rounded by the sharding is still the same weight: the step has to show that.
 """
 
 from __future__ import annotations

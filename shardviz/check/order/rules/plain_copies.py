@@ -79,7 +79,7 @@ def _zeros(case: Case, odd: list[Coord]) -> Finding:
         f"{_ranks(case, odd)} hold{'s' if len(odd) == 1 else ''} only zeros where the other "
         f"{len(case.shards) - len(odd)} of {len(case.shards)} ranks hold all of it",
         held=f"zeros on {_ranks(case, odd)}",
-        cause="The buffer was made again there (to_empty, zeros_like, a module built anew) and never written: buffers "
+        cause="The buffer was made again there (to_empty, zeros_like, a module built again) and never written: buffers "
         "are neither sharded nor synchronised, and one with persistent=False is in no checkpoint",
         fix="compute or load it on every rank once the model is materialised, or torch.distributed.broadcast it from "
         f"rank {min(case.rank(coord) for coord in case.shards if coord not in odd)}",

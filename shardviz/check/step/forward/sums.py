@@ -1,7 +1,7 @@
 """An output that is right but for a sum over ranks, once a vector that is added to every row is set aside.
 
 A row-parallel layer adds its bias after the sum over ranks. So a sum left out, an average in its place or a sum taken
-twice is no ratio of the output, but one of the output less the bias.
+twice is not a ratio of the output, but one of the output less the bias.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One number that all gradients of a step are multiplied by, and whether it is a clipping by the norm of all of them.
 
-Clipping is no error where the norm that is left is a round number, which somebody asked for. Clipping by a rank's own
+Clipping to a round norm, which somebody asked for, is not an error. Clipping by a rank's own
 norm gives each rank a number of its own, and stays a finding.
 """
 

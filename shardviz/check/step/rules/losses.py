@@ -41,7 +41,7 @@ MAX_of_loss = 500.0
 """Of a larger loss no function is tried."""
 
 SMALL = 0.01
-"""A logarithm is told by a loss that rounding leaves this much nearer to it than it is large."""
+"""A logarithm is recognised by a loss that rounding leaves this much nearer to it than it is large."""
 
 
 def is_loss(evidence: Evidence, one: Compared) -> bool:

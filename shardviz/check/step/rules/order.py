@@ -61,11 +61,21 @@ def _repeated(
         f"rank {wrong} has slices {spans(sorted(places[wrong].values()))} of dim {dim} of {one.whose} {WHAT[one.role]} "
         f"as rank {other} has, and no rank has {spans(sorted(lost))}",
         claimed=claimed_text(one),
-        cause=f"Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by "
-        "another coordinate than their own, or all ranks read the first part",
-        fix=f"choose each rank's rows by its coordinate along {axes}: DistributedSampler(num_replicas=the size, rank="
-        "mesh.get_local_rank(the axis)), and nothing that starts from the first row on every rank",
+        cause=_same_rows(axes) if (one.role, dim) == ("output", 0) else _same_parts(axes),
+        fix=f"choose each rank's part by its coordinate along {axes}, mesh.get_local_rank, as DistributedSampler does "
+        "given num_replicas and rank of that axis",
     )
+
+
+def _same_rows(axes: str) -> str:
+    return (
+        f"Ranks along {axes} computed the same part of the batch and left another out: the rows were chosen by a "
+        "coordinate that is not the rank's own, or all ranks read the first part"
+    )
+
+
+def _same_parts(axes: str) -> str:
+    return f"Ranks along {axes} have the same part where each should have its own, and nobody has another part"
 
 
 def _apart_on(mesh: Mesh, axis: str, rank: int, other: int) -> bool:

@@ -118,7 +118,7 @@ def _advice(ratio: Fraction, found: Sequence[Over]) -> tuple[str, str]:
             "divide each micro-batch's loss by their number; reduce once, after the last",
         )
     return (
-        f"It was divided by {1 / ratio}, which is no mesh axis's size, or has {ratio} of the contributions only",
+        f"It was divided by {1 / ratio}, not the size of a mesh axis, or has only {ratio} of the contributions",
         "divide by the number of contributions, once; reduce over all ranks that have one",
     )
 

@@ -182,7 +182,7 @@ def why_state(dump: Dump, one: Compared) -> Why | None:
 
 
 def _are_multiples(one: Compared, parts: Mapping[int, NDArray[np.float64]]) -> bool:
-    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is no multiple."""
+    """Whether all ranks' state is one multiple of what a step adds, and the wanted state is not a multiple."""
     got, due = (np.concatenate([values[rank].ravel() for rank in parts]) for values in (one.reduced, _wanted(one)))
     added = np.concatenate([part.ravel() for part in parts.values()])
     if np.count_nonzero(added) < FEWEST or not np.any(got):
