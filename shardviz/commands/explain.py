@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_CLEAN
     terminal = terminal_for(args.color, args.output)
     if args.to is not None:
-        from shardviz.picture.text.route import route_lines
+        from shardviz.picture.text.tables.route import route_lines
 
         end, _ = read_layout(args.to, mesh, _shape(args.shape) or layout.shape)
         lines = route_lines(layout, end, dtype, terminal)

@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
-    from shardviz.picture.text.comms import comms_lines
-    from shardviz.picture.text.memory import memory_lines
     from shardviz.picture.text.schedule import schedule_lines
+    from shardviz.picture.text.tables.comms import comms_lines
+    from shardviz.picture.text.tables.memory import memory_lines
 
     if args.tensor is not None or args.format not in (None, "text"):
         raise ShardvizError(
@@ -158,8 +158,8 @@ def show(
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import page_lines, rank_lines
+    from shardviz.picture.text.tables.values import value_lines
     from shardviz.picture.text.terminal import line
-    from shardviz.picture.text.values import value_lines
 
     if is_checkpoint(folder):
         from shardviz.commands.common.checkpoints import show_checkpoint

@@ -181,7 +181,7 @@ def _of_torch(what: object, name: str | None) -> Picture | None:
 def _of_table(rows: list[tuple[str, str]]) -> Picture:
     """List names with their layouts, identical layers folded."""
     from shardviz.picture.markup import element, words
-    from shardviz.picture.text.table import padded, widest
+    from shardviz.picture.text.tables.table import padded, widest
     from shardviz.picture.text.terminal import line
     from shardviz.text import fold
 

@@ -8,8 +8,8 @@ from shardviz.dump.memory import counted, elements_text, memory_table, schemes, 
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
-from shardviz.picture.text.comms import comms_lines
-from shardviz.picture.text.memory import memory_lines
+from shardviz.picture.text.tables.comms import comms_lines
+from shardviz.picture.text.tables.memory import memory_lines
 from shardviz.text import bytes_text
 
 BODIES = (

@@ -2,8 +2,8 @@
 
 from shardviz.dump.dump import Shard, Tensor
 from shardviz.dump.records import Body
+from shardviz.picture.text.tables.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
 from shardviz.picture.text.terminal import Terminal
-from shardviz.picture.text.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
 from shardviz.text import Fold
 
 

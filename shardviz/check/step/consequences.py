@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import unhidden
-from shardviz.check.step.rules.scale import ratio_to_wanted
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.text import listed
 
 if TYPE_CHECKING:

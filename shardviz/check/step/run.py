@@ -16,17 +16,17 @@ from shardviz.check.step.forward.explain import with_parts_joined, with_reason
 from shardviz.check.step.forward.stages import of_another_stage
 from shardviz.check.step.masks import check_masks
 from shardviz.check.step.no_gradient import check_no_gradient
-from shardviz.check.step.rules.common import told_together
-from shardviz.check.step.rules.factors import batch_axes
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.losses import check_function, is_loss
 from shardviz.check.step.rules.means import check_mean_of_means
 from shardviz.check.step.rules.micro_batches import told_of_micro_batches
-from shardviz.check.step.rules.norms import check_norm
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.other_layers import check_other_layers
+from shardviz.check.step.rules.ratios.all_gradients import told_together
+from shardviz.check.step.rules.ratios.factors import batch_axes
+from shardviz.check.step.rules.ratios.norms import check_norm
+from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.scalars import check_scalar
-from shardviz.check.step.rules.scale import check_scale
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
 from shardviz.check.step.training import check_training

@@ -13,7 +13,7 @@ from shardviz.picture.html.parts import bar, bytes_cell, section, table
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.svg.schedule import schedule_drawing
-from shardviz.picture.text.comms import groups_text
+from shardviz.picture.text.tables.comms import groups_text
 from shardviz.text import bytes_text, cut_at_comma, fold
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.compare import notable
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
-from shardviz.picture.text.table import table
+from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import bytes_text, counted, fold, listed, natural_key, printable
 

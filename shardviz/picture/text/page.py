@@ -15,7 +15,7 @@ from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.subject import NOTHING
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
-from shardviz.picture.text.table import aligned
+from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.text import printable
 

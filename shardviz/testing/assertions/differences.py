@@ -12,7 +12,7 @@ from shardviz.check.order.case import Case
 from shardviz.check.order.rules.places import check_places
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.scale import check_scale
+from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.errors import ShardvizError
 from shardviz.layout.ids import region_of
 from shardviz.layout.notation import write

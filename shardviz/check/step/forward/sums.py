@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.check.step.rules.scale import size_in_words
+from shardviz.check.step.rules.ratios.scale import size_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.advice import where_to_look
-from shardviz.check.step.rules.factors import batch_axes, splits
+from shardviz.check.step.rules.ratios.factors import batch_axes, splits
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.rules.factors import Advice
+    from shardviz.check.step.rules.ratios.factors import Advice
     from shardviz.layout.mesh import Mesh
 
 FUNCTIONS: Mapping[str, Callable[[float], float]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.check.step.rules.scale import ratio_to_wanted
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.rules.scale import ratio_to_wanted
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted
 from shardviz.check.step.words import claimed_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.rules.clipping import multiplied
+from shardviz.check.step.rules.ratios.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.rules.factors import Over, advice, batch_of, splits
+from shardviz.check.step.rules.ratios.factors import Over, advice, batch_of, splits
 from shardviz.check.step.words import WHAT, claimed_text, number
 from shardviz.text import listed
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.step.compared import Compared
-    from shardviz.check.step.rules.factors import Batch
+    from shardviz.check.step.rules.ratios.factors import Batch
     from shardviz.layout.mesh import Mesh
 
 RATIO_PRECISION = 1e-6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.dump.memory import memory_table
-from shardviz.picture.text.table import table
+from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line
 from shardviz.text import printable
 

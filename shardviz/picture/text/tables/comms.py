@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.dump.comms import received_by_axes, traffic
-from shardviz.picture.text.table import table
+from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import line
 from shardviz.text import printable
 

@@ -12,10 +12,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.rules.clipping import multiplied, nearness, round_norm
-from shardviz.check.step.rules.factors import advice, batch_axes
-from shardviz.check.step.rules.norms import norms_of_parts, total
-from shardviz.check.step.rules.scale import RATIO_PRECISION, overs, times_text
+from shardviz.check.step.rules.ratios.clipping import multiplied, nearness, round_norm
+from shardviz.check.step.rules.ratios.factors import advice, batch_axes
+from shardviz.check.step.rules.ratios.norms import norms_of_parts, total
+from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, overs, times_text
 from shardviz.check.step.words import number
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
-    from shardviz.check.step.rules.clipping import Multiplied
+    from shardviz.check.step.rules.ratios.clipping import Multiplied
 
     Found = tuple[Compared, Finding]
 

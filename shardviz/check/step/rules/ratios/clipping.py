@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.step.rules.norms import total
-from shardviz.check.step.rules.scale import LEAST_SCALE, RATIO_PRECISION
+from shardviz.check.step.rules.ratios.norms import total
+from shardviz.check.step.rules.ratios.scale import LEAST_SCALE, RATIO_PRECISION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardviz.dump.memory import elements_text
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
-from shardviz.picture.text.table import table
+from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import line
 
 if TYPE_CHECKING:

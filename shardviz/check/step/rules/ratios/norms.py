@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.rules.factors import splits
+from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.words import claimed_text
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Tables in text: columns aligned by the width that characters take on the screen."""
