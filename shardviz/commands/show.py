@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump
     from shardviz.picture.text.terminal import Terminal
 
@@ -110,7 +111,7 @@ def _format_of(output: Path | None) -> str:
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG; without a name, the only tensor that there is."""
-    from shardviz.commands.common.dumps import read_dump, write_markup
+    from shardviz.commands.common.dumps import checked, read_dump, write_markup
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.svg.page import svg
@@ -124,7 +125,7 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
             f"an SVG shows one tensor, and {what}", f"name one of {names}; or use --format html for all"
         )
     ((name, tensor),) = found
-    write_markup(svg(of_tensor(dump, tensor, name)), output)
+    write_markup(svg(of_tensor(dump, tensor, name, checked(dump))), output)
 
 
 def _show_html(folder: Path, pattern: str | None, output: Path | None) -> None:
@@ -154,7 +155,7 @@ def show(
         ShardvizError: No tensor has that name, or the file cannot be written.
     """
     from shardviz.checkpoint.open import is_checkpoint
-    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
     from shardviz.picture.model.subject import of_tensor
     from shardviz.picture.text.page import page_lines, rank_lines
@@ -169,11 +170,12 @@ def show(
     dump = read_dump(folder)
     terminal = terminal_for(colour, output)
     if pattern is None:
-        write_answer(_overview(dump, terminal), terminal, output)
+        write_answer(overview(dump, terminal), terminal, output)
         return
     lines: list[Text] = []
+    report = checked(dump)
     for name, tensor in find_tensors(dump, pattern):
-        subject = of_tensor(dump, tensor, name)
+        subject = of_tensor(dump, tensor, name, report)
         ranks = rank_lines(subject, terminal, all_ranks=all_ranks)
         numbers = value_lines(tensor, terminal, all_ranks=all_ranks)
         lines += [*([line(""), line("")] if lines else []), *page_lines(subject, terminal), line(""), *ranks]
@@ -181,8 +183,30 @@ def show(
     write_answer(lines, terminal, output)
 
 
-def _overview(dump: Dump, terminal: Terminal) -> list[Text]:
-    """Return the dump's mesh, and its tensors with their verdicts."""
+def _guilty(report: Report) -> frozenset[int]:
+    """Return the ranks that findings name, unless they name all."""
+    ranks = frozenset(rank for finding in report.findings for rank in finding.ranks)
+    return ranks if len(ranks) < report.num_ranks else frozenset()
+
+
+def _of_no_tensor(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
+    """Return the findings that no tensor's own picture shows, with what they are seen by."""
+    from shardviz.picture.exhibits.of_finding import exhibit_of
+    from shardviz.picture.text.findings import headline
+    from shardviz.picture.text.tables.exhibit import exhibit_lines
+    from shardviz.picture.text.terminal import line
+
+    lines: list[Text] = []
+    for finding in report.findings:
+        if finding.tensor not in dump.first_captured:
+            seen_by = exhibit_of(dump, finding, report.laid_out)
+            table = [line(""), *exhibit_lines(seen_by, terminal)] if seen_by else []
+            lines += [*headline(finding, terminal), *table, line("")]
+    return lines
+
+
+def overview(dump: Dump, terminal: Terminal) -> list[Text]:
+    """Return the dump's mesh, its tensors with their verdicts, and the findings that are about no single tensor."""
     from shardviz.check.verdicts import not_compared
     from shardviz.commands.common.dumps import checked
     from shardviz.picture.text.meshes import mesh_lines
@@ -193,10 +217,11 @@ def _overview(dump: Dump, terminal: Terminal) -> list[Text]:
     files = dump.files
     lines = [
         line((f"mesh {files.mesh}", "bold"), f"  {files.run.num_ranks:,} ranks, torch {files.run.torch}"),
-        *mesh_lines(files.mesh, terminal.width, terminal.glyphs),
+        *mesh_lines(files.mesh, terminal.width, terminal.glyphs, _guilty(report)),
         line(""),
         *table_lines(dump, report, terminal),
         line(""),
+        *_of_no_tensor(dump, report, terminal),
         summary_line(report, terminal, step_results(dump), not_compared(dump)),
     ]
     if report.findings or report.not_checked:

@@ -1,12 +1,23 @@
 """Known silent bugs, live: each is found and rightly named, and what looks like them stays quiet."""
 
+import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from shardviz import probe_files
 from shardviz.check.run import report_on
 from shardviz.cli import main
+from shardviz.commands.show import overview
+from shardviz.picture.html.page import html
+from shardviz.picture.model.subject import OF_PLACES, of_tensor
+from shardviz.picture.svg.page import svg
+from shardviz.picture.text.page import page_lines
+from shardviz.picture.text.terminal import Terminal
+from shardviz.tui.model.document import Document
+from shardviz.tui.widgets.finding_card import finding_body
 from tests.lanes import at_night
 from tests.live.probing import run_probe
 
@@ -21,12 +32,38 @@ SAID = {
 
 @pytest.mark.parametrize("probe", BUGS, ids=[probe.name for probe in BUGS])
 def test_a_known_bug_is_found_and_named_and_nothing_else_is(probe, tmp_path):
-    report = report_on(run_probe(probe.name, ",".join(map(str, probe.mesh)), tmp_path / "dump"))
+    dump = run_probe(probe.name, ",".join(map(str, probe.mesh)), tmp_path / "dump")
+    report = report_on(dump)
     assert {finding.kind for finding in report.findings} == set(probe.kinds)
     for finding in report.findings:
         assert finding.summary
         assert finding.cause
         assert finding.fix
+        assert_is_seen(dump, report, finding)
+
+
+def assert_is_seen(dump, report, finding):
+    """The ranks of a finding are marked in every format, and nothing beside it says that all is well."""
+    card = io.StringIO()
+    document = Document(Path("dump"), dump, report)
+    Console(file=card, width=100).print(finding_body(finding, document.exhibit(report.findings.index(finding))))
+    whole = "".join(text.plain + "\n" for text in overview(dump, Terminal()))
+    page = html(dump, report)
+    if finding.tensor in dump.first_captured:
+        subject = of_tensor(dump, dump.first_captured[finding.tensor], finding.tensor, report)
+        text = "".join(line.plain + "\n" for line in page_lines(subject, Terminal()))
+        drawn = svg(subject)
+        assert f"✗ {finding.kind}" in text
+        assert "✓" not in text + drawn
+        assert "equal copies" not in text + drawn
+        for rank in finding.ranks:
+            assert f"≠{rank}" in text
+            assert f"≠ {rank}<" in drawn
+            assert f"≠ {rank}<" in page
+    else:
+        assert all("≠" in format_ for format_ in (whole, page, card.getvalue()))
+    if finding.kind not in OF_PLACES:
+        assert "≠" in card.getvalue(), "a map has nothing to mark of it"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.dump.memory import Counted, counted
+from shardviz.picture.model.subject import OF_PLACES, drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import printable
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Finding, Report
     from shardviz.check.verdicts import Verdict
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.sides import Sides
 
 
@@ -79,7 +81,8 @@ class Document:
     dump: Dump
     report: Report | None = None
     failed: str = ""
-    _sides: dict[int, Sides] = field(default_factory=dict, compare=False, repr=False)
+    _sides: dict[tuple[int, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
+    _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
     _parts: dict[int, list[tuple[Counted, str | None]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -144,14 +147,26 @@ class Document:
         return step_of(self.dump)
 
     def sides(self, entry: int) -> Sides:
-        """Return both sides of an entry's tensor, made once.
+        """Return both sides of an entry's tensor, made once: held beside intended where that is what is wrong.
 
         Raises:
             DumpError: Its ids are too many to draw.
         """
-        from shardviz.picture.model.sides import sides_of
+        key = (entry, self.report is not None)
+        if key not in self._sides:
+            self._sides[key] = drawn_sides(self.dump, self.entries[entry].tensor, self.report)
+        return self._sides[key]
 
-        if entry not in self._sides:
+    def is_seen_in_its_card(self, finding: int) -> bool:
+        """Whether a finding is seen by numbers, under its words, and not on the map."""
+        is_there = finding < len(self.findings)
+        return is_there and self.findings[finding].kind not in OF_PLACES and self.exhibit(finding) is not None
+
+    def exhibit(self, finding: int) -> Exhibit | None:
+        """Return what a finding is seen by, made once."""
+        from shardviz.picture.exhibits.of_finding import exhibit_of
+
+        if finding not in self._exhibits:
             laid_out = self.report.laid_out if self.report else None
-            self._sides[entry] = sides_of(self.dump, self.entries[entry].tensor, laid_out=laid_out)
-        return self._sides[entry]
+            self._exhibits[finding] = exhibit_of(self.dump, self.findings[finding].each[0], laid_out)
+        return self._exhibits[finding]

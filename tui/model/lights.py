@@ -25,18 +25,22 @@ class Lights:
         held: The ranks that hold it by the ids, as a mask; the same as `claimed` if there are no ids.
         missing: Ranks whose files are missing or damaged.
         group: Ranks that are underlined, as one group along an axis.
+        guilty: Ranks that the chosen finding names, where it names some and not all.
     """
 
     claimed: int = 0
     held: int = 0
     missing: frozenset[int] = frozenset()
     group: frozenset[int] = frozenset()
+    guilty: frozenset[int] = frozenset()
 
     def sign(self, rank: int) -> str:
         """Return the sign of a rank."""
         if rank in self.missing:
             return "?"
         claimed, held = self.claimed >> rank & 1, self.held >> rank & 1
+        if rank in self.guilty and claimed == held:
+            return "≠"
         return {(1, 1): "●", (1, 0): "○", (0, 1): "✗"}.get((claimed, held), " ")
 
 
@@ -47,15 +51,24 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     if axis and rank is not None and rank in files.mesh:
         group = frozenset(files.mesh.group_of(rank, axis))
     missing = frozenset(files.missing_ranks)
+    guilty = _guilty(document, selection)
     if selection.plane is None:
-        return Lights(missing=missing, group=group)
+        return Lights(missing=missing, group=group, guilty=guilty)
     try:
         sides = document.sides(selection.entry)
     except ShardvizError:
-        return Lights(missing=missing, group=group)
+        return Lights(missing=missing, group=group, guilty=guilty)
     cell = sides.at(selection.plane.at)
     claimed = cell.claimed if sides.has_claimed else cell.held
-    return Lights(claimed, cell.held if sides.has_held else claimed, missing, group)
+    return Lights(claimed, cell.held if sides.has_held else claimed, missing, group, guilty)
+
+
+def _guilty(document: Document, selection: Selection) -> frozenset[int]:
+    """Return the ranks that the chosen finding names; none where it is about another tensor, or names them all."""
+    if selection.finding not in document.entries[selection.entry].findings:
+        return frozenset()
+    ranks = frozenset(document.findings[selection.finding].ranks)
+    return ranks if len(ranks) < document.dump.files.run.num_ranks else frozenset()
 
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:

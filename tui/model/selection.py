@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
+from shardviz.picture.model.subject import OF_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,8 @@ def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
     shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
     plane = Plane(len(shape) - 2, len(shape) - 1, (0,) * len(shape)) if all(shape) else None
     finding = found.findings[0] if found.findings else selection.finding
-    side: Side = "difference" if found.findings else "claimed" if selection.side == "difference" else selection.side
+    differs = any(document.findings[index].kind in OF_PLACES for index in found.findings)
+    side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
     if found.tensor.claimed is None:
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side)

@@ -78,7 +78,9 @@ class ExploreView(View):
             self._filters = replace(self._filters, role="all")
         self._list(document)
         self.query_one(FindingCard).show(document, selection.finding)
-        self.query_one("#finding", ScrollBox).entitle(finding_head(document, selection.finding))
+        box = self.query_one("#finding", ScrollBox)
+        box.entitle(finding_head(document, selection.finding))
+        box.set_class(document is not None and document.is_seen_in_its_card(selection.finding), "-seen")
         if document is not None and document.entries:
             self.query_one(TensorTree).choose(selection.entry)
             self.query_one(MapPanel).show(document, selection)

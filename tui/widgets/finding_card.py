@@ -12,7 +12,8 @@ from textual.widgets import Static
 from shardviz.check.verdicts import not_compared
 from shardviz.picture.model.palette import GREEN
 from shardviz.picture.text.report import uncompared_text
-from shardviz.picture.text.terminal import UNICODE
+from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.terminal import UNICODE, Terminal
 from shardviz.text import printable
 
 from ..colours import ink, verdict_style
@@ -20,10 +21,13 @@ from ..model.names import shortened
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
+    from shardviz.picture.exhibits.exhibit import Exhibit
 
     from ..model.document import Document
 
 MOST_NAME = 40
+MOST_COLUMNS = 76
+"""Columns of the table that a finding is seen by, on the smallest terminal."""
 
 
 class FindingCard(Static):
@@ -39,7 +43,7 @@ class FindingCard(Static):
         if document is None or not document.findings:
             self.update(verdict_text(document) if document else Text("reading …", "dim"))
         else:
-            self.update(finding_body(document.findings[finding]))
+            self.update(finding_body(document.findings[finding], document.exhibit(finding)))
 
 
 def finding_head(document: Document | None, index: int) -> Text:
@@ -54,16 +58,28 @@ def finding_head(document: Document | None, index: int) -> Text:
     )
 
 
-def finding_body(finding: Finding) -> Group:
-    """Write a finding: what is wrong, then its rows under each other."""
+def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
+    """Write a finding: what is wrong, then its rows under each other, then what it is seen by."""
     details = [("more", "; ".join(finding.details))] if finding.details else []
-    table = Table.grid(padding=(0, 2, 0, 0))
     # The fix before the cause: on a small terminal nothing below it is in view.
-    advice = sorted(finding.advice, key=lambda row: row[0] != "fix")
-    for label, value in (*finding.layouts, *advice, *details):
+    fixes = [row for row in finding.advice if row[0] == "fix"]
+    others = [row for row in finding.advice if row[0] != "fix"]
+    label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
+    above = _rows([*finding.layouts, *fixes], label)
+    seen_by = exhibit_lines(exhibit, Terminal(MOST_COLUMNS)) if exhibit else []
+    for line in seen_by:
+        line.end = "\n"
+    return Group(Text(printable(finding.sentence)), above, *seen_by, _rows([*others, *details], label))
+
+
+def _rows(rows: list[tuple[str, str]], width: int) -> Table:
+    """Write rows under each other, their labels in a column of so many characters."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=width)
+    for label, value in rows:
         style = ink(GREEN, bold=True) if label == "fix" else ""
         table.add_row(Text(label, "bold" if label == "fix" else "dim"), Text(printable(value), style))
-    return Group(Text(printable(finding.sentence)), table)
+    return table
 
 
 def verdict_text(document: Document) -> Text:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
 
-LEGEND = "● holds it    ○ should, does not\n✗ should not  ? no file"
+LEGEND = "● holds it    ○ should, does not\n✗ should not  ≠ in the finding\n? no file"
 
 
 class MeshGrid(Grid):
@@ -37,7 +37,7 @@ class MeshGrid(Grid):
 Every rank in its place: the last axis runs to the right, the one before it down, further axes make groups.
 
 `●` holds the element under the map's cursor, `○` should hold it and does not, `✗` holds it and should not,
-`?` has no readable file in the dump.
+`≠` is one of the ranks that the chosen finding names, `?` has no readable file in the dump.
 
 - **arrows** go from rank to rank; the map shows the blocks of that rank.
 - **a** goes through the axes: the ranks of the same group along it are underlined.

@@ -6,11 +6,13 @@ layers share one map.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
-from shardviz.picture.html.parts import section
+from shardviz.picture.exhibits.of_finding import exhibit_of
+from shardviz.picture.html.parts import exhibit_table, section
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
@@ -53,7 +55,7 @@ def html(dump: Dump, report: Report) -> str:
         element("title", words(f"shardviz: {dump.files.path.name}")),
         f"<style>{style_sheet(dump.files.mesh.ranks)}</style>",
     )
-    findings, shown = _findings(report, entries)
+    findings, shown = _findings(dump, report, entries)
     parts = {
         "findings": findings,
         "tensors": _tensors(entries, report, shown),
@@ -92,10 +94,11 @@ def _entries(dump: Dump, report: Report) -> list[Entry]:
 def _drawn(dump: Dump, tensor: Tensor, names: Fold, report: Report) -> tuple[str, str, str]:
     """Return a map and its table of ranks, or why they cannot be."""
     try:
-        subject = of_tensor(dump, tensor, names.names()[0], report.laid_out)
+        subject = of_tensor(dump, tensor, names.names()[0], report)
     except ShardvizError as error:
         return "", "", error.message
-    return element("figure", figure(subject, style=False), tabindex=0), rank_table(subject), ""
+    drawn = figure(replace(subject, exhibits=()), style=False, headlines=False)
+    return element("figure", drawn, tabindex=0), rank_table(subject), ""
 
 
 def _header(dump: Dump, report: Report) -> str:
@@ -138,14 +141,16 @@ def _nav(anchors: Sequence[str]) -> str:
     return element("nav", *links, aria_label="Parts of this page")
 
 
-def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
+def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
     """Write every finding, and return for each entry the first finding about it, which has its map."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     parts, seen = [], dict[int, int]()
     for at, finding in enumerate(report.findings[:MOST_FINDINGS]):
         entry = of_name.get(finding.tensor)
         is_first = entry is not None and entry.picture != "" and entry.at not in seen
-        parts.append(_finding(at, finding, entry, drawn=is_first))
+        seen_by = exhibit_of(dump, finding.each[0], report.laid_out)
+        table = exhibit_table(seen_by) if seen_by else ""
+        parts.append(_finding(at, finding, entry, table, drawn=is_first))
         if entry is not None and is_first:
             seen[entry.at] = at
     if len(report.findings) > MOST_FINDINGS:
@@ -157,8 +162,8 @@ def _findings(report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, 
     return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
 
 
-def _finding(at: int, finding: Finding, entry: Entry | None, *, drawn: bool) -> str:
-    """Write one finding as an article: its summary, layouts, cause, fix and picture."""
+def _finding(at: int, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
+    """Write one finding as an article: its summary, what it is seen by, layouts, cause, fix and picture."""
     is_error = finding.severity == "error"
     ranks = ranks_text(mask_of(finding.ranks))
     facts = [*((title, element("code", words(text))) for title, text in finding.layouts)]
@@ -173,6 +178,7 @@ def _finding(at: int, finding: Finding, entry: Entry | None, *, drawn: bool) -> 
         "article",
         element("h3", kind, " ", element("code", words(finding.title))),
         element("p", words(finding.summary)),
+        table,
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,
         id=f"finding-{at}",

@@ -10,6 +10,8 @@ from shardviz.text import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shardviz.picture.exhibits.exhibit import Exhibit
+
 
 def section(anchor: str, title: str, *parts: str) -> str:
     """Write a part of the page with its heading."""
@@ -42,6 +44,25 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left:
         cells = (element("td", cell, class_=aligned(at)) for at, cell in enumerate(others, 1))
         body.append(element("tr", element("th", first, scope="row"), *cells))
     return scrolled(element("table", element("thead", element("tr", *titles)), element("tbody", *body)), label)
+
+
+def exhibit_table(exhibit: Exhibit) -> str:
+    """Write what a finding is seen by as a table with a caption; wrong cells are marked by colour and by a glyph."""
+    heads = (element("th", words(head), scope="col") for head in exhibit.heads)
+    body = []
+    for row in exhibit.rows:
+        cells = (
+            element("td", words(f"≠ {cell.text}" if cell.is_wrong else cell.text), class_=_WRONG[cell.is_wrong])
+            for cell in row.cells
+        )
+        body.append(element("tr", element("th", words(row.title), scope="row"), *cells))
+    caption = element("caption", words(exhibit.caption))
+    more = element("p", f"{exhibit.left_out:,} more rows", class_="soft") if exhibit.left_out else ""
+    head = element("thead", element("tr", *heads))
+    return scrolled(element("table", caption, head, element("tbody", *body), class_="exhibit"), exhibit.caption) + more
+
+
+_WRONG = {True: "wrong", False: None}
 
 
 def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:

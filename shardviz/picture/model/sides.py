@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
+    from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Ranges, Region
     from shardviz.picture.model.holders import Mask, Masks
+
+CLAIMED_AND_HELD = ("claimed", "held")
+HELD_AND_INTENDED = ("held", "intended")
+"""The titles of the two sides: what placements claim beside what is held, or that beside what the author wants."""
 
 MAX_SCATTERED = 1 << 24
 """Ids of one rank that are laid out one by one; more of them cannot be drawn."""
@@ -57,6 +62,7 @@ class Sides:
         has_claimed: Whether any rank's tensor has placements.
         has_held: Whether the dump has ids.
         mesh: What it is on, for the colours of ranks.
+        titles: What the two sides are: claimed and held, or held and intended.
     """
 
     holders: Holders
@@ -64,6 +70,7 @@ class Sides:
     has_claimed: bool
     has_held: bool
     mesh: Mesh | None = None
+    titles: tuple[str, str] = CLAIMED_AND_HELD
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -106,6 +113,30 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
     mesh = tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh
     return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh)
+
+
+def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
+    """Lay what is held over what the author wants; the arguments are those of `sides_of`.
+
+    Args:
+        dump: The dump that the tensor is in.
+        tensor: The tensor.
+        name: Which of the fold's names.
+        wanted: The intended layout.
+        laid_out: The dump's tensors, as a check laid them out.
+
+    Raises:
+        DumpError: The ids lie scattered and are too many to draw.
+    """
+    shift = dump.files.run.num_ranks
+    regions: dict[Region, Mask] = {}
+    runs: dict[Ranges, Mask] = {}
+    for case in laid_out.cases(tensor, name):
+        _add_held(regions, runs, case, 0)
+    for rank, region in wanted.regions():
+        _add(regions, runs, region, wanted.flat is not None, 1 << shift + rank)
+    shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
+    return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, HELD_AND_INTENDED)
 
 
 def _claims(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:

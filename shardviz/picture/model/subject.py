@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.dump.dump import ID_NONE
+from shardviz.layout.notation import write
+from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.holders import Holders
-from shardviz.picture.model.sides import Sides, sides_of
+from shardviz.picture.model.sides import Sides, sides_of, sides_of_intended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shardviz.check.finding import Finding, Report
     from shardviz.check.order.case import Case
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.layout.region import Ranges, Region
+    from shardviz.picture.exhibits.exhibit import Exhibit
+
+OF_INTENT = ("wrong-segment", "wrong-placement")
+"""Findings about what is held beside what is intended, and not beside what is claimed."""
+
+OF_PLACES = frozenset(
+    {
+        *("misordered", "misordered-within-shard", "duplicated", "missing", "foreign", "wrong-shape"),
+        *("wrong-placement", "wrong-segment", "name-collision"),
+    }
+)
+"""Kinds of findings that the difference of two sides shows; of the others, a map has nothing to mark."""
 
 MAX_DRAWN_RANKS = 1 << 14
 """A layout over more ranks than this is described in words only."""
@@ -35,8 +51,12 @@ class Subject:
         claimed: What its placements say; None for a plain tensor.
         held: Where its elements are, if that is known and can be written in the notation.
         sides: Who holds what, for the picture.
-        claims: What each rank should hold, in words.
-        holds: What each rank holds, in words; empty where that is not known.
+        claims: What each rank should hold, in words; where `sides` has held and intended, what it holds.
+        holds: What each rank holds, in words; empty where that is not known. Where `sides` has held and intended, what
+            its author wants it to hold.
+        intended: The layout that its author wants, where the ranks do not hold it, in the notation.
+        findings: What was found about it.
+        exhibits: What these findings are seen by, beside the map.
     """
 
     name: str
@@ -48,6 +68,14 @@ class Subject:
     sides: Sides
     claims: Mapping[int, str]
     holds: Mapping[int, str]
+    intended: str = ""
+    findings: tuple[Finding, ...] = ()
+    exhibits: tuple[Exhibit, ...] = ()
+
+    @property
+    def marked(self) -> frozenset[int]:
+        """The ranks that carry a mark: those that hold something else than they should, and those of findings."""
+        return self.misplaced.union(*(finding.ranks for finding in self.findings))
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -70,21 +98,25 @@ NOTHING = "nothing"
 NO_FILE = "no file"
 
 
-def of_tensor(dump: Dump, tensor: Tensor, name: str, laid_out: LaidOut | None = None) -> Subject:
+def of_tensor(
+    dump: Dump, tensor: Tensor, name: str, report: Report | None = None, laid_out: LaidOut | None = None
+) -> Subject:
     """Describe one tensor of a dump.
 
     Args:
         dump: The dump.
         tensor: The tensor, or the fold that it is in.
         name: Its name.
-        laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
+        report: What a check found; without one the tensor is drawn as it is, without a word of what is wrong.
+        laid_out: The dump's tensors as they were laid out, where there is no report.
 
     Raises:
         DumpError: The ids lie scattered and are too many to draw.
     """
     from shardviz.check.order.laid_out import LaidOut
 
-    laid_out = laid_out or LaidOut(dump)
+    laid_out = (report.laid_out if report else laid_out) or LaidOut(dump)
+    findings = report.findings_of.get(name, ()) if report else ()
     cases = laid_out.cases(tensor, name)
     claims = {
         rank: region_text(region)
@@ -92,7 +124,7 @@ def of_tensor(dump: Dump, tensor: Tensor, name: str, laid_out: LaidOut | None = 
         if layout is not None
         for rank, region in layout.regions()
     }
-    return Subject(
+    plain = Subject(
         name=name,
         shape=tensor.shape,
         dtype=tensor.dtype,
@@ -102,6 +134,51 @@ def of_tensor(dump: Dump, tensor: Tensor, name: str, laid_out: LaidOut | None = 
         sides=sides_of(dump, tensor, name, laid_out),
         claims=claims,
         holds=_holds(dump, tensor, cases),
+    )
+    if not findings:
+        return plain
+    subject = _beside_intended(plain, dump, tensor, findings, laid_out)
+    exhibits = (exhibit_of(dump, finding, laid_out) for finding in findings)
+    return replace(subject, findings=findings, exhibits=tuple(dict.fromkeys(one for one in exhibits if one)))
+
+
+def intended_layout(dump: Dump, tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut) -> Layout | None:
+    """Return the layout that a tensor's author wants, if that is what the findings are about."""
+    text = next((one.intended for one in findings if one.kind in OF_INTENT and one.intended), "")
+    cases = laid_out.cases(tensor, findings[0].tensor) if text else ()
+    return wanted_layout(cases[0], text) if cases else None
+
+
+def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
+    """Return the two sides that a map of a tensor, or of a fold's first, shows: held and intended if that is wrong.
+
+    Raises:
+        DumpError: The ids lie scattered and are too many to draw.
+    """
+    from shardviz.check.order.laid_out import LaidOut
+
+    laid_out = (report.laid_out if report else None) or LaidOut(dump)
+    name = tensor.names[0]
+    findings = report.findings_of.get(name, ()) if report else ()
+    wanted = intended_layout(dump, tensor, findings, laid_out) if findings else None
+    if wanted is not None:
+        return sides_of_intended(dump, tensor, name, wanted, laid_out)
+    return sides_of(dump, tensor, laid_out=laid_out)
+
+
+def _beside_intended(
+    subject: Subject, dump: Dump, tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut
+) -> Subject:
+    """Return the subject with what is held beside what is intended, where that is what is wrong."""
+    wanted = intended_layout(dump, tensor, findings, laid_out)
+    if wanted is None:
+        return subject
+    return replace(
+        subject,
+        sides=sides_of_intended(dump, tensor, subject.name, wanted, laid_out),
+        claims=subject.holds,
+        holds={rank: region_text(region) for rank, region in wanted.regions()},
+        intended=write(wanted, subject.dtype),
     )
 
 

@@ -16,11 +16,12 @@ from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
-from shardviz.picture.text.terminal import Glyphs
+from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def _coloured(ink: str, soft: str, paper: str, mixed: str, bad: str, good: str) 
 STYLE = (
     f".sv{{font:12px {FONT}}}.sv text{{white-space:pre}}"
     ".sv .sv-name{font-size:16px}.sv .sv-name,.sv .sv-h,.sv .sv-bad,.sv .sv-good,.sv .sv-d{font-weight:700}"
+    ".sv .sv-said{font-weight:400}"
     ".sv .sv-i,.sv .sv-l{text-anchor:middle}.sv .sv-l{font-size:13px}"
     ".sv .sv-start{text-anchor:start}.sv .sv-end{text-anchor:end}"
     ".sv .sv-fnobody{fill:none;stroke-dasharray:3 3}"
@@ -84,20 +86,21 @@ def svg(subject: Subject) -> str:
     return figure(subject, style=True) + "\n"
 
 
-def figure(subject: Subject, *, style: bool) -> str:
+def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
     """Draw a tensor as an `svg` element.
 
     Args:
         subject: The tensor.
         style: Whether it brings `STYLE` and `PATTERN`; a page that has them once needs none.
+        headlines: Whether it begins with its findings; a page that has them in words needs none.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
-    head = _heading(subject)
-    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.misplaced))
-    foot = _notes(drawing, subject)
-    width = max(head.width, body.width, foot.width) + 2 * MARGIN
+    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked))
+    exhibits = [exhibit_drawing(one) for one in subject.exhibits]
+    parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
+    width = max(part.width for part in parts) + 2 * MARGIN
     markup, top = "", MARGIN
-    for part in (head, body, foot):
+    for part in parts:
         markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
         top += part.height + (16 if part.height else 0)
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
@@ -154,6 +157,25 @@ def describe(drawing: Drawing, subject: Subject) -> str:
     return ". ".join([*parts, *notes(drawing, subject, Glyphs())]) + "."
 
 
+def _headlines(subject: Subject) -> list[Drawn]:
+    """Write the kind of each finding, and what is wrong in numbers."""
+    return [
+        _stacked(
+            _paragraph(f"{UNICODE.of(finding.severity)} {finding.kind}", "sv-bad"),
+            _paragraph(finding.summary, "sv-bad sv-said"),
+        )
+        for finding in subject.findings
+    ]
+
+
+def _stacked(*parts: Drawn) -> Drawn:
+    markup, top = "", 0
+    for part in parts:
+        markup += element("g", part.markup, transform=f"translate(0 {top})")
+        top += part.height
+    return Drawn(markup, max(part.width for part in parts), top)
+
+
 def _heading(subject: Subject) -> Drawn:
     """Write the tensor's name and its two layouts; long lines are broken."""
     name = _paragraph(subject.name, "sv-name", NAME_CHAR)
@@ -190,6 +212,9 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
         return sides
     if held is not None and held == claimed:
         text = as_claimed(subject)
+        if subject.findings and not subject.silent:
+            intended = [("intended", subject.intended, "sv-h")] if subject.intended else []
+            return [*sides, ("held", text, "sv-h"), *intended]
         return [*sides, ("held", f"? {text}", "sv-bad") if subject.silent else ("held", f"✓ {text}", "sv-good")]
     text = _spelled(held, subject) if held is not None else "no layout fits"
     is_bad = claimed is not None or held is None
@@ -216,9 +241,10 @@ def _panels(drawing: Drawing, subject: Subject) -> Drawn:
 def _panel(panel: Panel, subject: Subject) -> Drawn:
     """Draw both sides where they differ, next to each other, or below each other if they are wide."""
     scale, titles = scale_for(panel), title_width(panel)
-    sides = [(name, grid) for name, grid in (("claimed", panel.claimed), ("held", panel.held)) if grid is not None]
+    grids = zip(subject.sides.titles, (panel.claimed, panel.held), strict=True)
+    sides = [(name, grid) for name, grid in grids if grid is not None]
     if len(sides) == 2 and not panel.is_different:
-        sides = [("claimed and held", sides[0][1])]
+        sides = [(" and ".join(subject.sides.titles), sides[0][1])]
     upright = 2 * (titles + scale.width) + GAP > MAX_WIDTH or len(panel.rows) == 1
     across = scale.width + (BAND if has_bands(panel) else GAP + titles)
     down = scale.height + 2 * TITLE_HEIGHT + GAP

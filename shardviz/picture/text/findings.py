@@ -27,14 +27,19 @@ def findings_lines(findings: Sequence[Finding], terminal: Terminal) -> list[Text
     return lines
 
 
-def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
+def headline(finding: Finding, terminal: Terminal) -> list[Text]:
+    """Return the kind of a finding, its tensors and ranks, and what is wrong in numbers."""
     is_error = finding.severity == "error"
     head = line(
         (f"{terminal.glyphs.of(finding.severity)} {finding.kind}", BAD if is_error else WARNING),
         (f"  {printable(finding.title)}" if finding.title else "", "bold"),
         (_ranks(finding.ranks), DIM),
     )
-    lines = [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
+    return [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
+
+
+def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
+    lines = headline(finding, terminal)
     for title, text in finding.layouts:
         lines.append(line((f"  {title:<{INDENT - 2}}", DIM), (printable(text), "bold")))
     for title, text in finding.advice:

@@ -12,9 +12,12 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
+from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
 from shardviz.picture.model.subject import NOTHING
+from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
+from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
 from shardviz.text import printable
@@ -36,8 +39,11 @@ MOST_RANKS = 48
 
 
 def page_lines(subject: Subject, terminal: Terminal) -> list[Text]:
-    """Describe a tensor of a dump and draw it, within the terminal's width where that can be."""
-    return [*heading_lines(subject, terminal), line(""), *picture_lines(subject, terminal)]
+    """Describe a tensor of a dump and draw it, within the terminal's width where that can be: findings first."""
+    found = [row for finding in subject.findings for row in headline(finding, terminal)]
+    seen = [row for one in subject.exhibits for row in (line(""), *exhibit_lines(one, terminal))]
+    head = [*found, *([line("")] if found else []), *heading_lines(subject, terminal)]
+    return [*head, *seen, line(""), *picture_lines(subject, terminal)]
 
 
 def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
@@ -48,6 +54,7 @@ def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
         *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  " if subject.name else ""), 2),
         *_side_lines("claimed", subject.claimed, subject, terminal),
         *(_side_lines("held", subject.held, subject, terminal) if subject.holds else []),
+        *([line(f"{'intended':<9}", (subject.intended, "bold"))] if subject.intended else []),
     ]
 
 
@@ -59,7 +66,7 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
         why = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
         return [line(head, why)]
     if title == "held" and layout == subject.claimed:
-        return [line(head, (as_claimed(subject), WARNING if subject.silent else GOOD))]
+        return [line(head, (as_claimed(subject), WARNING if subject.silent else "" if subject.findings else GOOD))]
     written = line(head, (notation.write(layout, subject.dtype), "bold"))
     placements = layout.placements()
     spelled = f"  {spell(placements)}" if placements else ""
@@ -78,7 +85,7 @@ def as_claimed(subject: Subject) -> str:
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     """Draw the tensor, the mesh beside or below it, and add notes for everything that a picture cannot show."""
     drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
-    mesh = mesh_lines(subject.mesh, min(terminal.width, MAX_MESH), terminal.glyphs, subject.misplaced)
+    mesh = mesh_lines(subject.mesh, min(terminal.width, MAX_MESH), terminal.glyphs, subject.marked)
     lines: list[Text] = []
     for at, panel in enumerate(drawing.panels):
         lines += [line("")] if at else []
@@ -118,10 +125,10 @@ def _width(blocks: list[list[Text]]) -> int:
 def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
     """Draw the claimed and the held side; one picture where they are the same."""
     sizes = sizes_for(panel, subject.mesh, width, terminal.glyphs)
-    known = [("claimed", panel.claimed), ("held", panel.held)]
+    known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:
-        grids = [("claimed and held", grids[0][1])]
+        grids = [(" and ".join(subject.sides.titles), grids[0][1])]
     elif not subject.name:
         grids = [("ranks", grids[0][1])]
     return [
@@ -142,12 +149,21 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     """Return notes on the picture, one sentence each: its signs, the parts it leaves out, copies and pending sums."""
     found = [*_about_drawing(drawing), *_about_layout(subject)]
     if drawing.is_different:
-        found.insert(0, f"{glyphs.differs} not held by the ranks that claim it")
+        found.insert(0, f"{glyphs.differs} {_WRONG[subject.sides.titles]}")
     elif subject.misplaced:
         found.insert(0, f"{glyphs.differs} holds its elements in another order, or too few: see the list")
+    elif subject.marked:
+        found.insert(0, f"{glyphs.differs} one of the finding's ranks")
     if any(map(_has_mixed, drawing.panels)):
         found.append("~ parts of the block are on different ranks")
     return found
+
+
+_WRONG = {
+    CLAIMED_AND_HELD: "not held by the ranks that claim it",
+    HELD_AND_INTENDED: "held by other ranks than intended",
+}
+"""What the glyph `differs` means on a map, by the map's sides."""
 
 
 def _has_mixed(panel: Panel) -> bool:
@@ -184,7 +200,8 @@ def _about_layout(subject: Subject) -> list[str]:
     copied = [axis for axis in layout.replicate_axes if layout.mesh.axis_size(axis) > 1]
     if copied:
         count = math.prod(layout.mesh.axis_size(axis) for axis in copied)
-        found.append(f"equal copies along {' and '.join(copied)}: {count:,} ranks hold each part")
+        equal = "" if subject.findings else "equal "
+        found.append(f"{equal}copies along {' and '.join(copied)}: {count:,} ranks hold each part")
     for axis, op in layout.partial:
         found.append(f"pending over {axis}: each rank of a block holds one term, and their {op} is not taken yet")
     return found
@@ -234,10 +251,10 @@ def is_same(row: tuple[str, str, str]) -> bool:
 
 
 def _rank_table(rows: list[tuple[str, str, str]], terminal: Terminal, subject: Subject) -> list[Text]:
-    heads = ("ranks", "claimed" if subject.name else "part", "held")
+    heads = ("ranks", subject.sides.titles[0] if subject.name else "part", subject.sides.titles[1])
     kept = [column for column in range(3) if column == 0 or any(row[column] for row in rows)]
     if len(kept) == 3 and all(claims == holds for _, claims, holds in rows):
-        heads, kept = ("ranks", "claimed and held", ""), [0, 1]
+        heads, kept = ("ranks", " and ".join(subject.sides.titles), ""), [0, 1]
     heading, *texts = aligned([[row[column] for column in kept] for row in (heads, *rows)], len(kept))
     lines = [line((f"   {heading}", DIM))]
     owners = _owners(subject)

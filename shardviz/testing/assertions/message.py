@@ -107,7 +107,7 @@ def _picture(dump: Dump | None, name: str, laid_out: LaidOut | None) -> list[str
 
     terminal = Terminal(WIDTH)
     try:
-        text = terminal.render(picture_lines(of_tensor(dump, tensor, name, laid_out), terminal))
+        text = terminal.render(picture_lines(of_tensor(dump, tensor, name, laid_out=laid_out), terminal))
     except ShardvizError as error:
         return [f"{'':{INDENT}}no picture: {error.message}"]
     return [f"{'':{INDENT}}{line}".rstrip() for line in text.rstrip().splitlines()]

@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.moves import found_in_place_of, path_text, paths
+from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import printable
 
 from ...colours import verdict_style
@@ -49,11 +50,14 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
     text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"), no_wrap=True, overflow="ellipsis")
     if sides.has_claimed:
-        text.append("  claimed ", "dim").append(_who(cell.claimed, mesh))
+        text.append(f"  {sides.titles[0]} ", "dim").append(_who(cell.claimed, mesh))
     if sides.has_held:
-        text.append("  held ", "dim")
+        text.append(f"  {sides.titles[1]} ", "dim")
         text.append(_who(cell.held, mesh), verdict_style("error") if cell.different else "")
-    notes = [_in_its_place(entry, index, cell), _paths(sides) if selection.side == "difference" else ""]
+    notes = [
+        _in_its_place(entry, index, cell) if sides.titles == CLAIMED_AND_HELD else "",
+        _paths(sides) if selection.side == "difference" else "",
+    ]
     if any(notes):
         text.append("\n" + "   ".join(note for note in notes if note), "dim")
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from shardviz.errors import ShardvizError
+from shardviz.picture.model.sides import CLAIMED_AND_HELD
 from shardviz.text import printable
 
 from ...clipboard import copy
@@ -70,7 +71,7 @@ class MapPanel(Box):
         entry = document.entries[selection.entry]
         sides, why = _sides(document, selection.entry)
         self.entitle(_title(entry, selection))
-        self.query_one(SideBar).show(selection.side)
+        self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD)
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
         self.query_one(Inspector).show(document, selection, sides, why)
         mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh

@@ -6,6 +6,7 @@ from typing import get_args
 
 from rich.segment import Segment
 
+from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
 from shardviz.picture.text.paint import Side
 
 from ...model.messages import SideChosen
@@ -13,27 +14,32 @@ from ..grid import DIM
 from ..word_line import CHOSEN, Word, WordLine
 
 SIDES: tuple[Side, ...] = get_args(Side)
-TOOLTIPS: dict[Side, str] = {
+TOOLTIPS = {
     "claimed": "Where the placements claim each element is",
     "held": "Where each element really is, found by its id",
+    "intended": "Where the author wants each element",
     "difference": "Where the two disagree",
 }
-LEGENDS: dict[Side, str] = {
+LEGENDS = {
     "claimed": "ranks, by the placements",
     "held": "ranks, by the ids found",
+    "intended": "ranks, by the layout expected",
     "difference": "1→4: on 4, not on 1",
 }
+TO_INTENDED = "1→4: on 1, should be on 4"
+"""How to read a difference where the second side is the intended one."""
 
 
 class SideBar(WordLine):
     """The names of the sides, the drawn one marked, and how to read its labels."""
 
     _side: Side = "claimed"
+    _titles: tuple[str, str] = CLAIMED_AND_HELD
 
-    def show(self, side: Side) -> None:
-        """Mark the side that is drawn, and show its legend."""
-        if side != self._side:
-            self._side = side
+    def show(self, side: Side, titles: tuple[str, str] = CLAIMED_AND_HELD) -> None:
+        """Mark the side that is drawn, and show its legend; `titles` are what the two sides are."""
+        if (side, titles) != (self._side, self._titles):
+            self._side, self._titles = side, titles
             self.refresh()
 
     def action_show_side(self, side: Side) -> None:
@@ -44,10 +50,12 @@ class SideBar(WordLine):
         """Return one word per side, and the legend."""
         sides = [
             Word(
-                (Segment(f"[{side}]", CHOSEN) if side == self._side else Segment(f" {side} ", DIM),),
+                (Segment(f"[{title}]", CHOSEN) if side == self._side else Segment(f" {title} ", DIM),),
                 f"show_side('{side}')",
-                TOOLTIPS[side],
+                TOOLTIPS[title],
             )
-            for side in SIDES
+            for side, title in zip(SIDES, (*self._titles, "difference"), strict=True)
         ]
-        return [*sides, Word((Segment(f"  {LEGENDS[self._side]}", DIM),))]
+        shown = dict(zip(SIDES, (*self._titles, "difference"), strict=True))[self._side]
+        legend = TO_INTENDED if shown == "difference" and self._titles == HELD_AND_INTENDED else LEGENDS[shown]
+        return [*sides, Word((Segment(f"  {legend}", DIM),))]

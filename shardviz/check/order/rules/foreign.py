@@ -48,7 +48,7 @@ def check_foreign(case: Case) -> Iterator[Finding]:
     names = {name for name in owners.values() if name}
     mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
     if mixed and all(owners.values()):
-        yield _collision(case, owners)
+        yield _collision(case)
     elif len(names) == 1 and all(owners.values()):
         yield _other_tensor(case, foreign, names.pop())
     else:
@@ -68,8 +68,16 @@ def _owner(case: Case, ids: NDArray[np.int64]) -> str:
     return first if first == last else ""
 
 
-def _collision(case: Case, owners: dict[Coord, str]) -> Finding:
-    by_rank = {shard.rank: owners.get(coord, case.name) for coord, shard in case.shards.items()}
+def owners_of(case: Case) -> dict[int, str]:
+    """Return the tensor that each rank's whole shard is of; empty for a rank whose shard is of several, or of none."""
+    return {
+        shard.rank: _owner(case, case.ids[coord]) if coord in case.ids and np.any(case.ids[coord] <= 0) else case.name
+        for coord, shard in case.shards.items()
+    }
+
+
+def _collision(case: Case) -> Finding:
+    by_rank = owners_of(case)
     named = listed((f"{name} on rank {rank}" for rank, name in by_rank.items()), 3)
     distinct = len(set(by_rank.values()))
     return Finding(

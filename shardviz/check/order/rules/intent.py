@@ -100,6 +100,15 @@ def check_intent(case: Case, text: str) -> Iterator[Finding]:
     )
 
 
+def wanted_layout(case: Case, text: str) -> Layout | None:
+    """Return the layout that a text of the notation gives a case; None where it says an order, or does not fit."""
+    try:
+        layout, order = split_order(text)
+        return _layout(case, parse_intended(layout)) if order is None else None
+    except ShardvizError:
+        return None
+
+
 def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
     if kind == "wrong-segment":
         return Advice(CAUSE, _fix_for_segments(wanted), FUSED_QKV)

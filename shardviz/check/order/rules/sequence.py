@@ -81,6 +81,11 @@ def check_sequence(laid_out: LaidOut) -> Iterator[Finding | NotChecked]:
         yield from _compare(laid_out.dump, one, usual)
 
 
+def positions_of(laid_out: LaidOut) -> list[Order]:
+    """Return which positions of its sequence each rank has of every tensor that goes along one."""
+    return [one for one in _orders(laid_out) if isinstance(one, Order)]
+
+
 def _orders(laid_out: LaidOut) -> Iterator[Order | NotChecked]:
     dump = laid_out.dump
     unseen = set(dump.files.run.sequence)

@@ -1,0 +1,119 @@
+"""Copies side by side, where they must be equal and are not, and shards that are equal where they must differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.values.copies import copies_of
+from shardviz.errors import ShardvizError
+from shardviz.layout.region import Region, index_of
+from shardviz.picture.exhibits.exhibit import MOST_CELLS, Cell, Exhibit, Row, exhibit, plain, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.finding import Finding
+    from shardviz.dump.dump import Dump, Shard, Tensor
+
+DIGEST = 8
+"""Characters of a digest that are shown where the dump has no values."""
+
+
+def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return the copies of a tensor around the first element that differs, those of most ranks first."""
+    for tensor in _captured(dump, finding.tensor):
+        at = tensor.names.index(finding.tensor)
+        for group in copies_of(tensor, dump.stamped.get(finding.tensor)):
+            if len({shard.digest(at) for shard in group}) > 1:
+                return _side_by_side(dump, finding.tensor, group, at)
+    return None
+
+
+def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return the first values of each shard beside the part that it claims."""
+    tensor = next(iter(_captured(dump, finding.tensor)), None)
+    if tensor is None or tensor.claimed is None:
+        return None
+    at, rows, seen = tensor.names.index(finding.tensor), list[Row](), set[str]()
+    claimed = claimed_dims(tensor.claimed)
+    for rank, shard in tensor.shards.items():
+        digest = shard.digest(at)
+        values = [Cell(text, digest in seen) for text in _texts(dump, shard, finding.tensor, at, 0)]
+        part = str(Region(claimed[rank])) if rank in claimed else ""
+        rows.append(Row(title_of([rank]), (Cell(part), *values)))
+        seen.add(digest)
+    heads = _heads(dump, tensor.first, finding.tensor, 0)
+    return exhibit("the first values of each shard", ("", "claims", *heads), rows)
+
+
+def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
+    """Yield what was captured of the model's own values, and what a step left of them."""
+    return (tensor for moment in ("initial", "step") for tensor in dump.at(moment) if name in tensor.names)
+
+
+def _side_by_side(dump: Dump, name: str, group: list[Shard], at: int) -> Exhibit | None:
+    by_digest: dict[str, list[Shard]] = {}
+    for shard in group:
+        by_digest.setdefault(shard.digest(at), []).append(shard)
+    usual = Counter(shard.digest(at) for shard in group).most_common(1)[0][0]
+    order = sorted(by_digest.values(), key=lambda shards: shards[0].digest(at) != usual)
+    first = order[0][0]
+    begin = _first_difference(dump, name, first, order[1][0])
+    expected = _texts(dump, first, name, at, begin)
+    rows = []
+    for shards in order:
+        texts = _texts(dump, shards[0], name, at, begin)
+        cells = (Cell(text, text != due) for text, due in zip(texts, expected, strict=False))
+        rows.append(Row(title_of([shard.rank for shard in shards]), tuple(cells)))
+    return exhibit("copies that must be equal", ("", *_heads(dump, first, name, begin)), rows)
+
+
+def _first_difference(dump: Dump, name: str, one: Shard, other: Shard) -> int:
+    ours, theirs = _values(dump, one, name), _values(dump, other, name)
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return 0
+    return int(np.argmax((ours != theirs).ravel()))
+
+
+def _values(dump: Dump, shard: Shard, name: str) -> NDArray[np.float64] | None:
+    try:
+        return dump.values(shard, name)
+    except ShardvizError:
+        return None  # complex numbers, or a digest only
+
+
+def _texts(dump: Dump, shard: Shard, name: str, at: int, begin: int) -> list[str]:
+    """Return a few values from an element on; the digest where the dump has nothing else."""
+    values = _values(dump, shard, name)
+    if values is None:
+        return [shard.digest(at)[:DIGEST]]
+    return [f"{value:.6g}" for value in values.ravel()[begin : begin + MOST_CELLS].tolist()]
+
+
+def _heads(dump: Dump, shard: Shard, name: str, begin: int) -> list[str]:
+    values = _values(dump, shard, name)
+    if values is None:
+        return ["digest"]
+    last = min(begin + MOST_CELLS, values.size)
+    return [str(index_of(element, values.shape)) for element in range(begin, last)]
+
+
+def untied(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return the names of a broken tie before sharding, and on the ranks that have two tensors now."""
+    stamp = dump.stamps.get(finding.tensor)
+    if stamp is None or not stamp.tied_to:
+        return None
+    names = (stamp.tied_to, stamp.name)
+    tied = [rank for rank in dump.files.ranks if rank not in finding.ranks]
+    rows = [
+        Row("before sharding", plain(("storage A", "storage A"))),
+        *([Row(title_of(tied), plain(("storage A", "storage A")))] if tied else []),
+        Row(title_of(finding.ranks), (Cell("storage A"), Cell("storage B", is_wrong=True))),
+    ]
+    return exhibit("whose storage each name has", ("", *names), rows)

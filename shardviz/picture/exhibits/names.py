@@ -1,0 +1,47 @@
+"""Names that are other tensors on other ranks, and shards whose shape is not the claimed one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.check.order.rules.foreign import owners_of
+from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, title_of
+
+if TYPE_CHECKING:
+    from shardviz.check.finding import Finding
+    from shardviz.check.order.laid_out import LaidOut
+    from shardviz.dump.dump import Dump
+
+
+def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
+    """Return which tensor of the unsharded model each rank has under a name, where each has a whole one."""
+    tensor = dump.stamped.get(finding.tensor)
+    for case in cases.cases(tensor, finding.tensor) if tensor is not None else ():
+        by_owner: dict[str, list[int]] = {}
+        if not all(owners_of(case).values()):
+            continue
+        for rank, owner in owners_of(case).items():
+            by_owner.setdefault(owner, []).append(rank)
+        rows = [Row(title_of(ranks), (Cell(owner, owner != finding.tensor),)) for owner, ranks in by_owner.items()]
+        return exhibit(f"what ranks have as {finding.tensor}", ("", "in the unsharded model"), rows)
+    return None
+
+
+def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return the local shapes that placements give beside those that ranks have."""
+    tensor = dump.first_captured.get(finding.tensor)
+    if tensor is None:
+        return None
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for rank, shard in tensor.shards.items():
+        if shard.layout is not None and rank in shard.layout.mesh:
+            due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
+            whole, has = shard.layout.shape, shard.body.local_shape
+            found.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
+    usual = Counter({whole: len(ranks) for (whole, _, _), ranks in found.items()}).most_common(1)
+    rows = [
+        Row(title_of(ranks), (Cell(whole, whole != usual[0][0]), Cell(due), Cell(has, has != due)))
+        for (whole, due, has), ranks in found.items()
+    ]
+    return exhibit("shapes", ("", "of the whole tensor", "so of its shard", "has"), rows)

@@ -1,0 +1,51 @@
+"""Which exhibit a finding has, by its kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.order.laid_out import LaidOut
+from shardviz.errors import ShardvizError
+from shardviz.picture.exhibits import copies, names, orders, steps
+
+if TYPE_CHECKING:
+    from shardviz.check.finding import Finding
+    from shardviz.dump.dump import Dump
+    from shardviz.picture.exhibits.exhibit import Exhibit
+
+
+def exhibit_of(dump: Dump, finding: Finding, laid_out: LaidOut | None = None) -> Exhibit | None:
+    """Return what a finding is seen by, beside its map; None where the map, or its words, show all of it.
+
+    Args:
+        dump: The dump.
+        finding: The finding of one tensor, or of the whole run.
+        laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
+    """
+    cases = laid_out or LaidOut(dump)
+    try:
+        return _of_kind(dump, finding, cases)
+    except ShardvizError:
+        return None  # a damaged part of the dump: the check says so
+
+
+def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
+    match finding.kind:
+        case "unreplicated":
+            return copies.differing_copies(dump, finding) or steps.beside_reference(dump, finding)
+        case "identical-shards":
+            return copies.repeated_shards(dump, finding)
+        case "untied":
+            return copies.untied(dump, finding)
+        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output" | "wrong-scale" | "wrong-value":
+            return steps.beside_reference(dump, finding)
+        case "misordered" | "misordered-within-shard":
+            return orders.along_shards(dump, finding, cases) or steps.beside_reference(dump, finding)
+        case "sequence-order":
+            return orders.along_sequence(finding, cases)
+        case "name-collision" | "foreign":
+            return names.owners(dump, finding, cases)
+        case "wrong-shape":
+            return names.shapes(dump, finding)
+        case _:
+            return None

@@ -1,0 +1,113 @@
+"""Results of a step beside those that were expected: the worst elements, their ratio, and where a shard is off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.compared import compared, laid_out, rounding_of
+from shardviz.layout.region import index_of
+from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.finding import Finding
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records import Moment
+
+WHAT = {
+    "grad": "gradient",
+    "output": "output",
+    "scalar": "logged value",
+    "optim": "optimizer's state after the step",
+    "param": "weight after the step",
+    "buffer": "buffer after the step",
+}
+"""Results, as captions call them."""
+
+STRIP = 12
+"""Cells of the strip that shows where along a shard its values are off."""
+
+LEVELS = "·▁▂▃▄▅▆▇█"
+"""Right, and then by how much, to the farthest."""
+
+REFERENCES: tuple[tuple[Moment, str], ...] = (
+    *(("reference", role) for role in ("grad", "output", "scalar")),
+    *(("updated", role) for role in ("optim", "param", "buffer")),
+)
+"""What results of a step are compared with, before and after the optimizer's step, causes first."""
+
+HEADS = ("", "element", "has", "unsharded model", "ratio", "off along the shard")
+
+
+def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return what ranks have of a result, beside the unsharded model's; of several results a row each."""
+    wrong = [one for one in _results(dump, finding) if not one.incomparable and one.wrong]
+    if not wrong:
+        return None
+    if not finding.tensor:
+        rows = [row for one in wrong[:MOST_ROWS] for row in _rows(one, one.name)[:1]]
+        return exhibit("the element of each gradient that is farthest off", HEADS, rows)
+    caption = f"the element of the {WHAT[wrong[0].role]} that is farthest off, rank by rank"
+    return exhibit(caption if wrong[0].wanted.ndim else f"the {WHAT[wrong[0].role]}", HEADS, _rows(wrong[0]))
+
+
+def _results(dump: Dump, finding: Finding) -> Iterator[Compared]:
+    if not finding.tensor:
+        yield from (one for one in compared(dump) if one.role == "grad")
+        return
+    rounding = rounding_of(dump)
+    for moment, role in REFERENCES:
+        after, due = dump.find("step", role, finding.tensor), dump.find(moment, role, finding.tensor)
+        if after is not None and due is not None and "complex" not in due.dtype:
+            yield laid_out(dump, after, finding.tensor, dump.values(due.first, finding.tensor), rounding)
+
+
+def _rows(one: Compared, name: str = "") -> list[Row]:
+    """Return a row for each set of ranks that have the same values of the same part, those that are off first."""
+    groups: dict[tuple[object, bytes], list[int]] = {}
+    for rank, values in one.reduced.items():
+        groups.setdefault((one.regions[rank], values.tobytes()), []).append(rank)
+    order = sorted(groups.values(), key=lambda ranks: ranks[0] not in one.wrong)
+    return [_row(one, ranks, name) for ranks in order if one.reduced[ranks[0]].size]
+
+
+def _row(one: Compared, ranks: list[int], name: str) -> Row:
+    got, due = one.reduced[ranks[0]].ravel(), one.wanted_of(ranks[0]).ravel()
+    ids = one.regions[ranks[0]].flat_ids(one.wanted.shape).ravel()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        off = np.where(np.isfinite(got), np.abs(got - due), np.inf)
+        at = int(np.argmax(off))
+        ratio = got[at] / due[at]
+    is_wrong = ranks[0] in one.wrong
+    element = str(index_of(int(ids[at]), one.wanted.shape)) if one.wanted.ndim else ""
+    return Row(
+        title_of(ranks),
+        (
+            Cell(" ".join(filter(None, (name, element)))),
+            Cell(f"{got[at]:.6g}", is_wrong),
+            Cell(f"{due[at]:.6g}"),
+            Cell(f"{ratio:.4g}" if np.isfinite(ratio) else "", is_wrong),
+            Cell(_strip(off, one.tolerance)),
+        ),
+    )
+
+
+def _strip(off: NDArray[np.float64], tolerance: float) -> str:
+    """Write how far values are off along a shard: the farthest of each stretch, to the scale of the farthest of all."""
+    if off.size < 2:
+        return ""
+    finite = off[np.isfinite(off)]
+    most = float(finite.max(initial=0.0)) or 1.0
+    stretches = np.array_split(off, min(STRIP, off.size))
+    farthest = [float(np.max(part)) for part in stretches]
+    top = len(LEVELS) - 1
+    return "".join(
+        LEVELS[0 if far <= tolerance else top if not np.isfinite(far) else max(round(top * far / most), 1)]
+        for far in farthest
+    )

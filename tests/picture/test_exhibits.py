@@ -1,0 +1,97 @@
+"""What a finding is seen by, in text, SVG and HTML: the right cells are marked, nothing is read as markup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shardviz.check.run import report_on
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.layout.mesh import parse_mesh
+from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit
+from shardviz.picture.exhibits.of_finding import exhibit_of
+from shardviz.picture.html.parts import exhibit_table
+from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.svg.exhibit import exhibit_drawing
+from shardviz.picture.text.page import page_lines
+from shardviz.picture.text.tables.exhibit import exhibit_lines
+from shardviz.picture.text.terminal import ASCII, Terminal
+from tests.dumps import Made, make_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.check.finding import Finding, Report
+    from shardviz.dump.dump import Dump
+
+HOSTILE = "<b>\x1b[31m[bold]"
+ONE = Exhibit("a caption", ("", "has", "off"), (Row("rank 0", (Cell("1.5", is_wrong=True), Cell("·▁█"))),), 3)
+
+
+def checked(tmp_path: Path, tensor: Made, mesh: str = "tp=2") -> tuple[Dump, Report]:
+    dump = dump_of(read_files(make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"w": tensor})))
+    return dump, report_on(dump)
+
+
+def of_kind(report: Report, kind: str) -> Finding:
+    return next(finding for finding in report.findings if finding.kind == kind)
+
+
+def test_a_shard_out_of_order_is_shown_position_by_position(tmp_path: Path) -> None:
+    ids = np.array([[1, 2], [5, 6], [3, 4], [7, 8]])
+    dump, report = checked(tmp_path, Made("[8/tp, 2]", ids={0: ids}))
+    found = exhibit_of(dump, report.findings[0], report.laid_out)
+    assert found is not None
+    due, has = found.rows
+    assert [cell.text for cell in due.cells] == ["0", "1", "2", "3"]
+    assert [(cell.text, cell.is_wrong) for cell in has.cells] == [("0", False), ("2", True), ("1", True), ("3", False)]
+
+
+def test_whole_shards_on_other_ranks_are_left_to_the_map(tmp_path: Path) -> None:
+    dump, report = checked(tmp_path, Made("[8/fsdp/tp, 2]", "[8/tp/fsdp, 2]"), "fsdp=2,tp=2")
+    assert exhibit_of(dump, of_kind(report, "misordered"), report.laid_out) is None
+
+
+def test_a_page_of_a_healthy_tensor_has_no_word_of_findings(tmp_path: Path) -> None:
+    dump, report = checked(tmp_path, Made("[8/tp, 2]"))
+    text = [row.plain for row in page_lines(of_tensor(dump, dump.tensors[0], "w", report), Terminal())]
+    assert text == [row.plain for row in page_lines(of_tensor(dump, dump.tensors[0], "w"), Terminal())]
+    assert text[0].startswith("w  float32")
+
+
+def test_without_a_check_a_misordered_tensor_is_drawn_and_not_named(tmp_path: Path) -> None:
+    dump, _ = checked(tmp_path, Made("[8/fsdp/tp, 2]", "[8/tp/fsdp, 2]"), "fsdp=2,tp=2")
+    assert of_tensor(dump, dump.tensors[0], "w").findings == ()
+
+
+def test_rows_beyond_the_first_are_counted() -> None:
+    rows = [Row(str(at), (Cell("x"),)) for at in range(MOST_ROWS + 2)]
+    found = exhibit("c", ("", "x"), rows)
+    assert found is not None
+    assert (len(found.rows), found.left_out) == (MOST_ROWS, 2)
+    assert exhibit("c", ("", "x"), []) is None
+
+
+@pytest.mark.parametrize(("glyphs", "wrong", "strip"), [(None, "≠1.5", "·▁█"), (ASCII, "!=1.5", ".18")])
+def test_text_marks_wrong_cells_in_any_alphabet(glyphs: object, wrong: str, strip: str) -> None:
+    terminal = Terminal() if glyphs is None else Terminal(glyphs=ASCII)
+    plain = "\n".join(row.plain for row in exhibit_lines(ONE, terminal))
+    assert wrong in plain
+    assert strip in plain
+    assert "3 more" in plain
+
+
+def test_columns_that_do_not_fit_are_left_out_from_the_right() -> None:
+    wide = Exhibit("c", ("", *map(str, range(9))), (Row("rank 0", tuple(Cell("x" * 12) for _ in range(9))),))
+    assert max(row.cell_len for row in exhibit_lines(wide, Terminal(60))) <= 60
+
+
+def test_names_are_not_read_as_markup() -> None:
+    hostile = Exhibit("c", ("", HOSTILE), (Row(HOSTILE, (Cell(HOSTILE, is_wrong=True),)),))
+    for drawn in (exhibit_table(hostile), exhibit_drawing(hostile).markup):
+        assert "<b>" not in drawn
+        assert "\x1b" not in drawn
+    assert not any("\x1b" in row.plain for row in exhibit_lines(hostile, Terminal()))
