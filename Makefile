@@ -17,13 +17,13 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest -n 3
 
 test-fast:
-	$(PYTHON) -m pytest -n 2 --lane fast
+	$(PYTHON) -m pytest -n 3 --lane fast
 
 test-nightly:
-	$(PYTHON) -m pytest -n 2 --lane nightly
+	$(PYTHON) -m pytest -n 3 --lane nightly
 
 wheel:
 	$(PYTHON) tests/packaging/wheel.py

@@ -33,4 +33,4 @@ def test_the_readme_has_two_commands_that_set_up_everything():
     commands = re.findall(r"^python3 -m venv .*$", readme, re.MULTILINE)
     assert len(commands) == 2
     assert commands[0].endswith("shardviz probe tp_fsdp --mesh 2,4")
-    assert commands[1].endswith("python -m pytest -n 2")
+    assert commands[1].endswith("python -m pytest -n 3")
