@@ -1,4 +1,4 @@
-"""The README's table of findings has every kind, and each probe that it names gives the kind that it stands beside."""
+"""The reference's table of findings has every kind, and each probe that it names gives the kind that it stands beside."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import get_args
 from shardviz.check.finding import Kind
 from shardviz.probe_files import shipped
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| (`.*?) \|.*\| (.*) \|$", README.partition("## What it finds")[2].partition("\n## ")[0], re.M)
+PAGE = (Path(__file__).parents[2] / "demos" / "reference" / "README.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (`.*?) \|.*\| (.*) \|$", PAGE.partition("## What it finds")[2].partition("\n## ")[0], re.M)
 
 
 def test_every_kind_has_a_row_that_says_where_it_is_seen():
@@ -20,6 +20,6 @@ def test_every_kind_has_a_row_that_says_where_it_is_seen():
 def test_a_probe_gives_the_kind_that_it_stands_beside():
     kinds_of = {recipe.name.rpartition("/")[2]: recipe.kinds for recipe in shipped() if recipe.kinds}
     for head, seen in ROWS:
-        for name in re.findall(r"\[(\w+)\]\(probes/", seen):
+        for name in re.findall(r"\[(\w+)\]\(../../probes/", seen):
             assert set(kinds_of.pop(name)) <= set(re.findall("`(.*?)`", head)), name
     assert not kinds_of, "not in the table"
