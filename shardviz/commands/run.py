@@ -6,6 +6,12 @@ forward; no weight is touched, and the job goes on. Values are compared with
 the checkpoint that the job loads, or with what the model held before it was
 sharded. What the job prints goes to stderr.
 
+--stamp checks the job's own loader instead. It destroys values: what the job
+loads (safetensors, torch.distributed.checkpoint, torch.load) is replaced by a
+stamped copy, whose values say where they belong, and the job is ended after
+the capture, or before it saves or an optimizer steps. Files stay as they are;
+the copy takes as much disk as the checkpoint, and is removed.
+
 Exits with 1 where there are findings, 2 where nothing was captured or could
 be checked, 3 if the job failed, and 130 if Ctrl-C ended it.
 
@@ -13,6 +19,7 @@ examples:
   shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
   shardviz run -o mine.shardviz --steps 2 -- torchrun --nproc-per-node 8 train.py
   shardviz run --reference checkpoints/llama -- accelerate launch train.py
+  shardviz run --stamp -- torchrun --nproc-per-node 8 serve.py
 """
 
 from __future__ import annotations
@@ -40,6 +47,11 @@ if TYPE_CHECKING:
 
     from shardviz.live.run.notes import Note
 
+STAMPS = (
+    "shardviz: --stamp: the job loads stamped copies in place of its checkpoints, its weights are destroyed, and it is "
+    "ended before it saves; files stay as they are"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
@@ -61,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="end the job after N optimizer steps; default: let it go on",
+    )
+    parser.add_argument(
+        "--stamp",
+        action="store_true",
+        help="let the job load a stamped copy of its checkpoint, and end it before it can save: destroys its values",
     )
     parser.add_argument(
         "--patience",
@@ -88,17 +105,44 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.reference.names import read_map
 
+    _refuse_contradictions(args)
     output = Path(os.path.abspath(args.output or _named_for(args.job)))
     check_folder(output, force=args.force)
     names = read_map(args.map) if args.map else {}
     reference = str(_reference(args.reference)) if args.reference else ""
     with _session(output) as session:
         options = Options(
-            str(output), str(session), reference, names, args.steps, args.force, args.patience, tuple(args.job)
+            str(output),
+            str(session),
+            reference,
+            names,
+            args.steps,
+            args.force,
+            args.patience,
+            tuple(args.job),
+            args.stamp,
         )
+        if args.stamp:
+            talk(STAMPS)
         code = _start(args.job, options)
         notes = read(session)
     return _outcome(args, notes, code)
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raise where --stamp is given with what it takes the place of.
+
+    Raises:
+        ShardvizError: It is.
+    """
+    if args.stamp and args.reference:
+        raise ShardvizError(
+            "--stamp and --reference: a stamped load is compared with what it loads", "give one of them"
+        )
+    if args.stamp and args.steps:
+        raise ShardvizError(
+            "--stamp and --steps: a job with stamped weights ends before its first step", "give one of them"
+        )
 
 
 def _named_for(job: Sequence[str]) -> Path:
@@ -178,8 +222,9 @@ def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
     problems = list(dict.fromkeys(note.text for note in notes if note.kind == "problem"))
     for text in dict.fromkeys(note.text for note in notes if note.kind == "problem" and note.rank > 0):
         talk(f"shardviz: {text}")  # rank 0 has said its own
-    ended = any(note.kind == "steps" for note in notes)
-    if code and not (ended and _all_ended(notes)):
+    for text in dict.fromkeys(note.text for note in notes if note.kind == "ended"):
+        talk(f"shardviz: the job was ended {text}")
+    if code and not _is_ended(args, notes):
         return _failed(args.job, code)
     if not dumps:
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
@@ -209,10 +254,11 @@ def _report(args: argparse.Namespace, dump: Path) -> int:
     return code
 
 
-def _all_ended(notes: Sequence[Note]) -> bool:
-    """Whether every rank that joined came to the last step: whatever happened at its exit is torch's."""
+def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:
+    """Whether shardviz ended the job: all of its ranks, or under --stamp one of them, and with it the others."""
+    ended = {note.rank for note in notes if note.kind == "ended"}
     joined = {note.rank for note in notes if note.kind == "joined"}
-    return joined <= {note.rank for note in notes if note.kind == "steps"}
+    return bool(ended) and (args.stamp or joined <= ended)
 
 
 def _ended_with(code: int) -> str:
@@ -226,6 +272,12 @@ def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
     ranks = {note.rank for note in notes if note.kind == "joined"}
     if missed:
         return "nothing was captured"
+    if any(note.kind == "not-loaded" for note in notes):
+        return (
+            "nothing was captured: models were called, and no load of a checkpoint was seen before\n"
+            "Hint: --stamp sees safetensors (from_pretrained too), torch.distributed.checkpoint and torch.load; "
+            "without it, give the checkpoint by --reference CKPT"
+        )
     if any(note.kind == "sharded" for note in notes):
         return (
             "nothing was captured: models were sharded, and none was called or stepped afterwards\n"

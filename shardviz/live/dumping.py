@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from torch import distributed
 
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError
-from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together
+from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, raise_together, together
 from shardviz.live.capture.capture import Capture, run_record
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.capture.meshes import plain_mesh
@@ -37,12 +38,34 @@ def dump_of_job(
     reference: str = "",
     command: tuple[str, ...] = (),
 ) -> Iterator[Capture]:
-    """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after."""
-    check_intended(intended or {})
+    """Yield a capture to fill, then write it; all ranks have the folder before, and a complete one after.
+
+    Raises:
+        DumpError: The folder may not be replaced, or a rank cannot write its file.
+        OtherRankError: Another rank raised; there is no folder then.
+    """
+    with together():
+        check_intended(intended or {})
+        refused = of_all_ranks(_refusal(folder, force=force) if distributed.get_rank() == 0 else None)[0]
+        if refused is not None:
+            raise refused
+        try:
+            yield from _filled(folder, mesh, part, intended, reference, command)
+        except BaseException:
+            if distributed.get_rank() == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _filled(
+    folder: Path,
+    mesh: DeviceMesh,
+    part: PipelinePart,
+    intended: Mapping[str, str] | None,
+    reference: str,
+    command: tuple[str, ...],
+) -> Iterator[Capture]:
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    refused = of_all_ranks(_refusal(folder, force=force) if rank == 0 else None)[0]
-    if refused is not None:
-        raise refused
     stamps = {stamp.name: stamp for stamp in part.stamps}
     seen = Capture(rank, num_ranks, stamps, run_id=agreed_run_id())
     seen.add_mesh(mesh)

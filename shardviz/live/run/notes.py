@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Kind = Literal["joined", "sharded", "source", "captured", "not-captured", "problem", "steps"]
+Kind = Literal["joined", "sharded", "source", "captured", "not-captured", "not-loaded", "problem", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,9 @@ class Note:
     """Something that a process of the job has to say.
 
     Attributes:
-        kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are
-            compared with, `captured` a dump, `not-captured` and `problem` why not, `steps` that it ended as asked.
+        kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are compared with,
+            `captured` a dump, `not-captured` and `problem` why not, `not-loaded` that a model was called before
+            anything was loaded, `ended` that shardviz ended it as asked.
         rank: Its rank; -1 where it has none.
         text: The dump's folder, or a sentence.
     """

@@ -14,9 +14,10 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat import DTensor, clean_name
-from shardviz.live.run.observing import report
-from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.run.hooks.observing import report
+from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
 from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.names import matched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +37,10 @@ class Source(Protocol):
     def is_snapshot(self) -> bool:
         """Whether the job may rightly have changed them since."""
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether it is not known that the model has them."""
+
     def entries(self, root: nn.Module, names: Iterable[str]) -> Mapping[str, Entry]:
         """Return where the values of a model's tensors are, by their names in it."""
 
@@ -50,6 +55,7 @@ class Loaded:
         module: The module that loaded it; None where only the tensors are known.
         pointers: The memory of the tensors that were loaded into, where the module is not known.
         is_snapshot: Never: what a job loads is what it wants.
+        is_guess: Never.
     """
 
     path: Path
@@ -57,14 +63,19 @@ class Loaded:
     module: weakref.ref[nn.Module] | None = None
     pointers: frozenset[int] = frozenset()
     is_snapshot: bool = False
+    is_guess: bool = False
 
     def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
         """Return what the checkpoint has of a model that it was loaded into, or that contains that one."""
         prefix = self._prefix(root)
         if prefix is None:
             return {}
-        found = {name: self.reference.find(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
-        return read_by(root, self.reference) | {name: entry for name, entry in found.items() if entry is not None}
+        own = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+        found = {own[name]: self.reference.entries[other] for name, other in self._matched(list(own)).items()}
+        return read_by(root, self.reference) | found
+
+    def _matched(self, names: list[str]) -> Mapping[str, str]:
+        return matched(names, self.reference.entries).names
 
     def _prefix(self, root: nn.Module) -> str | None:
         if self.module is None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shardviz.live.compat import clean_name
-from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,6 +52,7 @@ class Values:
 
     path = Path(NAME)
     is_snapshot = True
+    is_guess = False
 
     def __init__(self, options: Options) -> None:
         self._session = Path(options.session)

@@ -11,7 +11,7 @@ from torch import distributed, nn
 
 from shardviz.checkpoint.headers import DTYPES
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.run.observing import rank_of_environment, report
+from shardviz.live.run.hooks.observing import rank_of_environment, report
 from shardviz.reference.files import open_reference
 
 if TYPE_CHECKING:
