@@ -27,25 +27,23 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands.common.job import run_job
+from shardviz.commands.common.job_report import report_job
 from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RANK_FAILED, EXIT_USAGE, ShardvizError
+from shardviz.errors import ShardvizError
 from shardviz.live.run.notes import read
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.live.run.notes import Note
 
 STAMPS = (
     "shardviz: --stamp: the job loads stamped copies in place of its checkpoints, its weights are destroyed, and it is "
@@ -124,9 +122,9 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.stamp:
             talk(STAMPS)
-        code = _start(args.job, options)
+        code = run_job(args.job, options)
         notes = read(session)
-    return _outcome(args, notes, code)
+    return report_job(args, notes, code)
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
@@ -169,127 +167,3 @@ def _session(output: Path) -> Iterator[Path]:
         yield session
     finally:
         shutil.rmtree(session, ignore_errors=True)
-
-
-def _start(job: Sequence[str], options: Options) -> int:
-    """Run the job to its end and return its exit code; what ends this command ends the job first."""
-    sys.stderr.flush()
-    try:
-        process = subprocess.Popen(job, env=os.environ | options.environment(), stdout=sys.stderr)
-    except OSError as error:
-        raise ShardvizError(f"cannot start {job[0]}: {error.strerror}", _how_to_start(job[0])) from error
-    with _passing_on(process) as seen:
-        code = process.wait()
-    return -signal.SIGINT if code and signal.SIGINT in seen else code
-
-
-def _how_to_start(program: str) -> str:
-    """Return what to do about a command that does not start."""
-    if program.endswith(".py"):
-        return f"put python or torchrun before it: shardviz run -- torchrun --nproc-per-node 2 {program}"
-    return "give the path of a program, or activate the environment that has it"
-
-
-@contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
-    """Let the job see the signals that this command gets, and wait for it: it has ranks to end. Gives those seen."""
-    seen: set[int] = set()
-
-    def pass_on(number: int, frame: object) -> None:
-        seen.add(number)
-        if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
-            process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
-
-    heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
-    try:
-        yield seen
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
-    """Report each dump and whatever kept others from being written; return the exit code."""
-    dumps = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
-        talk(f"shardviz: {text}")
-    codes = [_report(args, dump) for dump in sorted(dumps, key=lambda path: (len(path.name), path.name))]
-    missed = list(dict.fromkeys(note.text for note in notes if note.kind == "not-captured"))
-    for text in missed:
-        message, _, hint = text.partition("\n")
-        talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
-    problems = list(dict.fromkeys(note.text for note in notes if note.kind == "problem"))
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "problem" and note.rank > 0):
-        talk(f"shardviz: {text}")  # rank 0 has said its own
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "ended"):
-        talk(f"shardviz: the job was ended {text}")
-    if code and not _is_ended(args, notes):
-        return _failed(args.job, code)
-    if not dumps:
-        talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
-        return EXIT_USAGE
-    if EXIT_FINDINGS in codes:
-        return EXIT_FINDINGS
-    return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
-
-
-def _failed(job: Sequence[str], code: int) -> int:
-    """Say how the job ended, and return this command's exit code."""
-    if code == -signal.SIGINT:
-        talk(f"shardviz: interrupted: {Path(job[0]).name} was ended by Ctrl-C")
-        return EXIT_INTERRUPTED
-    talk(f"shardviz: error: the job failed: {Path(job[0]).name} {_ended_with(code)}")
-    return EXIT_RANK_FAILED
-
-
-def _report(args: argparse.Namespace, dump: Path) -> int:
-    from shardviz.commands import check
-
-    shown = Path(os.path.relpath(dump))
-    code = check.report(shown, args.format, args.color, strict=args.strict)
-    if code == EXIT_USAGE and not args.reference:
-        talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
-    talk(f"wrote {shown}; look at it with: shardviz view {shown}")
-    return code
-
-
-def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:
-    """Whether shardviz ended the job: all of its ranks, or under --stamp one of them, and with it the others."""
-    ended = {note.rank for note in notes if note.kind == "ended"}
-    joined = {note.rank for note in notes if note.kind == "joined"}
-    return bool(ended) and (args.stamp or joined <= ended)
-
-
-def _ended_with(code: int) -> str:
-    if code < 0:
-        known = {one.value: one.name for one in signal.Signals}
-        return f"was ended by {known.get(-code, f'signal {-code}')}"
-    return f"exited with {code}"
-
-
-def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
-    ranks = {note.rank for note in notes if note.kind == "joined"}
-    if missed:
-        return "nothing was captured"
-    if any(note.kind == "not-loaded" for note in notes):
-        return (
-            "nothing was captured: models were called, and no load of a checkpoint was seen before\n"
-            "Hint: --stamp sees safetensors (from_pretrained too), torch.distributed.checkpoint and torch.load; "
-            "without it, give the checkpoint by --reference CKPT"
-        )
-    if any(note.kind == "sharded" for note in notes):
-        return (
-            "nothing was captured: models were sharded, and none was called or stepped afterwards\n"
-            "Hint: run at least one step of the job, or call shardviz.capture(model, DUMP, mesh=mesh) in it"
-        )
-    if ranks:
-        return (
-            f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
-            "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
-            "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
-        )
-    return (
-        "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
-        "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
-    )

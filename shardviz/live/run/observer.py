@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -51,6 +53,8 @@ class Observer:
         self._settled: WeakSet[nn.Module] = WeakSet()
         self._num_taken = 0
         self._is_noted = False
+        self._is_noted_at_exit = False
+        self._rank = -1
         self._searches = 2
         watch_steps(self)
 
@@ -58,8 +62,21 @@ class Observer:
 
     def joined(self) -> None:
         """Watch the first calls of modules from here on: a model may have been sharded by hand."""
+        self._rank = rank_here()
         self._leave("joined", "")
         arm(self.visit)
+        if not self._is_noted_at_exit:
+            self._is_noted_at_exit = True
+            atexit.register(self._finished)
+
+    def rank_died(self, rank: int, code: int) -> None:
+        """Note how a rank ended that this process has started."""
+        leave(self.options.session, Note("died", rank, str(code)))
+
+    def _finished(self) -> None:
+        """Note that the script came to its end; whatever happens to the process then is not the script's doing."""
+        if not hasattr(sys, "last_value"):  # Python's main program has printed an error otherwise
+            leave(self.options.session, Note("finished", self._rank))
 
     def sharding(self, module: object) -> None:
         """Remember the values of a module that is about to be sharded."""

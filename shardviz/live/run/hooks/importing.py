@@ -34,6 +34,8 @@ HOOKED = frozenset(
         "torch.distributed.checkpoint.state_dict_loader",
         "torch.distributed.distributed_c10d",
         "transformers.modeling_utils",
+        "torch.distributed.elastic.multiprocessing.errors",
+        "torch.multiprocessing.spawn",
         "safetensors",
     }
 )

@@ -100,6 +100,17 @@ def _joined(seen: Observer, call: Call, result: Any) -> None:
 PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
 """Arguments of `from_pretrained` that shard a model."""
 
+
+def _children_failed(seen: Observer, call: Call) -> None:
+    """Note which ranks torchrun's agent saw fail, and how: it only exits with 1 itself."""
+    for rank, failure in dict(argument(call, 2, "failures")).items():
+        seen.rank_died(int(rank), int(failure.exitcode))
+
+
+def _child_exited(seen: Observer, call: Call) -> None:
+    seen.rank_died(int(argument(call, 2, "error_index")), int(argument(call, 4, "exit_code")))
+
+
 HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.fsdp._fully_shard._fully_shard": (_shards("fully_shard"),),
     "torch.distributed._composable.fsdp.fully_shard": (replace(_shards("fully_shard"), is_optional=True),),
@@ -123,5 +134,11 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
     "torch.distributed.distributed_c10d": (Hook("init_process_group", None, _joined, _always, hides=False),),
     "transformers.modeling_utils": (Hook("PreTrainedModel.from_pretrained", None, _pretrained, _in_a_job),),
+    "torch.distributed.elastic.multiprocessing.errors": (
+        Hook("ChildFailedError.__init__", _children_failed, None, _always, hides=False),
+    ),
+    "torch.multiprocessing.spawn": (
+        Hook("ProcessExitedException.__init__", _child_exited, None, _always, hides=False),
+    ),
     "safetensors": (Hook("safe_open", None, _opens, _in_a_job, hides=False),),
 }
