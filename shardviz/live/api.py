@@ -250,8 +250,6 @@ def capture_sharding(
 
             shardviz.capture_sharding(build, parallelize, "sharding.shardviz", mesh=mesh)
     """
-    import torch
-
     from shardviz.live.capture.agreement import refuse_without_group
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
@@ -259,13 +257,14 @@ def capture_sharding(
     from shardviz.live.capture.pipeline_parts import agree
     from shardviz.live.capture.stamp import plan
     from shardviz.live.dumping import dump_of_job
+    from shardviz.live.randomness import kept_random_states
 
     def sharded(model: nn.Module) -> nn.Module:
         returned = parallelize(model, mesh)
         return model if returned is None else returned
 
     refuse_without_group("call shardviz.capture_sharding in a rank of a distributed job")
-    with torch.random.fork_rng():
+    with kept_random_states():
         model = build()
         stamps = plan(model)
         model = sharded(model)

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
     """Report each dump and whatever kept others from being written; return the exit code."""
-    dumps = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
+    written = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
+    dumps = [dump for dump in written if dump.exists()]
     for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
         talk(f"shardviz: {text}")
     codes = [_report(args, dump) for dump in sorted(dumps, key=lambda path: (len(path.name), path.name))]
-    missed = list(dict.fromkeys(note.text for note in notes if note.kind == "not-captured"))
+    for dump in written:
+        if dump not in dumps:
+            talk(f"shardviz: {dump} is on the machine of rank 0, which reports on it; this machine does not reach it")
+    missed = _missed(notes)
     for text in missed:
         message, _, hint = text.partition("\n")
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
@@ -35,12 +39,21 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int) -> in
         talk(f"shardviz: the job was ended {text}")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
         return _failed(args.job, notes, code)
-    if not dumps:
+    if not written:
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE
     if EXIT_FINDINGS in codes:
         return EXIT_FINDINGS
     return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
+
+
+def _missed(notes: Sequence[Note]) -> list[str]:
+    """Return why models were not captured: of each as one rank says it, because each says it in its own words."""
+    by_name: dict[str, dict[int, list[str]]] = {}
+    for note in notes:
+        if note.kind == "not-captured":
+            by_name.setdefault(note.text.partition(":")[0], {}).setdefault(note.rank, []).append(note.text)
+    return list(dict.fromkeys(text for ranks in by_name.values() for text in max(ranks.values(), key=len)))
 
 
 def _failed(job: Sequence[str], notes: Sequence[Note], code: int) -> int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import distributed
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.failures.stacks import Frame, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,6 +143,8 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
 
 def in_a_line(error: Exception) -> str:
     """Describe an error in one line, with the place in the user's own code."""
+    from shardviz.live.world.failures.stacks import Frame, user_frames
+
     frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
     place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""

@@ -20,14 +20,14 @@ from shardviz.live.run.known.sources import loaded_whole, of_dcp, of_pretrained,
 from shardviz.live.run.known.values import Values
 from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.stamped.loads import Loads
 from shardviz.live.run.taking import Stage, name_of, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Options
-from shardviz.live.run.known.sources import Source
+    from shardviz.live.run.stamped.loads import Loads
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
@@ -47,7 +47,7 @@ class Observer:
         self.options = options
         self.values = Values(options)
         self.sources: list[Source] = [self.values]
-        self.stamped = Loads(options) if options.stamp else None
+        self.stamped = _loads(options)
         self._sharded: WeakSet[nn.Module] = WeakSet()
         self._captured: WeakSet[nn.Module] = WeakSet()
         self._settled: WeakSet[nn.Module] = WeakSet()
@@ -240,8 +240,9 @@ class Observer:
     def _is_new(self, part: nn.Module) -> bool:
         if part in self._captured:
             return False
-        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        return part in self._sharded or any(registry.marks(tensor) for tensor in own)
+        if part in self._sharded:
+            return True
+        return any(registry.marks(one) for one in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
 
     def _add_source(self, source: Source | None) -> None:
         if source is not None:
@@ -250,6 +251,14 @@ class Observer:
     def _leave(self, kind: Any, text: str) -> None:
         rank = distributed.get_rank() if distributed.is_initialized() else -1
         leave(self.options.session, Note(kind, rank, text))
+
+
+def _loads(options: Options) -> Loads | None:
+    if not options.stamp:
+        return None
+    from shardviz.live.run.stamped.loads import Loads
+
+    return Loads(options)
 
 
 def _failed(root: nn.Module) -> Note:

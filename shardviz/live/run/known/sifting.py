@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.dump import ID_NONE
+from shardviz.dump.ids import ID_NONE
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.run.known.values import NAME
 from shardviz.text import printable
