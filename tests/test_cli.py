@@ -107,13 +107,15 @@ ERRORS = {
     "chek x": "unknown command 'chek'\nHint: did you mean check?",
     "xyzzy": f"unknown command 'xyzzy'\nHint: commands: {', '.join(VERBS)}",
     "check": "the following arguments are required: DUMP\nHint: shardviz check --help",
-    "check d": "dump d does not exist\nHint: did you mean d.shardviz?",
+    "check d": "d does not exist: no dump and no checkpoint is there\nHint: did you mean d.shardviz?",
     "check .": ". is not a dump: it has no run.json\nHint: give one of the dumps in it: d.shardviz",
     "check d.shardviz/run.json": "d.shardviz/run.json is one file of a dump\nHint: give its folder: d.shardviz",
     "view d.shardviz --port 80": (
         "--port is where --web listens, and --web is not given\nHint: add --web, or leave --port out"
     ),
-    "check no_such": "dump no_such does not exist\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one",
+    "check no_such": (
+        "no_such does not exist: no dump and no checkpoint is there\nHint: shardviz probe tp_fsdp --mesh 2,4 writes one"
+    ),
     "show d.shardviz laiers.0.w": "the dump has no tensor 'laiers.0.w'\nHint: did you mean layers.0.w?",
     "show d.shardviz w": "2 tensors end in 'w': layers.0.w, layers.1.w\nHint: name one, or all of them as '*.w'",
     "show d.shardviz layers": "the dump has no tensor 'layers'\nHint: did you mean layers.0.w?",
@@ -188,7 +190,9 @@ def test_formats_that_are_not_built_are_not_offered(healthy: Path, capsys: pytes
 
 def test_a_file_name_with_control_characters_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "a\x1b[2Jb"]) == 2
-    assert capsys.readouterr().err.startswith("shardviz: error: dump a\\u001b[2Jb does not exist\n")
+    assert capsys.readouterr().err.startswith(
+        "shardviz: error: a\\u001b[2Jb does not exist: no dump and no checkpoint is there\n"
+    )
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(healthy: Path) -> None:

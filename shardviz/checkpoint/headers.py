@@ -95,12 +95,18 @@ def read_safetensors(path: Path) -> Checkpoint:
     return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=_tied(folder))
 
 
-def _contents(folder: Path) -> Contents:
+def index_in(folder: Path) -> Path | None:
+    """Return a folder's index: by transformers' name for it, or the only one of another; None where there is none."""
     index = folder / INDEX
-    if not index.is_file():
-        others = sorted(folder.glob("*.safetensors.index.json"))
-        index = others[0] if len(others) == 1 else index
-    if not index.is_file():
+    if index.is_file():
+        return index
+    others = sorted(folder.glob("*.safetensors.index.json"))
+    return others[0] if len(others) == 1 else None
+
+
+def _contents(folder: Path) -> Contents:
+    index = index_in(folder)
+    if index is None:
         return Contents(tuple(path for path in sorted(folder.glob("*.safetensors")) if path.is_file()))
     indexed = _read_index(index)
     names = sorted(set(indexed.values()))

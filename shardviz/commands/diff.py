@@ -1,6 +1,7 @@
 """Compare two dumps: layouts, contents, findings; or two checkpoints.
 
-Exits with 1 where they differ, with 2 where nothing in them could be compared.
+Exits with 1 where they differ, with --strict also where a tensor could not be
+compared, with 2 where nothing in them could be compared.
 
 examples:
   shardviz diff before.shardviz after.shardviz
@@ -29,23 +30,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--map", type=Path, metavar="FILE", help="lines `pattern = pattern`: the first checkpoint's names, the second's"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not compared, too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare the dumps and print what is different.
 
     Returns:
-        0 where nothing is, 1 where something is, 2 where nothing was compared.
+        0 where nothing is, 1 where something is, or with --strict was not compared, 2 where nothing was compared.
     """
     from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
 
     if are_checkpoints(args.before, args.after, args.map):
-        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map)
-    return compared(args.before, args.after, args.format, args.color)
+        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map, strict=args.strict)
+    return compared(args.before, args.after, args.format, args.color, strict=args.strict)
 
 
-def compared(before: Path, after: Path, style: str, colour: str) -> int:
+def compared(before: Path, after: Path, style: str, colour: str, *, strict: bool = False) -> int:
     """Print what is different between two dumps.
+
+    Args:
+        before: The one to compare with.
+        after: The one that may have changed.
+        style: The format.
+        colour: Whether text is coloured.
+        strict: Fail where anything was not compared, too.
 
     Returns:
         The exit code.
@@ -68,4 +77,4 @@ def compared(before: Path, after: Path, style: str, colour: str) -> int:
         talk(f"shardviz: error: {printable(why)}")
         talk("  Hint: compare two dumps of one model, each with its weights")
         return EXIT_USAGE
-    return EXIT_FINDINGS if difference else EXIT_CLEAN
+    return EXIT_FINDINGS if difference or (strict and difference.not_compared) else EXIT_CLEAN

@@ -6,6 +6,12 @@ forward; no weight is touched, and the job goes on. Values are compared with
 the checkpoint that the job loads, or with what the model held before it was
 sharded. What the job prints goes to stderr.
 
+--stamp checks the job's own loader instead. It destroys values: what the job
+loads (safetensors, torch.distributed.checkpoint, torch.load) is replaced by a
+stamped copy, whose values say where they belong, and the job is ended after
+the capture, or before it saves or an optimizer steps. Files stay as they are;
+the copy takes as much disk as the checkpoint, and is removed.
+
 Exits with 1 where there are findings, 2 where nothing was captured or could
 be checked, 3 if the job failed, and 130 if Ctrl-C ended it.
 
@@ -13,6 +19,7 @@ examples:
   shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
   shardviz run -o mine.shardviz --steps 2 -- torchrun --nproc-per-node 8 train.py
   shardviz run --reference checkpoints/llama -- accelerate launch train.py
+  shardviz run --stamp -- torchrun --nproc-per-node 8 serve.py
 """
 
 from __future__ import annotations
@@ -20,25 +27,28 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardviz.commands.common.job import run_job
+from shardviz.commands.common.job_report import report_job
 from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RANK_FAILED, EXIT_USAGE, ShardvizError
+from shardviz.errors import ShardvizError
 from shardviz.live.run.notes import read
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.live.run.notes import Note
+
+STAMPS = (
+    "shardviz: --stamp: the job loads stamped copies in place of its checkpoints, its weights are destroyed, and it is "
+    "ended before it saves; files stay as they are"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="end the job after N optimizer steps; default: let it go on",
+    )
+    parser.add_argument(
+        "--stamp",
+        action="store_true",
+        help="let the job load a stamped copy of its checkpoint, and end it before it can save: destroys its values",
     )
     parser.add_argument(
         "--patience",
@@ -88,17 +103,44 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.reference.names import read_map
 
+    _refuse_contradictions(args)
     output = Path(os.path.abspath(args.output or _named_for(args.job)))
     check_folder(output, force=args.force)
     names = read_map(args.map) if args.map else {}
     reference = str(_reference(args.reference)) if args.reference else ""
     with _session(output) as session:
         options = Options(
-            str(output), str(session), reference, names, args.steps, args.force, args.patience, tuple(args.job)
+            str(output),
+            str(session),
+            reference,
+            names,
+            args.steps,
+            args.force,
+            args.patience,
+            tuple(args.job),
+            args.stamp,
         )
-        code = _start(args.job, options)
+        if args.stamp:
+            talk(STAMPS)
+        code = run_job(args.job, options)
         notes = read(session)
-    return _outcome(args, notes, code)
+    return report_job(args, notes, code)
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raise where --stamp is given with what it takes the place of.
+
+    Raises:
+        ShardvizError: It is.
+    """
+    if args.stamp and args.reference:
+        raise ShardvizError(
+            "--stamp and --reference: a stamped load is compared with what it loads", "give one of them"
+        )
+    if args.stamp and args.steps:
+        raise ShardvizError(
+            "--stamp and --steps: a job with stamped weights ends before its first step", "give one of them"
+        )
 
 
 def _named_for(job: Sequence[str]) -> Path:
@@ -125,119 +167,3 @@ def _session(output: Path) -> Iterator[Path]:
         yield session
     finally:
         shutil.rmtree(session, ignore_errors=True)
-
-
-def _start(job: Sequence[str], options: Options) -> int:
-    """Run the job to its end and return its exit code; what ends this command ends the job first."""
-    sys.stderr.flush()
-    try:
-        process = subprocess.Popen(job, env=os.environ | options.environment(), stdout=sys.stderr)
-    except OSError as error:
-        raise ShardvizError(f"cannot start {job[0]}: {error.strerror}", _how_to_start(job[0])) from error
-    with _passing_on(process) as seen:
-        code = process.wait()
-    return -signal.SIGINT if code and signal.SIGINT in seen else code
-
-
-def _how_to_start(program: str) -> str:
-    """Return what to do about a command that does not start."""
-    if program.endswith(".py"):
-        return f"put python or torchrun before it: shardviz run -- torchrun --nproc-per-node 2 {program}"
-    return "give the path of a program, or activate the environment that has it"
-
-
-@contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[set[int]]:
-    """Let the job see the signals that this command gets, and wait for it: it has ranks to end. Gives those seen."""
-    seen: set[int] = set()
-
-    def pass_on(number: int, frame: object) -> None:
-        seen.add(number)
-        if process.poll() is None and (number != signal.SIGINT or not sys.stdin.isatty()):
-            process.send_signal(number)  # Ctrl-C reaches a terminal's whole process group by itself
-
-    heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, pass_on) for one in heeded}  # nohup has SIGHUP ignored, and it stays so
-    try:
-        yield seen
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _outcome(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
-    """Report each dump and whatever kept others from being written; return the exit code."""
-    dumps = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
-        talk(f"shardviz: {text}")
-    codes = [_report(args, dump) for dump in sorted(dumps, key=lambda path: (len(path.name), path.name))]
-    missed = list(dict.fromkeys(note.text for note in notes if note.kind == "not-captured"))
-    for text in missed:
-        message, _, hint = text.partition("\n")
-        talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
-    problems = list(dict.fromkeys(note.text for note in notes if note.kind == "problem"))
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "problem" and note.rank > 0):
-        talk(f"shardviz: {text}")  # rank 0 has said its own
-    ended = any(note.kind == "steps" for note in notes)
-    if code and not (ended and _all_ended(notes)):
-        return _failed(args.job, code)
-    if not dumps:
-        talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
-        return EXIT_USAGE
-    if EXIT_FINDINGS in codes:
-        return EXIT_FINDINGS
-    return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
-
-
-def _failed(job: Sequence[str], code: int) -> int:
-    """Say how the job ended, and return this command's exit code."""
-    if code == -signal.SIGINT:
-        talk(f"shardviz: interrupted: {Path(job[0]).name} was ended by Ctrl-C")
-        return EXIT_INTERRUPTED
-    talk(f"shardviz: error: the job failed: {Path(job[0]).name} {_ended_with(code)}")
-    return EXIT_RANK_FAILED
-
-
-def _report(args: argparse.Namespace, dump: Path) -> int:
-    from shardviz.commands import check
-
-    shown = Path(os.path.relpath(dump))
-    code = check.report(shown, args.format, args.color, strict=args.strict)
-    if code == EXIT_USAGE and not args.reference:
-        talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
-    talk(f"wrote {shown}; look at it with: shardviz view {shown}")
-    return code
-
-
-def _all_ended(notes: Sequence[Note]) -> bool:
-    """Whether every rank that joined came to the last step: whatever happened at its exit is torch's."""
-    joined = {note.rank for note in notes if note.kind == "joined"}
-    return joined <= {note.rank for note in notes if note.kind == "steps"}
-
-
-def _ended_with(code: int) -> str:
-    if code < 0:
-        known = {one.value: one.name for one in signal.Signals}
-        return f"was ended by {known.get(-code, f'signal {-code}')}"
-    return f"exited with {code}"
-
-
-def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
-    ranks = {note.rank for note in notes if note.kind == "joined"}
-    if missed:
-        return "nothing was captured"
-    if any(note.kind == "sharded" for note in notes):
-        return (
-            "nothing was captured: models were sharded, and none was called or stepped afterwards\n"
-            "Hint: run at least one step of the job, or call shardviz.capture(model, DUMP, mesh=mesh) in it"
-        )
-    if ranks:
-        return (
-            f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
-            "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
-            "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
-        )
-    return (
-        "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
-        "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
-    )

@@ -170,7 +170,9 @@ def _check_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except FileNotFoundError:
-        raise DumpError(f"dump {_named(folder)} does not exist", nearby.meant(folder)) from None
+        raise DumpError(
+            f"{_named(folder)} does not exist: no dump and no checkpoint is there", nearby.meant(folder)
+        ) from None
     except (OSError, ValueError) as error:
         raise DumpError(f"cannot read dump {_named(folder)}: {_reason(error)}") from error
     if not stat.S_ISDIR(mode) and nearby.is_dump(folder.parent):

@@ -187,17 +187,16 @@ def capture_by_reference(
     from shardviz.live.claims import registry
     from shardviz.live.compat import computed_buffers
     from shardviz.live.dumping import dump_of_job
-    from shardviz.stamping.target import is_stamped
 
     reference, names = source
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
     merged = registry.checkpoint(unwrapped(model), reference)
-    known = known_in(merged, wanted, names, strangers=is_stamped(reference.path))
+    known = known_in(merged, wanted, names, strangers=reference.is_stamped)
     known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
-    if is_stamped(reference.path):
+    if reference.is_stamped:
         known = with_merged(replace(known, is_stamped=True), merged, wanted, whole)
         known = known if known.entries else known_in(merged, wanted, names)
     part = replace(part, stamps=tuple(known.stamps.values()))
@@ -251,8 +250,6 @@ def capture_sharding(
 
             shardviz.capture_sharding(build, parallelize, "sharding.shardviz", mesh=mesh)
     """
-    import torch
-
     from shardviz.live.capture.agreement import refuse_without_group
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.meshes import plain_mesh
@@ -260,13 +257,14 @@ def capture_sharding(
     from shardviz.live.capture.pipeline_parts import agree
     from shardviz.live.capture.stamp import plan
     from shardviz.live.dumping import dump_of_job
+    from shardviz.live.randomness import kept_random_states
 
     def sharded(model: nn.Module) -> nn.Module:
         returned = parallelize(model, mesh)
         return model if returned is None else returned
 
     refuse_without_group("call shardviz.capture_sharding in a rank of a distributed job")
-    with torch.random.fork_rng():
+    with kept_random_states():
         model = build()
         stamps = plan(model)
         model = sharded(model)

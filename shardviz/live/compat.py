@@ -22,16 +22,15 @@ except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[attr-defined]
 try:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
 except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
-    from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.debug import CommDebugMode
 
 __all__ = [
     "CommDebugMode",
@@ -64,6 +63,17 @@ __all__ = [
     "unit_of",
     "use_public_names",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `CommDebugMode`, imported when it is first asked for: with it comes all of torch's `_tools`."""
+    if name != "CommDebugMode":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from torch.distributed.tensor.debug import CommDebugMode
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor.debug import CommDebugMode  # type: ignore[import-not-found,no-redef]
+    return CommDebugMode
 
 
 def use_public_names() -> None:

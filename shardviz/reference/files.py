@@ -11,6 +11,7 @@ from shardviz.checkpoint.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
 from shardviz.reference.names import matched
+from shardviz.stamping.target import is_stamped
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ class Reference:
         path: The file or folder.
         entries: Its tensors by name.
         why: Why it lacks some of a model's tensors, by name, where that is known.
+        is_stamped: Whether its values are of fills: what a stamped checkpoint has.
     """
 
     path: Path
     entries: Mapping[str, Entry]
     why: Mapping[str, str] = field(default_factory=dict)
+    is_stamped: bool = False
 
     def find(self, name: str) -> Entry | None:
         """Return the tensor of this name; a wrapper's prefix that only one side has does not count."""
@@ -74,7 +77,7 @@ def open_reference(path: Path | str) -> Reference:
         (32000, 4096)
     """
     found = complete_checkpoint(Path(path))
-    return Reference(found.path, found.tensors)
+    return Reference(found.path, found.tensors, is_stamped=is_stamped(found.path))
 
 
 def complete_checkpoint(path: Path) -> Checkpoint:

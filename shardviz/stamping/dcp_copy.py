@@ -27,20 +27,21 @@ if TYPE_CHECKING:
     from shardviz.stamping.fill import Fill
 
 
-def stamp_dcp(source: Path, target: Path, *, force: bool = False) -> Plan:
+def stamp_dcp(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
     """Write the stamped copy of a folder that torch.distributed.checkpoint wrote.
 
     Args:
         source: The folder.
         target: The copy.
         force: Replace what is there, if it is a stamped copy.
+        salt: As for `Fill`.
 
     Raises:
         DumpError: The source is not a checkpoint, or is damaged, or the copy cannot be written.
     """
     entries = complete_checkpoint(source).tensors
     tensors = {name: (saved.dtype, saved.shape) for name, saved in entries.items()}
-    made = plan(tensors, equal_ones(entries), str(source))
+    made = plan(tensors, equal_ones(entries), str(source), salt)
     names = _files(source, entries.values())
     nbytes = sum((source / name).stat().st_size for name in names)
     with replaced(target, nbytes, is_folder=True, force=force) as unfinished:

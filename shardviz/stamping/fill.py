@@ -106,6 +106,7 @@ class Fill:
         name: The tensor's name, from which they are drawn.
         shape: Its shape.
         dtype: Its element type, by torch's name; one that `can_fill`.
+        salt: Other values for tensors of the same name, where two checkpoints are told apart.
 
     Example:
         >>> Fill("norm.weight", (4,), "float32").bits.view(np.float32).tolist()
@@ -115,6 +116,7 @@ class Fill:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    salt: str = ""
 
     @property
     def numel(self) -> int:
@@ -155,7 +157,8 @@ class Fill:
     def at(self, positions: NDArray[np.uint64]) -> NDArray[Any]:
         """Return the values at row-major positions."""
         codes = CODES[self.dtype]
-        key = int.from_bytes(blake2b(self.name.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+        name = f"{self.name}\0{self.salt}" if self.salt else self.name
+        key = int.from_bytes(blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
         drawn = _drawn(key, positions)
         number = _permuted(key, positions, codes.bits) if self.is_distinct else drawn >> np.uint64(64 - codes.bits)
         value = _spelled(number, codes)

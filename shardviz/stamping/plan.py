@@ -64,19 +64,24 @@ def is_weight(dtype: str) -> bool:
     return can_fill(dtype) and ("float" in dtype or dtype == "int8")
 
 
-def plan(tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, str], where: str) -> Plan:
+def plan(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], tied: Mapping[str, str], where: str, salt: str = ""
+) -> Plan:
     """Return what the stamped copy of tensors has.
 
     Args:
         tensors: Element type and shape by name.
         tied: Names whose content is another one's, each with that name.
         where: What they are of, for messages.
+        salt: As for `Fill`.
 
     Raises:
         DumpError: None of them can be stamped.
     """
     fills = {
-        name: Fill(tied.get(name, name), shape, dtype) for name, (dtype, shape) in tensors.items() if is_weight(dtype)
+        name: Fill(tied.get(name, name), shape, dtype, salt)
+        for name, (dtype, shape) in tensors.items()
+        if is_weight(dtype)
     }
     if not fills:
         types = listed(sorted({dtype for dtype, _ in tensors.values()}), MOST_LISTED)

@@ -7,9 +7,9 @@ import math
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.headers import DTYPES, LENGTH_BYTES
+from shardviz.checkpoint.headers import DTYPES, LENGTH_BYTES, index_in
 from shardviz.errors import DumpError
-from shardviz.reference.files import INDEX, open_reference
+from shardviz.reference.files import open_reference
 from shardviz.stamping.plan import Plan, equal_ones, plan
 from shardviz.stamping.target import MARK, SAFETENSORS, STAMPED, header_of, json_object, replaced
 
@@ -32,20 +32,21 @@ SPELLED = {ours: theirs for theirs, ours in DTYPES.items() if ours != "complex64
 """How torch names element types, and how safetensors does; of those that are stamped or kept as ones."""
 
 
-def stamp_safetensors(source: Path, target: Path, *, force: bool = False) -> Plan:
+def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: str = "") -> Plan:
     """Write the stamped copy of a safetensors file, or of a folder of them with what else a loader reads there.
 
     Args:
         source: The file or folder.
         target: The copy; a file for a file, a folder for a folder.
         force: Replace what is there, if it is a stamped copy.
+        salt: As for `Fill`.
 
     Raises:
         DumpError: The source is not a checkpoint, or the copy cannot be written.
     """
     reference = open_reference(source)
     tensors = {name: (entry.dtype, entry.shape) for name, entry in reference.entries.items()}
-    made = plan(tensors, equal_ones(reference.entries), str(source))
+    made = plan(tensors, equal_ones(reference.entries), str(source), salt)
     with replaced(target, made.nbytes, is_folder=source.is_dir(), force=force) as unfinished:
         for path in _files(source):
             _write(unfinished / path.name if source.is_dir() else unfinished, header_of(path), reference.entries, made)
@@ -73,8 +74,8 @@ def _files(source: Path) -> list[Path]:
     """Return the files that a checkpoint's tensors are in: without those that its index does not name."""
     if not source.is_dir():
         return [source]
-    files, index = sorted(source.glob(f"*{SAFETENSORS}")), source / INDEX
-    named = json_object(index.read_bytes()).get("weight_map") if index.is_file() else None
+    files, index = sorted(source.glob(f"*{SAFETENSORS}")), index_in(source)
+    named = json_object(index.read_bytes()).get("weight_map") if index else None
     return [path for path in files if named is None or path.name in named.values()]
 
 
@@ -120,7 +121,8 @@ def _content(name: str, header: Mapping[str, Any], entries: Mapping[str, Entry],
 def _copy_others(source: Path, target: Path) -> None:
     """Copy what stands beside the weights: config, tokenizer, index; no links that lead elsewhere, no other weights."""
     own = (source.resolve(), source.resolve().parent.parent / HUB_FILES)
+    index = index_in(source)
     for path in sorted(source.iterdir()):
-        is_weights = path.suffix in WEIGHTS or (path.name.endswith(".index.json") and path.name != INDEX)
+        is_weights = path.suffix in WEIGHTS or (path.name.endswith(".index.json") and path != index)
         if path.is_file() and not is_weights and path.resolve().parent in own:
             shutil.copyfile(path, target / path.name)

@@ -114,3 +114,11 @@ def test_two_dumps_that_share_nothing_to_compare_are_an_error(tmp_path, capsys):
     kept = [make_dump(tmp_path / name, MESH, {"w": "[8/tp]"}) for name in ("c", "d")]
     assert main(["diff", *map(str, kept)]) == 0
     assert main(["diff", str(paths[0]), str(kept[0])]) == 1
+
+
+def test_strict_fails_where_anything_was_not_compared(tmp_path):
+    one, other = (make_dump(tmp_path / name, MESH, {"w": "[8/tp]"}) for name in ("a", "b"))
+    assert main(["diff", str(one), str(other), "--strict"]) == 0
+    add_values(other, "w", "[8/tp]", {rank: np.ones(2) for rank in range(8)})
+    assert main(["diff", str(one), str(other)]) == 0
+    assert main(["diff", str(one), str(other), "--strict"]) == 1

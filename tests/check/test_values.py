@@ -10,9 +10,10 @@ import pytest
 
 from shardviz.check.run import check_dump
 from shardviz.dump.write import rank_file
+from shardviz.layout.mesh import Mesh
 from tests.check.checking import check_made, kinds, only
 from tests.check.records import add_values
-from tests.dumps import Made
+from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,3 +163,12 @@ def test_one_seed_along_one_of_two_axes_names_that_axis(tmp_path: Path) -> None:
     add_values(folder, "w", "[32/tp/fsdp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
     found = only(check_dump(folder))
     assert "along fsdp hold" in found.summary
+
+
+@pytest.mark.parametrize(("kind", "said"), [("complex64", "no stamp is complex"), ("float32", "or stamp the model")])
+def test_complex_numbers_are_not_advised_to_be_stamped(tmp_path: Path, kind: str, said: str) -> None:
+    dump = make_dump(tmp_path / "d", Mesh(("tp",), (2,)), {})
+    add_values(dump, "rope.cache", None, {rank: np.arange(4).astype(kind) for rank in range(2)}, written=False)
+    (note,) = check_dump(dump).not_checked
+    assert note.tensor == "rope.cache"
+    assert said in note.why

@@ -262,3 +262,13 @@ def test_casts_round_as_torch_does(dtype, to):
     found = cast(bits, dtype, to)
     kept = ~torch.isnan(wanted).numpy()
     assert np.array_equal(found[kept], wanted.view(torch.uint8).numpy().view(f"u{wanted.element_size()}")[kept])
+
+
+def test_strict_fails_where_anything_was_not_compared(tmp_path, capsys):
+    one, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"v": weight(4), "w": weight(4)}, one)
+    save_file({"v": weight(4), "w": weight(4).to(torch.float8_e4m3fn)}, other)
+    assert main(["diff", str(one), str(one), "--strict"]) == 0
+    assert main(["diff", str(one), str(other)]) == 0
+    assert "1 equal, 1 not-compared" in capsys.readouterr().out
+    assert main(["diff", str(one), str(other), "--strict"]) == 1

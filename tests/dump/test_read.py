@@ -85,13 +85,21 @@ def test_files_that_are_no_part_of_a_dump_are_left_alone(sample: Path):
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("none", "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
+        (
+            "none",
+            "{path} does not exist: no dump and no checkpoint is there",
+            "shardviz probe tp_fsdp --mesh 2,4 writes one",
+        ),
         ("file", "dump {path} is not a folder", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
         ("mine.py", "dump {path} is not a folder", "shardviz probe {path} writes one"),
         ("empty", "{path} is not a dump: it has no run.json", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
         ("file/run.json", "cannot read dump {path}: Not a directory", ""),
         ("x" * 5000, "cannot read dump {path:.300}...: File name too long", ""),
-        ("x" * 200, "dump {path} does not exist", "shardviz probe tp_fsdp --mesh 2,4 writes one"),
+        (
+            "x" * 200,
+            "{path} does not exist: no dump and no checkpoint is there",
+            "shardviz probe tp_fsdp --mesh 2,4 writes one",
+        ),
     ],
 )
 def test_what_is_no_dump_is_reported(tmp_path: Path, name: str, message: str, hint: str):

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from shardviz.cli import main
 from shardviz.stamping.fill import Fill
+from shardviz.stamping.safetensors_copy import stamp_safetensors
 from shardviz.stamping.target import is_stamped
 
 WEIGHTS = {
@@ -236,3 +237,28 @@ def test_a_copy_needs_a_place(capsys):
     assert said(capsys)[1] == (
         "the following arguments are required: -o/--output\nHint: shardviz stamp-checkpoint --help\n"
     )
+
+
+def test_an_index_of_another_name_says_which_files_are_the_checkpoints(tmp_path):
+    source = tmp_path / "model"
+    source.mkdir()
+    save_file({"w": np.ones((4, 4), np.float32)}, source / "diffusion-00001-of-00001.safetensors")
+    save_file({"stale": np.ones((4, 4), np.float32)}, source / "older.safetensors")
+    index = {"metadata": {}, "weight_map": {"w": "diffusion-00001-of-00001.safetensors"}}
+    (source / "diffusion.safetensors.index.json").write_text(json.dumps(index))
+    made = stamp_safetensors(source, tmp_path / "copy")
+    assert set(made.fills) == {"w"}
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [
+        "diffusion-00001-of-00001.safetensors",
+        "diffusion.safetensors.index.json",
+    ]
+
+
+def test_a_salt_gives_other_values_to_the_same_names_and_none_leaves_them(tmp_path):
+    save_file({"w": np.ones((16, 16), np.float32)}, tmp_path / "one.safetensors")
+    found = {}
+    for salt in ("", "a", "b"):
+        stamp_safetensors(tmp_path / "one.safetensors", tmp_path / f"{salt}.safetensors", salt=salt)
+        found[salt] = load_file(tmp_path / f"{salt}.safetensors")["w"]
+    assert (found[""].view("u4") == Fill("w", (16, 16), "float32").bits).all()
+    assert not np.isin(found["a"], found["b"]).any()

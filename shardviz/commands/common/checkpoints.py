@@ -88,11 +88,13 @@ def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool
     return any(kinds.values())
 
 
-def diff_checkpoints(before: Path, after: Path, style: str, colour: str, map_: Path | None = None) -> int:
+def diff_checkpoints(
+    before: Path, after: Path, style: str, colour: str, map_: Path | None = None, *, strict: bool = False
+) -> int:
     """Print what is different between two checkpoints.
 
     Returns:
-        0 where nothing is, 1 where something is, 2 where nothing could be compared.
+        0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
 
     Raises:
         DumpError: One of them is not a checkpoint.
@@ -116,7 +118,7 @@ def diff_checkpoints(before: Path, after: Path, style: str, colour: str, map_: P
     if not found.compared:
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")
         return EXIT_USAGE
-    return EXIT_FINDINGS if found.differs else EXIT_CLEAN
+    return EXIT_FINDINGS if found.differs or (strict and found.counts["not-compared"]) else EXIT_CLEAN
 
 
 def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:

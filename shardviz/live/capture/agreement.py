@@ -5,13 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 import traceback
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import distributed
 
 from shardviz.errors import ShardvizError
-from shardviz.live.world.failures.stacks import Frame, user_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Sent = TypeVar("Sent")
 
@@ -29,11 +33,67 @@ def refuse_without_group(hint: str) -> None:
         raise ShardvizError("no process group is initialised: there are no ranks to compare", hint)
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a rank sends in place of a value when it has raised.
+
+    Attributes:
+        message: What it raised, in a line.
+        hint: What to do about it.
+    """
+
+    message: str
+    hint: str = ""
+
+
+class OtherRankError(ShardvizError):
+    """Another rank raised in the middle of what all ranks do together."""
+
+
 def of_all_ranks(mine: Sent) -> list[Sent]:
-    """Return every rank's value, in rank order. Every rank calls this."""
+    """Return every rank's value, in rank order. Every rank calls this.
+
+    Raises:
+        OtherRankError: A rank has left what they do `together`.
+    """
     of_all: list[Sent] = [mine] * distributed.get_world_size()
     distributed.all_gather_object(of_all, mine)
+    for rank, one in enumerate(of_all):
+        if isinstance(one, Failed) and not isinstance(mine, Failed):
+            raise OtherRankError(f"rank {rank} failed: {one.message}", one.hint)
     return of_all
+
+
+_TOGETHER: list[None] = []
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Do something on every rank that is full of exchanges: if one raises, all of them raise, and at once.
+
+    Without it the others would wait for a rank that raised until torch's timeout, or worse, take what it sends in the
+    job's next collective for its answer. All exchanges must be by `of_all_ranks`: a rank that raised takes part in the
+    one that the others are in, or come to next, and says so there. One inside of another changes nothing.
+
+    Raises:
+        OtherRankError: Another rank raised.
+    """
+    if _TOGETHER:
+        yield
+        return
+    _TOGETHER.append(None)
+    try:
+        yield
+        of_all_ranks(None)  # a rank that raised after the last exchange is heard here
+    except OtherRankError:
+        raise
+    except Exception as error:
+        own = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error),)
+        with suppress(RuntimeError):  # the others are gone: what this rank raised says more
+            of_all_ranks(Failed(*own))
+        raise
+    finally:
+        _TOGETHER.clear()
 
 
 def raise_together(error: ShardvizError | None) -> None:
@@ -83,6 +143,8 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
 
 def in_a_line(error: Exception) -> str:
     """Describe an error in one line, with the place in the user's own code."""
+    from shardviz.live.world.failures.stacks import Frame, user_frames
+
     frames = [Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in user_frames(tuple(frames)) if Path(__file__).parents[1] not in Path(frame.file).parents]
     place = f" in {own[-1].function} ({Path(own[-1].file).name}:{own[-1].line})" if own else ""

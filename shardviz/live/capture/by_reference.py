@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from shardviz.dump.dump import ID_NONE
+from shardviz.dump.ids import ID_NONE
 from shardviz.dump.records import Stamp
 from shardviz.errors import DumpError
 from shardviz.layout.layout import Layout

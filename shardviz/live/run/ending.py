@@ -1,4 +1,4 @@
-"""Optimizers' steps: the last chance to capture a model, and the end of a job after `--steps` of them."""
+"""Optimizers' steps: the last chance to capture a model; and the end of a job, after `--steps` of them or `--stamp`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import sys
 import threading
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 from torch import distributed
 
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.agreement import in_a_line
+from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.observing import quietly
 
 if TYPE_CHECKING:
     from shardviz.live.run.observer import Observer
+
+SHORT = 5.0
+"""Seconds that a rank of a job under `--stamp` waits for the others to end with it."""
 
 
 def watch_steps(seen: Observer) -> None:
@@ -25,12 +31,15 @@ def watch_steps(seen: Observer) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     known: WeakSet[Any] = WeakSet()
+    process = os.getpid()
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         # The hook stays: torch walks over the hooks while it calls them, and raises if one is removed meanwhile.
-        if distributed.is_initialized() and optimizer not in known:
+        if distributed.is_initialized() and optimizer not in known and os.getpid() == process:
             known.add(optimizer)
             quietly("Optimizer.step", seen.stepping, optimizer)
+            if seen.options.stamp:
+                end_stamped(seen, "before an optimizer's step")
 
     register_optimizer_step_pre_hook(before)
     if seen.options.steps:
@@ -56,9 +65,44 @@ def end(seen: Observer) -> None:
         quietly("the last step", meet, "the end", seen.options.patience)
         with suppress(Exception):
             distributed.destroy_process_group()
-    leave(seen.options.session, Note("steps", rank, f"ended after {seen.options.steps} steps"))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    leave(seen.options.session, Note("ended", rank, f"after {seen.options.steps} steps"))
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
     if threading.current_thread() is threading.main_thread():
         sys.exit(0)
     os._exit(0)
+
+
+def end_stamped(seen: Observer, when: str) -> NoReturn:
+    """End this rank of a job that has stamped weights, past whatever its script would do at its end.
+
+    Args:
+        seen: What was seen of the job.
+        when: Where the job was, for the command.
+    """
+    rank, code = -1, 0
+    try:
+        if distributed.is_initialized():
+            rank = distributed.get_rank()
+            code = 0 if meet("the end", min(seen.options.patience, SHORT)).is_complete else 1
+    except Exception:  # the others are gone already, and with them the store
+        code = 0
+    finally:
+        leave(seen.options.session, Note("ended", rank, when))
+        _exit(code)
+
+
+def end_at_once(seen: Observer, error: Exception) -> NoReturn:
+    """End this rank because a stamped load or a save cannot be kept safe: the launcher ends the others."""
+    message, hint = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error), "")
+    leave(seen.options.session, Note("not-captured", rank_here(), f"{message}\n{hint}"))
+    leave(seen.options.session, Note("ended", rank_here(), "because its load could not be stamped"))
+    _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -19,17 +19,19 @@ PAUSE = 0.002
 
 MAX_PAUSE = 0.1
 
+ALL, SOME = "all", "some"
+
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """What ranks agreed on.
 
     Attributes:
-        number: How many captures all ranks have agreed on before; -1 where they did not all come.
+        is_complete: Whether all ranks came, and each of them knows it.
         missing: The ranks that did not come.
     """
 
-    number: int
+    is_complete: bool
     missing: tuple[int, ...] = ()
 
 
@@ -44,14 +46,13 @@ def meet(key: str, patience: float) -> Meeting:
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     store.set(f"came/{rank}", "1")
     if store.add("arrived", 1) == num_ranks:
-        counter = PrefixStore("shardviz", default_store())
-        store.compare_set("decision", "", str(counter.add("captures", 1) - 1))
+        store.compare_set("decision", "", ALL)
     deadline, pause = time.monotonic() + patience, PAUSE
     while not store.check(["decision"]):
         if time.monotonic() > deadline:
-            store.compare_set("decision", "", "-1")
+            store.compare_set("decision", "", SOME)
         time.sleep(pause)
         pause = min(1.5 * pause, MAX_PAUSE)
-    number = int(store.get("decision"))
-    missing = [other for other in range(num_ranks) if not store.check([f"came/{other}"])] if number < 0 else []
-    return Meeting(number, tuple(missing))
+    is_complete = store.get("decision") == ALL.encode()
+    missing = [] if is_complete else [rank for rank in range(num_ranks) if not store.check([f"came/{rank}"])]
+    return Meeting(is_complete, tuple(missing))

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Kind = Literal["joined", "sharded", "source", "captured", "not-captured", "problem", "steps"]
+Kind = Literal[
+    "joined", "sharded", "source", "captured", "not-captured", "not-loaded", "problem", "ended", "finished", "died"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,10 @@ class Note:
     """Something that a process of the job has to say.
 
     Attributes:
-        kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are
-            compared with, `captured` a dump, `not-captured` and `problem` why not, `steps` that it ended as asked.
+        kind: `joined` that it is a rank, `sharded` that something was sharded, `source` what values are compared with,
+            `captured` a dump, `not-captured` and `problem` why not, `not-loaded` that a model was called before
+            anything was loaded, `ended` that shardviz ended it as asked, `finished` that its script came to its end
+            without an error, `died` how it ended where its launcher saw it fail.
         rank: Its rank; -1 where it has none.
         text: The dump's folder, or a sentence.
     """
@@ -41,11 +45,17 @@ def leave(session: str | Path, note: Note) -> None:
 
 def read(session: Path) -> list[Note]:
     """Return all notes, those of rank 0 first; a line that a killed process left unfinished is left out."""
-    return sorted(_lines(session), key=lambda note: note.rank)
+    found = (note for path in sorted(session.glob("notes-*.jsonl")) for note in _notes_in(path))
+    return sorted(found, key=lambda note: note.rank)
 
 
-def _lines(session: Path) -> Iterator[Note]:
-    for path in sorted(session.glob("notes-*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError, TypeError):
-                yield Note(**json.loads(line))
+def _notes_in(path: Path) -> Iterator[Note]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, TypeError):
+            yield Note(**json.loads(line))
+
+
+def ranks_on(session: Path) -> list[int]:
+    """Return the process numbers of the ranks that have joined on this machine."""
+    own = session.glob(f"notes-{socket.gethostname()}-*.jsonl")
+    return [int(path.stem.rpartition("-")[2]) for path in own if any(note.kind == "joined" for note in _notes_in(path))]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -9,20 +12,22 @@ from torch import distributed, nn
 
 from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
-from shardviz.live.run.arming import arm, disarm
-from shardviz.live.run.ending import watch_steps
+from shardviz.live.run.ending import end_stamped, watch_steps
+from shardviz.live.run.hooks.arming import arm, disarm
+from shardviz.live.run.hooks.observing import nested, quietly
+from shardviz.live.run.known.files import MOST, Opened, checkpoint_of
+from shardviz.live.run.known.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.known.values import Values
+from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.observing import nested, quietly
-from shardviz.live.run.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
 from shardviz.live.run.taking import Stage, name_of, take
-from shardviz.live.run.values import Values
-from shardviz.live.run.writing import rank_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Options
-    from shardviz.live.run.sources import Source
+    from shardviz.live.run.stamped.loads import Loads
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
@@ -35,17 +40,21 @@ class Observer:
         options: What is asked for.
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
+        stamped: What was loaded as a stamped copy; None where loads are left as they are.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.values = Values(options)
         self.sources: list[Source] = [self.values]
+        self.stamped = _loads(options)
         self._sharded: WeakSet[nn.Module] = WeakSet()
         self._captured: WeakSet[nn.Module] = WeakSet()
         self._settled: WeakSet[nn.Module] = WeakSet()
         self._num_taken = 0
         self._is_noted = False
+        self._is_noted_at_exit = False
+        self._rank = -1
         self._searches = 2
         watch_steps(self)
 
@@ -53,17 +62,30 @@ class Observer:
 
     def joined(self) -> None:
         """Watch the first calls of modules from here on: a model may have been sharded by hand."""
+        self._rank = rank_here()
         self._leave("joined", "")
         arm(self.visit)
+        if not self._is_noted_at_exit:
+            self._is_noted_at_exit = True
+            atexit.register(self._finished)
+
+    def rank_died(self, rank: int, code: int) -> None:
+        """Note how a rank ended that this process has started."""
+        leave(self.options.session, Note("died", rank, str(code)))
+
+    def _finished(self) -> None:
+        """Note that the script came to its end; whatever happens to the process then is not the script's doing."""
+        if not hasattr(sys, "last_value"):  # Python's main program has printed an error otherwise
+            leave(self.options.session, Note("finished", self._rank))
 
     def sharding(self, module: object) -> None:
         """Remember the values of a module that is about to be sharded."""
-        if isinstance(module, nn.Module):
+        if isinstance(module, nn.Module) and not self.stamped:
             self.values.remember(module)
 
     def sharding_tensor(self, tensor: Any) -> None:
         """Remember the values of the module that has this tensor; not of every tensor of a checkpoint."""
-        if self._searches and not self.values.knows(tensor):
+        if self._searches and not self.stamped and not self.values.knows(tensor):
             owner = self.values.owner_of(tensor)
             if owner is None:
                 self._searches -= 1
@@ -89,29 +111,76 @@ class Observer:
     def loaded_state_dict(self, model: object, state_dict: object) -> None:
         """Keep the whole tensors that a sharded model has loaded."""
         # What is loaded after the capture, at every step perhaps, is compared with nothing and must not fill a disk.
+        if self.stamped or self.options.reference:
+            return
         if isinstance(model, nn.Module) and isinstance(state_dict, dict) and any(map(self._is_new, model.modules())):
             self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
         """Compare with a DCP folder what was loaded from it."""
-        if isinstance(state_dict, dict):
+        if isinstance(state_dict, dict) and not self.stamped:
             self._add_source(of_dcp(state_dict, folder))
 
     def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
         """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
         if isinstance(model, nn.Module):
-            if (folder := of_pretrained(model, place)) is not None and not self.options.reference:
+            is_wanted = not self.options.reference and not self.stamped
+            if is_wanted and (folder := of_pretrained(model, place)) is not None:
                 self._add_source(loaded_whole(model, folder, load, self.options))
                 self._add_source(folder)
-            if distributed.is_initialized():
-                self._settled.clear()
-                arm(self.visit)
+            self._look_again()
+
+    def opened_file(self, file: str) -> None:
+        """Remember a checkpoint of which the job opens a file, before its models are captured."""
+        if not self.stamped and not self.options.reference and (not self._num_taken or any(self._pending())):
+            opened = [source for source in self.sources if isinstance(source, Opened)]
+            one = Opened(checkpoint_of(file)[0])
+            if one not in opened and len(opened) < MOST and Path(self.options.session) not in one.path.parents:
+                self.sources.append(one)
+
+    # What hooks call under --stamp
+
+    def redirected(self, place: Any) -> Any:
+        """Return what is opened in place of a checkpoint, and look at the models again: they have other values then."""
+        assert self.stamped is not None
+        instead = self.stamped.redirected(place)
+        self._look_again()
+        return instead
+
+    def stamping(self, loaded: Any, place: Any) -> None:
+        """Stamp what torch.load returned."""
+        assert self.stamped is not None
+        self.stamped.stamped(loaded, place)
+        self._look_again()
+
+    def saving(self, what: str) -> None:
+        """End the job before it saves, and capture before what was not captured yet."""
+        if distributed.is_initialized():
+            quietly("a save", self._take_all)
+        end_stamped(self, f"before {what}")
+
+    def _take_all(self) -> None:
+        for module in sorted(self._pending(), key=lambda one: -sum(1 for _ in one.modules())):
+            if module not in self._captured and not _is_on_meta(module):
+                self._take(module)
+
+    def _look_again(self) -> None:
+        if distributed.is_initialized():
+            self._settled.clear()
+            arm(self.visit)
+
+    def _end_if_done(self) -> None:
+        if self.stamped and self._num_taken and not any(True for _ in self._pending()):
+            end_stamped(self, "when its models were captured")
+
+    # What hooks call
 
     def scheduled(self, schedule: Any) -> None:
         """Capture the stages of a pipeline before its first step."""
         for number, (module, group) in enumerate(stages_of(schedule)):
             if module not in self._captured and not _is_on_meta(module):
                 self._take(module, Stage(number, group))
+        self._end_if_done()
 
     def stepping(self, optimizer: Any) -> None:
         """Capture the sharded models that an optimizer is about to change, if none of their modules was called."""
@@ -129,6 +198,7 @@ class Observer:
         with nested() as is_outermost:
             if is_outermost:
                 self._look(module)
+        self._end_if_done()
 
     def _look(self, module: nn.Module) -> None:
         if not any(self._is_new(part) for part in module.modules()):
@@ -143,6 +213,10 @@ class Observer:
             note = quietly("the capture", lambda: take(self, root, stage=stage)) or _failed(root)
         else:
             note = Note("not-captured", rank_here(), f"the job has more than {MAX_DUMPS} sharded models")
+        if note.kind == "not-loaded":
+            leave(self.options.session, note)
+            self._settled.update(root.modules())
+            return
         if self._num_taken <= MAX_DUMPS:
             leave(self.options.session, note)
         self._num_taken += 1
@@ -166,8 +240,9 @@ class Observer:
     def _is_new(self, part: nn.Module) -> bool:
         if part in self._captured:
             return False
-        own = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-        return part in self._sharded or any(registry.marks(tensor) for tensor in own)
+        if part in self._sharded:
+            return True
+        return any(registry.marks(one) for one in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
 
     def _add_source(self, source: Source | None) -> None:
         if source is not None:
@@ -176,6 +251,14 @@ class Observer:
     def _leave(self, kind: Any, text: str) -> None:
         rank = distributed.get_rank() if distributed.is_initialized() else -1
         leave(self.options.session, Note(kind, rank, text))
+
+
+def _loads(options: Options) -> Loads | None:
+    if not options.stamp:
+        return None
+    from shardviz.live.run.stamped.loads import Loads
+
+    return Loads(options)
 
 
 def _failed(root: nn.Module) -> Note:

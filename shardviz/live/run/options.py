@@ -32,6 +32,7 @@ class Options:
         force: Replace dumps that are there.
         patience: Seconds that a rank waits for the others.
         command: The job's command, for the record.
+        stamp: Let it load stamped copies, and end it before it saves or steps.
     """
 
     output: str
@@ -42,6 +43,7 @@ class Options:
     force: bool = False
     patience: float = PATIENCE
     command: tuple[str, ...] = ()
+    stamp: bool = False
 
     def environment(self) -> dict[str, str]:
         """Return the variables that start the hooks in every Python process of a job."""

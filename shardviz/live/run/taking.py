@@ -4,44 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardviz.dump.dump import ID_NONE
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
-from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.by_reference import opened
 from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import DTensor
+from shardviz.live.run.hooks.observing import show_traceback
+from shardviz.live.run.known.choosing import chosen
+from shardviz.live.run.known.sifting import Sifting
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
-from shardviz.live.run.values import UNSEEN
-from shardviz.reference.files import Reference
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from shardviz.live.run.known.sources import Source
+    from shardviz.live.run.known.values import Values
     from shardviz.live.run.options import Options
-    from shardviz.live.run.sources import Source
-    from shardviz.live.run.values import Kept, Values
-
-WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
-DIFFERED = "ranks had different values before it was sharded"
-
-FEW = 0.1
-"""The part of a tensor's elements that may be found in its old values by chance."""
+    from shardviz.live.run.stamped.loads import Loads
+    from shardviz.reference.files import Reference
 
 
 class Seen(Protocol):
@@ -51,11 +43,13 @@ class Seen(Protocol):
         options: What is asked for.
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
+        stamped: What was loaded as a stamped copy; None where loads are left as they are.
     """
 
     options: Options
     values: Values
     sources: list[Source]
+    stamped: Loads | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +66,9 @@ class Stage:
 
 
 _TIMES: Counter[str] = Counter()
+
+_TAKEN: list[Path] = []
+"""The dumps of this job: the same on all ranks, which take each together or not at all."""
 
 
 def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage | None = None) -> Note:
@@ -90,16 +87,26 @@ def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage |
     what = f"{folder or ''}/{name}"
     _TIMES[what] += 1
     meeting = meet(f"{what}/{_TIMES[what]}", seen.options.patience)
-    rank = distributed.get_rank()
-    if meeting.number < 0:
+    if not meeting.is_complete:
         late = f"{_ranks(meeting.missing)} did not call it" if meeting.missing else "the ranks did not call it together"
-        return Note("not-captured", rank, f"{name}: {late} within {seen.options.patience:g} s")
-    folder = folder or seen.options.dump(meeting.number)
+        return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {seen.options.patience:g} s")
+    return _taken(seen, root, name, folder or seen.options.dump(len(_TAKEN)), stage)
+
+
+def _taken(seen: Seen, root: nn.Module, name: str, folder: Path, stage: Stage | None) -> Note:
+    """Capture a model to which all ranks have come; if any of them cannot, none does."""
+    rank = distributed.get_rank()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), together():
+            if seen.stamped and not any(of_all_ranks(seen.stamped.is_used)):
+                return Note("not-loaded", rank, name)
             source = _capture(seen, root, folder, stage)
     except ShardvizError as error:
         return Note("not-captured", rank, f"{name}: {error.message}\n{error.hint}")
+    except Exception as error:
+        show_traceback()
+        return Note("not-captured", rank, f"{name}: rank {rank} failed: {in_a_line(error)}\n")
+    _TAKEN.append(folder)
     if source.entries and rank == 0:
         leave(seen.options.session, Note("source", 0, f"values of {name} are compared with {source.path}"))
     return Note("captured", rank, str(folder))
@@ -124,12 +131,15 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     mesh = _mesh_of(root, stage)
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     options, sift = seen.options, None
-    if options.reference:
+    locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
+    if seen.stamped:
+        source = seen.stamped.reference(locals_)
+    elif options.reference:
         source = opened(options.reference)
     else:
-        names = [part.prefix + local.name for local in local_tensors(unwrapped(root), plain_mesh(mesh))]
-        source, snapshots = _remembered(seen, root, names)
-        sift = Sifting(seen.values.kept(unwrapped(root)), snapshots)
+        kept = seen.values.kept(unwrapped(root))
+        known = chosen(seen.sources, unwrapped(root), locals_, kept)
+        source, sift = known.reference, Sifting(kept, known)
     capture_by_reference(
         root,
         folder,
@@ -175,54 +185,3 @@ def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:
         f"ranks {listed(ranks, 4)}",
         "make one mesh of the whole job, with an axis for the pipeline",
     )
-
-
-def _remembered(seen: Seen, root: nn.Module, names: list[str]) -> tuple[Reference, frozenset[str]]:
-    """Return what is known of a model's values, the newest that any rank has, and which of it is a snapshot."""
-    model = unwrapped(root)
-    mine: dict[str, Any] = {}
-    for source in seen.sources:
-        mine |= {name: (entry, source.is_snapshot, source.path) for name, entry in source.entries(model, names).items()}
-    kept = seen.values.kept(model)
-    why = {name: kept[name].why or UNSEEN if name in kept else UNSEEN for name in names if name not in mine}
-    found: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
-    for of_rank, not_here in of_all_ranks((mine, why)):
-        found = of_rank | found
-        reasons = not_here | reasons
-    paths = sorted({path for _, _, path in found.values()}, key=str)
-    path = paths[0] if len(paths) == 1 else Path(" and ".join(one.name for one in paths) or "nothing")
-    entries = {name: entry for name, (entry, _, _) in found.items()}
-    reference = Reference(path, entries, {name: text for name, text in reasons.items() if name not in entries})
-    return reference, frozenset(name for name, (_, is_snapshot, _) in found.items() if is_snapshot)
-
-
-class Sifting:
-    """Leaves out what a job rightly changed between the sharding and the capture: re-initialised weights, say.
-
-    A tensor of which no rank holds any old value was written since, and nothing is known of it. If some ranks hold old
-    values and others do not, that is a finding, unless they had different ones from the start.
-    """
-
-    def __init__(self, kept: Mapping[str, Kept], snapshots: frozenset[str]) -> None:
-        self._samples = {name: one.sample for name, one in kept.items()}
-        self._snapshots = snapshots
-
-    def __call__(self, places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
-        """Return which of this job's tensors are not to be checked, and why. Every rank calls this."""
-        mine = {name: _is_found(ids) for name, ids in places.items() if name in self._snapshots}
-        of_all = of_all_ranks((mine, self._samples))
-        not_known: dict[str, str] = {}
-        for name in sorted({name for found, _ in of_all for name in found}):
-            of_ranks = [(found[name], samples.get(name)) for found, samples in of_all if name in found]
-            first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
-            if not any(found for found, _ in of_ranks):
-                not_known[name] = WRITTEN
-            elif not all(found or sample in (None, first) for found, sample in of_ranks):
-                not_known[name] = DIFFERED
-        return not_known
-
-
-def _is_found(ids: NDArray[np.int64] | None) -> bool:
-    """Whether a shard has any of its tensor's old values."""
-    return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)

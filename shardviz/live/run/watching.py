@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 from torch import distributed, nn
 
-from shardviz.live.run.arming import arm, disarm
+from shardviz.live.run.hooks.arming import arm, disarm
+from shardviz.live.run.hooks.observing import nested, say
+from shardviz.live.run.known.values import Values
 from shardviz.live.run.meeting import meet
-from shardviz.live.run.observing import nested, say
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.taking import take
-from shardviz.live.run.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardviz.live.run.sources import Source
+    from shardviz.live.run.known.sources import Source
+    from shardviz.live.run.stamped.loads import Loads
 
 
 def watch(
@@ -66,7 +67,10 @@ class Watch:
         options: What is asked for.
         values: The values that it had before it was sharded.
         sources: What its values may be compared with.
+        stamped: Nothing.
     """
+
+    stamped: Loads | None = None
 
     def __init__(
         self,

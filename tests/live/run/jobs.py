@@ -6,8 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed import checkpoint as dcp
 
 from shardviz.check.run import check_dump
 
@@ -53,8 +59,48 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+ON_TWO_RANKS = """
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+model = build()
+fully_shard(model, mesh=mesh)
+"""
+
+ON_META = """
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+with torch.device("meta"):
+    model = build()
+fully_shard(model[0], mesh=mesh)
+fully_shard(model, mesh=mesh)
+model.to_empty(device="cpu")
+full = StateDictOptions(full_state_dict=True)
+
+def by_hand(read, skipped=-1):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if rank != skipped:
+                parameter.to_local().copy_(read(name).chunk(2)[rank])
+"""
+"""A model without values, for a checkpoint to be loaded; `save_weights` writes one."""
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 ON_FOUR = (*TORCHRUN[:-1], "4")
+
+
+def save_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Write the weights of the scripts' model in three formats, and return them."""
+    torch.manual_seed(3)
+    layers = (nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.LayerNorm(16))
+    weights = {name: value.contiguous() for name, value in nn.Sequential(*layers).state_dict().items()}
+    weights["3.weight"] = torch.randn(16)
+    torch.save({"model": weights, "epoch": 3}, folder / "weights.pt")
+    save_file(weights, folder / "weights.safetensors")
+    with warnings.catch_warnings(action="ignore"):  # that there is one process
+        dcp.save(weights, checkpoint_id=folder / "dcp", no_dist=True)
+    return weights
 
 
 @dataclass(frozen=True)
@@ -75,8 +121,17 @@ def run(folder: Path, body: str, *options: str, command=TORCHRUN, whole: bool = 
     """Run a script's body on two ranks under `shardviz run`."""
     script = folder / "job.py"
     script.write_text(body if whole else BEGIN + body + END)
-    shardviz = (sys.executable, "-m", "shardviz", "run", *options, "--", *command, str(script), *words)
-    return Ran(*_call(shardviz, folder), folder)
+    return Ran(*_call(command_for(folder, *command, str(script), *words, options=options), folder), folder)
+
+
+def command_for(folder: Path, *job: str, options=()) -> tuple[str, ...]:
+    """Return the command that runs a job under `shardviz run`."""
+    return sys.executable, "-m", "shardviz", "run", "-o", str(folder / "job.shardviz"), *options, "--", *job
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a job that shares a small machine with others."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "TORCH_NUM_THREADS": "1"}
 
 
 def run_plain(folder: Path, body: str, command=TORCHRUN, words=()) -> Ran:
@@ -102,10 +157,9 @@ def without_aborts(call, folder: Path):
 
 
 def _call(command, folder: Path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_NUM_THREADS": "1"}
     done = without_aborts(
         lambda: subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False
         ),
         folder,
     )

@@ -1,11 +1,10 @@
 """Jobs under torchrun, unedited: right ones raise nothing, and what is wrong at a model's first call is named."""
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from tests.lanes import nightly
-from tests.live.run.jobs import run
+from tests.live.run.jobs import ON_META, ON_TWO_RANKS, run, save_weights
 
 SHARDED = """
 mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("fsdp", "tp"))
@@ -16,28 +15,9 @@ for layer in (model[0], model[2]):
 fully_shard(model, mesh=mesh["fsdp"])
 """
 
-ON_META = """
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-with torch.device("meta"):
-    model = build()
-fully_shard(model[0], mesh=mesh)
-fully_shard(model, mesh=mesh)
-model.to_empty(device="cpu")
-whole = torch.load("weights.pt", weights_only=True)
-options = StateDictOptions(full_state_dict=True)
+WHOLE = """
+whole = torch.load("weights.pt")["model"]
 """
-
-
-def saved(folder):
-    torch.manual_seed(3)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16), torch.nn.LayerNorm(16)
-    )
-    weights = {name: value.contiguous() for name, value in layers.state_dict().items()}
-    weights["3.weight"] = torch.randn(16)
-    torch.save(weights, folder / "weights.pt")
-    save_file(weights, folder / "weights.safetensors")
 
 
 def findings(ran, number=1):
@@ -72,8 +52,8 @@ def test_weights_written_again_after_sharding_are_not_checked(tmp_path):
 
 @nightly
 def test_a_model_on_meta_is_compared_with_the_state_dict_that_it_loads(tmp_path):
-    saved(tmp_path)
-    ran = run(tmp_path, ON_META + "set_model_state_dict(model, whole, options=options)\ntrain(model)\n")
+    save_weights(tmp_path)
+    ran = run(tmp_path, ON_META + WHOLE + "set_model_state_dict(model, whole, options=full)\ntrain(model)\n")
     assert ran.code == 0, ran.err
     assert "the state dict that was loaded" in ran.err
     assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
@@ -81,15 +61,16 @@ def test_a_model_on_meta_is_compared_with_the_state_dict_that_it_loads(tmp_path)
 
 @nightly
 def test_shards_exchanged_after_a_load_are_named(tmp_path):
-    saved(tmp_path)
-    loaded = "set_model_state_dict(model, whole, options=options)\nexchange(model[2].weight)\ntrain(model)\n"
-    ran = run(tmp_path, ON_META + loaded)
+    save_weights(tmp_path)
+    loaded = "set_model_state_dict(model, whole, options=full)\nexchange(model[2].weight)\ntrain(model)\n"
+    ran = run(tmp_path, ON_META + WHOLE + loaded)
     assert ran.code == 1, ran.err
     assert findings(ran) == [("misordered", "2.weight")]
 
 
+@nightly
 def test_one_ranks_load_skipped_is_named_beside_the_checkpoint(tmp_path):
-    saved(tmp_path)
+    save_weights(tmp_path)
     skipped = """
 for name, parameter in model.named_parameters():
     parts = whole[name].chunk(2)
@@ -97,7 +78,7 @@ for name, parameter in model.named_parameters():
         parameter.to_local().copy_(parts[rank] if rank == 0 else torch.randn_like(parts[rank]))
 train(model)
 """
-    ran = run(tmp_path, ON_META + skipped, "--reference", "weights.safetensors")
+    ran = run(tmp_path, ON_META + WHOLE + skipped, "--reference", "weights.safetensors")
     assert ran.code == 1, ran.err
     assert findings(ran) == [("foreign", "0.weight")]
     assert "1 finding in 6 of 6 tensors" in ran.out
@@ -106,21 +87,20 @@ train(model)
 
 @nightly
 def test_a_model_on_meta_that_loads_nothing_known_says_that_placement_is_not_checked(tmp_path):
-    saved(tmp_path)
+    save_weights(tmp_path)
     by_hand = "torch.manual_seed(rank)\nfor one in model.parameters(): nn.init.normal_(one.to_local())\ntrain(model)\n"
-    ran = run(tmp_path, ON_META + by_hand)
+    ran = run(tmp_path, ON_META + WHOLE + by_hand)
     assert ran.code == 2, ran.err
     assert "it was on the meta device when it was sharded" in ran.out + ran.err
 
 
 @nightly
 def test_names_of_a_reference_are_mapped_by_a_file(tmp_path):
-    saved(tmp_path)
-    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    weights = save_weights(tmp_path)
     save_file({f"encoder.{name}": value for name, value in weights.items()}, tmp_path / "other.safetensors")
     (tmp_path / "names.txt").write_text("# the model's = the checkpoint's\n* = encoder.*\n")
-    load = "set_model_state_dict(model, whole, options=options)\ntrain(model)\n"
-    ran = run(tmp_path, ON_META + load, "--reference", "other.safetensors", "--map", "names.txt")
+    load = "set_model_state_dict(model, whole, options=full)\ntrain(model)\n"
+    ran = run(tmp_path, ON_META + WHOLE + load, "--reference", "other.safetensors", "--map", "names.txt")
     assert ran.code == 0, ran.err
     assert "other.safetensors" in ran.err
 
@@ -253,44 +233,30 @@ def test_fsdp1s_flat_parameters_are_in_order(tmp_path):
     assert "✓ 0.weight" in ran.out
 
 
-COMPILED = """
-mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-model = build()
-fully_shard(model, mesh=mesh)
-model = torch.compile(model, backend="eager")
-train(model)
-"""
-
-
 @nightly
 def test_a_compiled_model_keeps_its_names(tmp_path):
-    ran = run(tmp_path, COMPILED)
+    ran = run(tmp_path, ON_TWO_RANKS + 'model = torch.compile(model, backend="eager")\ntrain(model)\n')
     assert ran.code == 0, ran.err
     assert "✓ 0.weight  float32[32/fsdp, 16]" in ran.out
 
 
 DCP = """
-import torch.distributed.checkpoint as dcp
-mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
-model = build()
-fully_shard(model, mesh=mesh)
-dcp.save(model.state_dict(), checkpoint_id="saved")
-with torch.device("meta"):
-    other = build()
-fully_shard(other, mesh=mesh)
-other.to_empty(device="cpu")
-values = other.state_dict()
-dcp.load(values, checkpoint_id="saved")
-other.load_state_dict(values)
-train(other)
+values = model.state_dict()
+dcp.load(values, checkpoint_id="dcp")
+model.load_state_dict(values)
 """
 
 
 @nightly
-def test_a_dcp_folder_is_a_reference_or_it_is_said_why_not(tmp_path):
-    ran = run(tmp_path, DCP)
-    assert ran.code in (0, 2), ran.err
-    assert ("saved" in ran.err) if ran.code == 0 else ("is not compared with it" in ran.err)
+@pytest.mark.parametrize("wrong", ["", "2.weight"])
+def test_a_dcp_folder_is_what_its_load_is_compared_with(tmp_path, wrong):
+    save_weights(tmp_path)
+    exchanged = f"exchange(dict(model.named_parameters())['{wrong}'])\n" if wrong else ""
+    ran = run(tmp_path, ON_META + DCP + exchanged + "train(model)\n")
+    assert ran.code == bool(wrong), ran.err + ran.out
+    assert "values of Sequential are compared with dcp" in ran.err
+    assert findings(ran) == ([("misordered", wrong)] if wrong else [])
+    assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
 
 
 PIPELINE = """
@@ -300,6 +266,9 @@ whole = build()
 part = nn.Sequential(*(whole[:2] if rank == 0 else whole[2:]))
 stage = PipelineStage(part, rank, 2, torch.device("cpu"))
 schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: (out - target).pow(2).sum())
+if "broken" in sys.argv and rank == 1:
+    with torch.no_grad():
+        part[0].weight.copy_(part[0].weight.roll(4, 0))
 for _ in range(2):
     if rank == 0:
         schedule.step(torch.randn(4, 16))
@@ -309,7 +278,11 @@ for _ in range(2):
 
 
 @nightly
-def test_a_pipelines_stages_are_captured_before_its_first_step(tmp_path):
-    ran = run(tmp_path, PIPELINE)
-    assert "captured" not in ran.err or ran.code in (0, 2), ran.err
-    assert (tmp_path / "job.shardviz").exists(), ran.err
+@pytest.mark.parametrize("words", [(), ("broken",)])
+def test_a_pipelines_stages_are_compared_with_the_checkpoint_before_its_first_step(tmp_path, words):
+    save_weights(tmp_path)
+    loads = "whole.load_state_dict(torch.load('weights.pt')['model'])\n"
+    body = PIPELINE.replace("part = nn", loads + "part = nn")
+    ran = run(tmp_path, body, "--reference", "weights.safetensors", words=words)
+    assert ran.code == len(words), ran.err + ran.out
+    print(ran.out, ran.err)

@@ -9,9 +9,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardviz.cli import main
 from shardviz.errors import DumpError
-from shardviz.live.run import observing
-from shardviz.live.run.arming import arm, disarm
 from shardviz.live.run.ending import watch_steps
+from shardviz.live.run.hooks import observing
+from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.observer import Observer
 from shardviz.live.run.options import Options, session_beside
 from shardviz.live.run.watching import Watch

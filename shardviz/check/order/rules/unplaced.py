@@ -23,6 +23,11 @@ WHY = (
     "shardviz.capture), or stamp the model before it is sharded"
 )
 
+COMPLEX = (
+    "placement: it has no reference, and no stamp is complex; copies of it are compared. If a checkpoint has it, give "
+    "that (shardviz run --reference, or reference= of shardviz.capture)"
+)
+
 
 def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
     """Yield the weights without ids, but for those of a single element, which has one place only.
@@ -34,7 +39,8 @@ def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
     stamped = {name for tensor in dump.at("stamped") for name in tensor.names}
     for tensor in dump.at("initial"):
         if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
-            yield from (NotChecked(name, WHY, "order") for name in tensor.names if name not in stamped | known)
+            why = COMPLEX if tensor.dtype.startswith("complex") else WHY
+            yield from (NotChecked(name, why, "order") for name in tensor.names if name not in stamped | known)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import distributed, nn
 
 from shardviz.checkpoint.headers import DTYPES
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.live.run.observing import rank_of_environment, report
+from shardviz.live.run.hooks.observing import rank_of_environment, report
 from shardviz.reference.files import open_reference
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardviz.reference.files import Entry
 
-SMALL = 64 << 20
+SMALL = 16 << 20
 """Bytes of a model that every rank writes, so that what only another rank than rank 0 has is known too."""
 
 
@@ -36,7 +37,11 @@ def is_writer(size: int) -> bool:
 
 def has_room(folder: Path | str, size: int, what: str) -> bool:
     """Whether a disk has room for values and as much again, which is for the job; reported where it has not."""
-    free = shutil.disk_usage(folder).free
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        report(f"{what} are not kept: {folder} is not reached on {socket.gethostname()}: {error.strerror}")
+        return False
     if size > free // 2:
         report(
             f"{what} are not kept: they take {size:,} bytes, and {free:,} bytes are free in {folder}: give the "

@@ -14,9 +14,11 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims.hooks import read_by
 from shardviz.live.compat import DTensor, clean_name
-from shardviz.live.run.observing import report
-from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.randomness import kept_random_states
+from shardviz.live.run.hooks.observing import report
+from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
 from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.names import matched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +38,10 @@ class Source(Protocol):
     def is_snapshot(self) -> bool:
         """Whether the job may rightly have changed them since."""
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether it is not known that the model has them."""
+
     def entries(self, root: nn.Module, names: Iterable[str]) -> Mapping[str, Entry]:
         """Return where the values of a model's tensors are, by their names in it."""
 
@@ -50,6 +56,7 @@ class Loaded:
         module: The module that loaded it; None where only the tensors are known.
         pointers: The memory of the tensors that were loaded into, where the module is not known.
         is_snapshot: Never: what a job loads is what it wants.
+        is_guess: Never.
     """
 
     path: Path
@@ -57,14 +64,19 @@ class Loaded:
     module: weakref.ref[nn.Module] | None = None
     pointers: frozenset[int] = frozenset()
     is_snapshot: bool = False
+    is_guess: bool = False
 
     def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
         """Return what the checkpoint has of a model that it was loaded into, or that contains that one."""
         prefix = self._prefix(root)
         if prefix is None:
             return {}
-        found = {name: self.reference.find(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
-        return read_by(root, self.reference) | {name: entry for name, entry in found.items() if entry is not None}
+        own = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+        found = {own[name]: self.reference.entries[other] for name, other in self._matched(list(own)).items()}
+        return read_by(root, self.reference) | found
+
+    def _matched(self, names: list[str]) -> Mapping[str, str]:
+        return matched(names, self.reference.entries).names
 
     def _prefix(self, root: nn.Module) -> str | None:
         if self.module is None:
@@ -111,16 +123,34 @@ def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
 def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module], options: Options) -> Loaded | None:
     """Load a sharded model once more, unsharded, for what its library merges or makes of a checkpoint as it loads.
 
-    Rank 0 does so alone, and only where the checkpoint lacks some of the model's tensors by their names.
+    Rank 0 does so alone, and only where the checkpoint lacks some of the model's tensors by their names, and where the
+    machine has memory for the whole model twice: the job needs some, too.
     """
     names = [name for name, _ in _named(model) if known.reference.find(name) is None]
     if not names or rank_here() != 0 or not any(isinstance(one, DTensor) for one in model.parameters()):
         return None
-    with torch.random.fork_rng():
+    if not _has_memory(model, known.path):
+        return None
+    with kept_random_states():
         tensors = dict(_named(load()))
     path = Path(options.session) / f"whole-{id(model)}.safetensors"
     entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
     return Loaded(Path(f"{known.path.name} loaded whole"), Reference(path, entries), weakref.ref(model))
+
+
+def _has_memory(model: nn.Module, path: Path) -> bool:
+    """Whether a whole model fits here; reported where it does not."""
+    from shardviz.live.world.launching import free_memory
+
+    size = sum(tensor.numel() * tensor.element_size() for _, tensor in _named(model))  # a DTensor counts all elements
+    free = free_memory()
+    if free is None or size <= free // 2:
+        return True
+    report(
+        f"{path.name} is not loaded whole to know what its library makes of it: the model takes {size:,} bytes, and "
+        f"{free:,} bytes of memory are free: tensors that it merges are not compared"
+    )
+    return False
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

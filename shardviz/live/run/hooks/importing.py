@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
+
+from shardviz.live.run.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,9 +34,27 @@ HOOKED = frozenset(
         "torch.distributed.checkpoint.state_dict_loader",
         "torch.distributed.distributed_c10d",
         "transformers.modeling_utils",
+        "torch.distributed.elastic.multiprocessing.errors",
+        "torch.multiprocessing.spawn",
+        "safetensors",
     }
 )
-"""The modules that define what shards, loads, calls and steps. `hooks` says what of each is wrapped."""
+"""The modules that define what shards, loads, calls and steps. `table` says what of each is wrapped."""
+
+STAMPED = frozenset(
+    {
+        "torch.distributed.checkpoint.filesystem",
+        "torch.distributed.checkpoint.state_dict_saver",
+        "torch.serialization",
+    }
+)
+"""The modules that are hooked under `--stamp` only. `stamped/table` says what of all is changed."""
+
+
+@cache
+def hooked() -> frozenset[str]:
+    """Return the modules whose functions are wrapped in this process."""
+    return HOOKED | STAMPED if Options.of_environment().stamp else HOOKED
 
 
 class _Finder(MetaPathFinder):
@@ -41,7 +62,7 @@ class _Finder(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec that the other finders have for a hooked module."""
-        if name not in HOOKED:
+        if name not in hooked():
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         others = (finder.find_spec(name, path, target) for finder in finders)
@@ -56,7 +77,7 @@ def _wrap_after(loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         run(module)
-        if module.__name__ in HOOKED:  # the loader of an archive is that of all of its modules
+        if module.__name__ in hooked():  # the loader of an archive is that of all of its modules
             wrap(module)
 
     with suppress(AttributeError):  # a loader without a __dict__: the module stays as it is
@@ -65,14 +86,25 @@ def _wrap_after(loader: Any) -> None:
 
 def wrap(module: ModuleType) -> None:
     """Wrap what is hooked of a module that was just imported; what goes wrong is reported and stops nothing."""
-    from shardviz.live.run import hooks
-    from shardviz.live.run.observing import quietly
+    from shardviz.live.run.hooks.observing import quietly
 
-    quietly(module.__name__, hooks.wrap, module)
+    quietly(module.__name__, _wrap, module)
+
+
+def _wrap(module: ModuleType) -> None:
+    from shardviz.live.run.hooks import wrapping
+    from shardviz.live.run.hooks.table import HOOKS
+
+    hooks: list[wrapping.Around] = [*HOOKS.get(module.__name__, ())]
+    if Options.of_environment().stamp:
+        from shardviz.live.run.stamped.table import STAMPED as CHANGED
+
+        hooks += CHANGED.get(module.__name__, ())
+    wrapping.wrap(module, hooks)
 
 
 def install() -> None:
     """Watch imports from now on; modules that are there already are wrapped at once."""
     sys.meta_path.insert(0, _Finder())
-    for name in sorted(HOOKED & set(sys.modules)):
+    for name in sorted(hooked() & set(sys.modules)):
         wrap(sys.modules[name])

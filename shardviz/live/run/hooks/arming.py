@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from shardviz.live.run.observing import quietly
+from shardviz.live.run.hooks.observing import quietly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _VISITS: dict[Any, None] = {}
+os.register_at_fork(after_in_child=_VISITS.clear)
 _ORIGINAL: list[Any] = []
 _OURS: list[Any] = []
 

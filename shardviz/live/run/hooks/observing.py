@@ -33,6 +33,10 @@ def is_awake() -> bool:
     return bool(observer.cache_info().currsize)
 
 
+# What a rank forks is not a rank: a loader's workers, for one. Unless it joins others itself, it is left alone.
+os.register_at_fork(after_in_child=observer.cache_clear)
+
+
 class _Depth(threading.local):
     value = 0
 
@@ -56,12 +60,17 @@ def quietly(what: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:
-        if os.environ.get(DEBUG):
-            import traceback
-
-            traceback.print_exc()
+        show_traceback()
         report(f"the hook on {what} failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         return None
+
+
+def show_traceback() -> None:
+    """Print the error that is handled now, where the environment asks for it."""
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exc()
 
 
 def rank_of_environment() -> int:

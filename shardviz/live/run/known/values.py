@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shardviz.live.compat import clean_name
-from shardviz.live.run.writing import has_room, is_plain, is_writer, rank_here, write
+from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -52,6 +52,7 @@ class Values:
 
     path = Path(NAME)
     is_snapshot = True
+    is_guess = False
 
     def __init__(self, options: Options) -> None:
         self._session = Path(options.session)
@@ -136,9 +137,20 @@ def _sample(tensor: torch.Tensor) -> int:
 
 def _living() -> list[nn.Module]:
     """Return every module of this process."""
-    # By type(): isinstance would run the code of lazy proxies that say that they are something else.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    # By type(): isinstance would run the code of lazy proxies that say that they are something else, and take longer.
+    kinds = _kinds(nn.Module)
+    modules = [one for one in gc.get_objects() if type(one) in kinds]
     return [one for one in modules if "_modules" in vars(one)]  # a wrapper that is being made has none yet
+
+
+def _kinds(kind: type) -> set[type]:
+    """Return a class and all that are derived from it."""
+    found, seen = [kind], {kind}
+    for one in found:
+        new = [other for other in type.__subclasses__(one) if other not in seen]
+        seen.update(new)
+        found += new
+    return seen
 
 
 def _outermost(module: nn.Module) -> nn.Module:

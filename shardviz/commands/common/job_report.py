@@ -1,0 +1,156 @@
+"""What `shardviz run` says when its job has ended: each dump's report, what was not captured, how ranks died."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz.commands.common.streams import talk
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RANK_FAILED, EXIT_USAGE
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from shardviz.live.run.notes import Note
+
+
+def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
+    """Report each dump and whatever kept others from being written; return the exit code."""
+    written = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
+    dumps = [dump for dump in written if dump.exists()]
+    for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
+        talk(f"shardviz: {text}")
+    codes = [_report(args, dump) for dump in sorted(dumps, key=lambda path: (len(path.name), path.name))]
+    for dump in written:
+        if dump not in dumps:
+            talk(f"shardviz: {dump} is on the machine of rank 0, which reports on it; this machine does not reach it")
+    missed = _missed(notes)
+    for text in missed:
+        message, _, hint = text.partition("\n")
+        talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
+    problems = list(dict.fromkeys(note.text for note in notes if note.kind == "problem"))
+    for text in dict.fromkeys(note.text for note in notes if note.kind == "problem" and note.rank > 0):
+        talk(f"shardviz: {text}")  # rank 0 has said its own
+    for text in dict.fromkeys(note.text for note in notes if note.kind == "ended"):
+        talk(f"shardviz: the job was ended {text}")
+    if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
+        return _failed(args.job, notes, code)
+    if not written:
+        talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
+        return EXIT_USAGE
+    if EXIT_FINDINGS in codes:
+        return EXIT_FINDINGS
+    return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
+
+
+def _missed(notes: Sequence[Note]) -> list[str]:
+    """Return why models were not captured: of each as one rank says it, because each says it in its own words."""
+    by_name: dict[str, dict[int, list[str]]] = {}
+    for note in notes:
+        if note.kind == "not-captured":
+            by_name.setdefault(note.text.partition(":")[0], {}).setdefault(note.rank, []).append(note.text)
+    return list(dict.fromkeys(text for ranks in by_name.values() for text in max(ranks.values(), key=len)))
+
+
+def _failed(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
+    """Say how the job ended, and return this command's exit code."""
+    program = Path(job[0]).name
+    if code == -signal.SIGINT:
+        talk(f"shardviz: interrupted: {program} was ended by Ctrl-C")
+        return EXIT_INTERRUPTED
+    ranks = "".join(f"{_said(ranks)} {_ended_with(how)}, and " for how, ranks in _first_deaths(notes).items())
+    talk(f"shardviz: error: the job failed: {ranks}{program} {_ended_with(code)}")
+    return EXIT_RANK_FAILED
+
+
+def _deaths(notes: Sequence[Note]) -> dict[int, int]:
+    """Return the exit code of each rank that its launcher saw fail."""
+    return {note.rank: int(note.text) for note in notes if note.kind == "died"}
+
+
+def _first_deaths(notes: Sequence[Note]) -> dict[int, list[int]]:
+    """Return the ranks that failed by their exit codes, without those that the launcher ended because others had."""
+    by_code: dict[int, list[int]] = {}
+    for rank, code in _deaths(notes).items():
+        by_code.setdefault(code, []).append(rank)
+    return {code: ranks for code, ranks in by_code.items() if code != -signal.SIGTERM} or by_code
+
+
+def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) -> bool:
+    """Whether all scripts came to their end, and a rank was aborted after that. Says so.
+
+    torch 2.13's gloo does that now and then: "terminate called without an active exception", with exit code 1 of
+    torchrun, in a job without shardviz too.
+    """
+    joined = {note.rank for note in notes if note.kind == "joined"}
+    deaths = _deaths(notes) or (dict.fromkeys(joined, code) if len(joined) == 1 else {})
+    aborted = [rank for rank, how in deaths.items() if how == -signal.SIGABRT]
+    is_over = joined <= {note.rank for note in notes if note.kind == "finished"}
+    if not (aborted and is_over and set(deaths.values()) <= {-signal.SIGABRT, -signal.SIGTERM}):
+        return False
+    verb = "was" if len(aborted) == 1 else "were"
+    talk(
+        f"shardviz: {_said(aborted)} {verb} aborted while Python exited, after the script had ended: "
+        f"{Path(job[0]).name} {_ended_with(code)} for that. torch's gloo does it now and then, without shardviz too"
+    )
+    return True
+
+
+def _said(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks), 4)}"
+
+
+def _report(args: argparse.Namespace, dump: Path) -> int:
+    from shardviz.commands import check
+
+    shown = Path(os.path.relpath(dump))
+    code = check.report(shown, args.format, args.color, strict=args.strict)
+    if code == EXIT_USAGE and not args.reference:
+        talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
+    talk(f"wrote {shown}; look at it with: shardviz view {shown}")
+    return code
+
+
+def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:
+    """Whether shardviz ended the job: all of its ranks, or under --stamp one of them, and with it the others."""
+    ended = {note.rank for note in notes if note.kind == "ended"}
+    joined = {note.rank for note in notes if note.kind == "joined"}
+    return bool(ended) and (args.stamp or joined <= ended)
+
+
+def _ended_with(code: int) -> str:
+    if code < 0:
+        known = {one.value: one.name for one in signal.Signals}
+        return f"was ended by {known.get(-code, f'signal {-code}')}"
+    return f"exited with {code}"
+
+
+def _why_nothing(notes: Sequence[Note], missed: Sequence[str]) -> str:
+    ranks = {note.rank for note in notes if note.kind == "joined"}
+    if missed:
+        return "nothing was captured"
+    if any(note.kind == "not-loaded" for note in notes):
+        return (
+            "nothing was captured: models were called, and no load of a checkpoint was seen before\n"
+            "Hint: --stamp sees safetensors (from_pretrained too), torch.distributed.checkpoint and torch.load; "
+            "without it, give the checkpoint by --reference CKPT"
+        )
+    if any(note.kind == "sharded" for note in notes):
+        return (
+            "nothing was captured: models were sharded, and none was called or stepped afterwards\n"
+            "Hint: run at least one step of the job, or call shardviz.capture(model, DUMP, mesh=mesh) in it"
+        )
+    if ranks:
+        return (
+            f"no sharding call was seen: {len(ranks)} ranks joined a process group, none called fully_shard, "
+            "parallelize_module, distribute_module or distribute_tensor, or made FSDP, DDP or a DeepSpeed engine\n"
+            "Hint: where your own code shards, call shardviz.capture(model, DUMP, mesh=mesh, reference=CKPT) in it"
+        )
+    return (
+        "no sharding call was seen: no Python process of the job joined a process group where shardviz sees it\n"
+        "Hint: give the command that starts the ranks; a Python that ignores PYTHONPATH (-I, -E) cannot be watched"
+    )

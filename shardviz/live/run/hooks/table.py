@@ -1,0 +1,144 @@
+"""What is wrapped of each module: functions that shard, load and step, and what the observer hears of each call."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardviz.live.run.hooks.wrapping import Hook, argument
+
+if TYPE_CHECKING:
+    from shardviz.live.run.hooks.wrapping import Call
+    from shardviz.live.run.observer import Observer
+
+
+def _in_a_job(call: Call) -> bool:
+    return "WORLD_SIZE" in os.environ
+
+
+def _always(call: Call) -> bool:
+    return True
+
+
+def _shards(name: str, index: int = 0, called: str = "module") -> Hook:
+    """Hook a function that shards a module, or each of a list of them."""
+
+    def modules(call: Call) -> list[Any]:
+        given = argument(call, index, called)
+        return list(given) if isinstance(given, list | tuple) else [given]
+
+    def before(seen: Observer, call: Call) -> None:
+        for module in modules(call):
+            seen.sharding(module)
+
+    def after(seen: Observer, call: Call, result: Any) -> None:
+        for module in modules(call):
+            seen.sharded(module)
+
+    return Hook(name, before, after, _always)
+
+
+def _distributing(seen: Observer, call: Call) -> None:
+    seen.sharding_tensor(argument(call, 0, "tensor"))
+
+
+def _distributes(seen: Observer, call: Call, result: Any) -> None:
+    seen.sharded_tensor()
+
+
+def _to(seen: Observer, call: Call) -> None:
+    """Keep the values of a model that moves to the meta device, as accelerate does before it shards."""
+    if _is_to_meta(call):
+        seen.sharding(call[0][0])
+
+
+def _is_to_meta(call: Call) -> bool:
+    target = argument(call, 1, "device")
+    return str(getattr(target, "type", target)) == "meta" and _in_a_job(call)
+
+
+def _loads(seen: Observer, call: Call) -> None:
+    """Keep what is loaded before it is: torch takes a state dict apart."""
+    seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, "state_dict"))
+
+
+def _sets(seen: Observer, call: Call) -> None:
+    seen.loaded_state_dict(argument(call, 0, "model"), argument(call, 1, "model_state_dict"))
+
+
+def _set_both(seen: Observer, call: Call) -> None:
+    seen.loaded_state_dict(argument(call, 0, "model"), call[1].get("model_state_dict"))
+
+
+def _dcp(seen: Observer, call: Call, result: Any) -> None:
+    place = call[1].get("checkpoint_id") or getattr(call[1].get("storage_reader"), "path", None)
+    if place is not None:
+        seen.loaded_dcp(argument(call, 0, "state_dict"), str(place))
+
+
+def _pretrained(seen: Observer, call: Call, result: Any) -> None:
+    model = result[0] if isinstance(result, tuple) else result
+    (kind, *args), kwargs = call
+    alone = {name: value for name, value in kwargs.items() if name not in PARALLEL and name != "output_loading_info"}
+    place = str(argument(call, 1, "pretrained_model_name_or_path"))
+    seen.loaded_pretrained(model, place, lambda: kind.from_pretrained(*args, **alone))
+
+
+def _schedules(seen: Observer, call: Call) -> None:
+    seen.scheduled(call[0][0])
+
+
+def _opens(seen: Observer, call: Call, result: Any) -> None:
+    seen.opened_file(str(argument(call, 0, "filename")))
+
+
+def _joined(seen: Observer, call: Call, result: Any) -> None:
+    seen.joined()
+
+
+PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
+"""Arguments of `from_pretrained` that shard a model."""
+
+
+def _children_failed(seen: Observer, call: Call) -> None:
+    """Note which ranks torchrun's agent saw fail, and how: it only exits with 1 itself."""
+    for rank, failure in dict(argument(call, 2, "failures")).items():
+        seen.rank_died(int(rank), int(failure.exitcode))
+
+
+def _child_exited(seen: Observer, call: Call) -> None:
+    seen.rank_died(int(argument(call, 2, "error_index")), int(argument(call, 4, "exit_code")))
+
+
+HOOKS: dict[str, tuple[Hook, ...]] = {
+    "torch.distributed.fsdp._fully_shard._fully_shard": (_shards("fully_shard"),),
+    "torch.distributed._composable.fsdp.fully_shard": (replace(_shards("fully_shard"), is_optional=True),),
+    "torch.distributed.fsdp.fully_sharded_data_parallel": (_shards("FullyShardedDataParallel.__init__", 1),),
+    "torch.distributed.tensor.parallel.api": (_shards("parallelize_module"),),
+    "torch.distributed.tensor._api": (
+        _shards("distribute_module"),
+        Hook("distribute_tensor", _distributing, _distributes, _always),
+    ),
+    "torch.nn.parallel.distributed": (_shards("DistributedDataParallel.__init__", 1),),
+    "deepspeed.runtime.engine": (_shards("DeepSpeedEngine.__init__", 2, "model"),),
+    "torch.nn.modules.module": (Hook("Module.to", _to, None, _is_to_meta), Hook("Module.load_state_dict", _loads)),
+    "torch.distributed.pipelining.schedules": (
+        Hook("PipelineScheduleSingle.step", _schedules, hides=False),
+        Hook("PipelineScheduleMulti.step", _schedules, hides=False),
+    ),
+    "torch.distributed.checkpoint.state_dict": (
+        Hook("set_model_state_dict", _sets),
+        Hook("set_state_dict", _set_both),
+    ),
+    "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
+    "torch.distributed.distributed_c10d": (Hook("init_process_group", None, _joined, _always, hides=False),),
+    "transformers.modeling_utils": (Hook("PreTrainedModel.from_pretrained", None, _pretrained, _in_a_job),),
+    "torch.distributed.elastic.multiprocessing.errors": (
+        Hook("ChildFailedError.__init__", _children_failed, None, _always, hides=False),
+    ),
+    "torch.multiprocessing.spawn": (
+        Hook("ProcessExitedException.__init__", _child_exited, None, _always, hides=False),
+    ),
+    "safetensors": (Hook("safe_open", None, _opens, _in_a_job, hides=False),),
+}

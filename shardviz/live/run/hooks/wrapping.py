@@ -1,0 +1,132 @@
+"""Puts wrappers around functions of a module, and calls the observer from them.
+
+A wrapper returns what the function returned and raises what it raised. Whatever goes wrong in shardviz is noted once.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardviz.live.run.hooks.observing import is_awake, nested, observer, quietly, report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
+    from shardviz.live.run.observer import Observer
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Around(Protocol):
+    """What is put around a function.
+
+    Attributes:
+        name: The function's name in its module, `Class.method` for a method.
+        is_optional: Whether a module may lack the function: another version has it elsewhere.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def is_optional(self) -> bool: ...  # noqa: D102
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A function whose calls are seen.
+
+    Attributes:
+        name: Its name in its module, `Class.method` for a method.
+        before: Called with the call's arguments before the function runs.
+        after: Called with the arguments and the result after it.
+        wakes: Whether a call is the business of a process that has neither joined others nor sharded anything.
+        is_optional: Whether the module may lack the function: a newer one has its older names only.
+        hides: Whether calls inside of a call are its own business: functions shard and load by means of each other.
+    """
+
+    name: str
+    before: Callable[[Observer, Call], None] | None = None
+    after: Callable[[Observer, Call, Any], None] | None = None
+    wakes: Callable[[Call], bool] | None = None
+    is_optional: bool = False
+    hides: bool = True
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls another one and tells the observer."""
+
+        @functools.wraps(function, updated=())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = args, kwargs
+            if not is_awake() and not (self.wakes and quietly(self.name, self.wakes, given)):
+                return function(*args, **kwargs)
+            with nested(counts=self.hides) as is_outermost:
+                if is_outermost and self.before:
+                    quietly(self.name, _tell, self.before, given)
+                result = function(*args, **kwargs)
+                if is_outermost and self.after:
+                    quietly(self.name, _tell, self.after, given, result)
+            return result
+
+        if not isinstance(function, type):
+            call.__dict__.update(vars(function))
+        return call
+
+
+def argument(call: Call, index: int, name: str) -> Any:
+    """Return an argument of a call, given by position or by name; None where it is not given."""
+    args, kwargs = call
+    return args[index] if len(args) > index else kwargs.get(name)
+
+
+def wrap(module: ModuleType, hooks: Iterable[Around]) -> None:
+    """Wrap what is hooked of a module that was just imported; of several hooks on a function the last is outermost."""
+    by_name: dict[str, list[Around]] = {}
+    for hook in hooks:
+        by_name.setdefault(hook.name, []).append(hook)
+    for full, same in by_name.items():
+        *path, last = full.split(".")
+        owner: Any = module
+        for name in path:
+            owner = getattr(owner, name, None)
+        function = getattr(owner, last, None)
+        if function is not None and not hasattr(function, "__shardviz__"):
+            setattr(owner, last, _wrapped_in(owner, last, same))
+        elif function is None and not all(hook.is_optional for hook in same):
+            report(f"{module.__name__} has no {full}: what it does is not seen")
+
+
+def _wrapped_in(owner: Any, name: str, hooks: Iterable[Around]) -> Any:
+    """Return the function in the form that its class or module has it: a class method or a class stays one."""
+    raw = vars(owner).get(name, getattr(owner, name))
+    function: Any = raw.__func__ if isinstance(raw, classmethod) else raw
+    for hook in hooks:
+        function = hook.around(function)
+    if isinstance(raw, type):
+        return _instead_of(raw, function)
+    function.__dict__["__shardviz__"] = True
+    return classmethod(function) if isinstance(raw, classmethod) else function
+
+
+def _instead_of(kind: type, make: Callable[..., Any]) -> type:
+    """Return a class that stands for one that cannot be derived from, and whose instances a function makes."""
+
+    class Kind(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs)
+
+        def __instancecheck__(cls, one: object) -> bool:
+            return isinstance(one, kind)
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return Kind(kind.__name__, (), {**names, "__shardviz__": True})
+
+
+def _tell(function: Callable[..., None], *given: Any) -> None:
+    function(observer(), *given)

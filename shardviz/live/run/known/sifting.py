@@ -1,0 +1,63 @@
+"""Leaves out what a job rightly changed since it had the values that a model is compared with: weights drawn again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.ids import ID_NONE
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.run.known.values import NAME
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.live.run.known.choosing import Chosen
+    from shardviz.live.run.known.values import Kept
+
+WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
+DIFFERED = "ranks had different values before it was sharded"
+
+FEW = 0.1
+"""The part of a tensor's elements that may be found in its old values by chance."""
+
+
+class Sifting:
+    """Says which tensors were written since.
+
+    A tensor of which no rank holds any old value was, and nothing is known of it. If some ranks hold old values and
+    others do not, that is a finding, unless they had different ones from the start.
+    """
+
+    def __init__(self, kept: Mapping[str, Kept], chosen: Chosen) -> None:
+        self._samples = {name: one.sample for name, one in kept.items() if name in chosen.before}
+        self._snapshots = chosen.snapshots
+
+    def __call__(self, places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
+        """Return which of this job's tensors are not to be checked, and why. Every rank calls this."""
+        mine = {name: _is_found(ids) for name, ids in places.items() if name in self._snapshots}
+        of_all = of_all_ranks((mine, self._samples))
+        not_known: dict[str, str] = {}
+        for name in sorted({name for found, _ in of_all for name in found}):
+            of_ranks = [(found[name], samples.get(name)) for found, samples in of_all if name in found]
+            first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
+            if not any(found for found, _ in of_ranks):
+                not_known[name] = self._written(name)
+            elif not all(found or sample in (None, first) for found, sample in of_ranks):
+                not_known[name] = DIFFERED
+        return not_known
+
+    def _written(self, name: str) -> str:
+        path = self._snapshots[name]
+        if str(path) == NAME:
+            return WRITTEN
+        return f"the job opened {printable(path.name)}, and no rank holds any of the values that it has there"
+
+
+def _is_found(ids: NDArray[np.int64] | None) -> bool:
+    """Whether a shard has any of its tensor's old values."""
+    return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)

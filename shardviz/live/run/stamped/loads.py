@@ -1,0 +1,104 @@
+"""What this process loads in place of what its script names, and what its weights are compared with after that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.run.hooks.observing import report
+from shardviz.live.run.known.choosing import Candidate, fitting
+from shardviz.live.run.known.writing import rank_here
+from shardviz.live.run.notes import Note, leave
+from shardviz.live.run.stamped.copies import Copies, salt_of
+from shardviz.live.run.stamped.filling import filled
+from shardviz.reference.files import Reference, open_reference
+from shardviz.reference.names import matched
+from shardviz.text import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.run.options import Options
+    from shardviz.reference.files import Entry
+    from shardviz.stamping.fill import Fill
+
+MAX_LISTED = 3
+
+
+class Loads:
+    """The loads of one process.
+
+    Args:
+        options: What is asked for.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._copies = Copies(options.session, rank_here())
+        self._copy_of: dict[Path, Path] = {}
+        self._fills: dict[Path, dict[str, Fill]] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this process has loaded anything stamped."""
+        return bool(self._copy_of or self._fills)
+
+    def redirected(self, place: Any) -> Any:
+        """Return what is opened in place of a file or folder: its stamped copy, or itself where it is not a checkpoint.
+
+        Raises:
+            DumpError: The copy cannot be made.
+        """
+        if not isinstance(place, str | os.PathLike) or not os.path.exists(place):
+            return place
+        found = self._copies.of(Path(os.fspath(place)))
+        if found is None:
+            if Path(self._options.session) not in Path(os.path.abspath(place)).parents:
+                report(f"{place} is loaded as it is: it is not a safetensors file, a folder of them or a DCP folder")
+            return place
+        copy, instead = found
+        self._copy_of[Path(os.path.abspath(place))] = copy
+        return type(place)(instead) if isinstance(place, str) else instead
+
+    def stamped(self, loaded: Any, place: Any) -> None:
+        """Stamp what torch.load returned, if that has weights."""
+        path = Path(os.path.abspath(place)) if isinstance(place, str | os.PathLike) else Path("a stream")
+        fills = filled(loaded, salt_of(path))
+        if fills:
+            self._fills[path] = self._fills.get(path, {}) | fills
+            what = f"{path} is loaded with its weights stamped in memory: {counted(len(fills), 'tensor')}"
+            leave(self._options.session, Note("source", rank_here(), what))
+
+    def reference(self, locals_: Sequence[Local]) -> Reference:
+        """Return what the weights must have, as far as any rank has loaded it. Every rank calls this.
+
+        Of several checkpoints that have a tensor by its name, the first of which a rank holds its part counts.
+
+        Raises:
+            DumpError: A copy cannot be read here.
+        """
+        mine = list(dict.fromkeys(self._copy_of.values())), self._fills
+        of_all: dict[Path, Mapping[str, Entry]] = {}
+        names: dict[str, None] = {}
+        for copies, fills, of_rank in of_all_ranks((*mine, [local.name for local in locals_])):
+            of_all |= {copy: open_reference(copy).entries for copy in copies if copy not in of_all} | fills
+            names |= dict.fromkeys(of_rank)
+        entries = {name: entry for of_one in of_all.values() for name, entry in of_one.items()}
+        path = Path(f"the stamped copy of {listed([path.name for path in of_all], MAX_LISTED)}")
+        if len(of_all) > 1:
+            entries |= _held(of_all, list(names), locals_)
+        return Reference(path, entries, is_stamped=True)
+
+
+def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_: Sequence[Local]) -> dict[str, Entry]:
+    """Return of the tensors that several checkpoints have by name those that ranks hold; of the others the newest."""
+    found: dict[str, list[Candidate]] = {}
+    for path, entries in of_all.items():
+        for name, other in matched(names, entries).names.items():
+            one = Candidate(entries[other], path, is_snapshot=False, is_guess=True)
+            found.setdefault(name, []).insert(0, one)
+    several = {name: some for name, some in found.items() if len(some) > 1}
+    return {name: one.entry for name, one in fitting(several, locals_).items()}

@@ -1,0 +1,62 @@
+"""A job that copies weights from a file by itself: the file that it opened is what they are compared with."""
+
+import pytest
+from safetensors.torch import save_file
+
+from tests.lanes import at_night, nightly
+from tests.live.run.jobs import ON_META, ON_TWO_RANKS, run, save_weights
+
+READERS = {
+    "load_file": "by_hand(load_file('weights.safetensors').get)\n",
+    "safe_open": """
+with safe_open("weights.safetensors", framework="pt") as file:
+    assert isinstance(file, safe_open)
+    for name, parameter in model.named_parameters():
+        size = file.get_slice(name).get_shape()[0] // 2
+        parameter.to_local().detach().copy_(file.get_slice(name)[rank * size : (rank + 1) * size])
+""",
+}
+
+
+@pytest.mark.parametrize("reader", ["safe_open", *at_night(["load_file"])])
+def test_what_is_copied_from_a_file_is_compared_with_it(tmp_path, reader):
+    save_weights(tmp_path)
+    ran = run(tmp_path, ON_META + READERS[reader] + "train(model)\n")
+    assert ran.code == 0, ran.err + ran.out
+    assert "values of Sequential are compared with" in ran.err
+    assert "weights.safetensors" in ran.err
+    assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
+
+
+@nightly
+def test_one_rank_that_did_not_copy_is_named_without_a_reference(tmp_path):
+    save_weights(tmp_path)
+    ran = run(tmp_path, ON_META + "by_hand(load_file('weights.safetensors').get, skipped=1)\ntrain(model)\n")
+    assert ran.code == 1, ran.err + ran.out
+    found = {one.tensor: one for finding in ran.report().findings for one in finding.each}
+    assert {"0.weight", "2.weight", "3.weight"} <= set(found)
+    assert found["0.weight"].ranks == (1,)
+
+
+@nightly
+def test_a_file_that_was_opened_and_not_loaded_raises_nothing(tmp_path):
+    weights = save_weights(tmp_path)
+    save_file({name: value + 1 for name, value in weights.items()}, tmp_path / "older.safetensors")
+    ran = run(
+        tmp_path,
+        "from safetensors.torch import load_file\n" + ON_TWO_RANKS + "load_file('older.safetensors')\ntrain(model)\n",
+    )
+    assert ran.code == 0, ran.err + ran.out
+    assert ran.report().findings == ()
+    assert "✓ 0.weight" in ran.out
+
+
+@nightly
+def test_values_that_are_changed_after_they_were_read_are_not_checked(tmp_path):
+    save_weights(tmp_path)
+    changed = "whole = load_file('weights.safetensors')\nby_hand(lambda name: whole[name] * 0.7)\ntrain(model)\n"
+    ran = run(tmp_path, ON_META + changed)
+    assert ran.code == 2, ran.err + ran.out
+    assert not ran.report().findings
+    why = {one.tensor: one.why for one in ran.report().not_checked}
+    assert "the job opened weights.safetensors, and no rank holds any of the values" in why["0.weight"]

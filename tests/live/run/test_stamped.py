@@ -1,0 +1,166 @@
+"""`shardviz run --stamp`: a right loader is in order, what a wrong one does is named, and nothing is ever saved."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shardviz.cli import main
+from tests.lanes import at_night, nightly
+from tests.live.run.jobs import ON_META, run, save_weights
+
+TRAIN_AND_SAVE = """
+train(model)
+if rank == 0:
+    torch.save({"lost": torch.ones(3)}, "saved.pt")
+"""
+
+LOADERS = {
+    "load_file": "whole = load_file('weights.safetensors')\nset_model_state_dict(model, whole, options=full)\n",
+    "safe_open": "with safe_open('weights.safetensors', framework='pt') as file:\n    by_hand(file.get_tensor)\n",
+    "torch.load": "whole = torch.load('weights.pt')\nset_model_state_dict(model, whole['model'], options=full)\n",
+    "dcp": "values = model.state_dict()\ndcp.load(values, checkpoint_id='dcp')\nmodel.load_state_dict(values)\n",
+}
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Write a checkpoint in three formats."""
+    return save_weights(tmp_path)
+
+
+def findings(ran):
+    return {(one.kind, one.tensor) for finding in ran.report().findings for one in finding.each}
+
+
+@nightly
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_right_loader_is_in_order_and_nothing_is_saved(tmp_path, weights, loader):
+    ran = run(tmp_path, ON_META + LOADERS[loader] + TRAIN_AND_SAVE, "--stamp")
+    assert ran.code == 0, ran.err
+    assert "all 6 tensors are in order" in ran.out
+    assert "its weights are destroyed" in ran.err
+    assert "stamped" in ran.err
+    assert not (tmp_path / "saved.pt").exists()
+    assert not list(tmp_path.glob(".job*"))
+    assert torch.equal(load_file(tmp_path / "weights.safetensors")["0.weight"], weights["0.weight"])
+    assert torch.equal(torch.load(tmp_path / "weights.pt")["model"]["0.weight"], weights["0.weight"])
+
+
+WRONG = {
+    "renamed": (
+        "whole = load_file('weights.safetensors')\n"
+        "whole['3.weight'], whole['3.bias'] = whole['3.bias'], whole['3.weight']\n"
+        "set_model_state_dict(model, whole, options=full)\n",
+        {"3.weight", "3.bias"},
+    ),
+    "permuted": (
+        "whole = load_file('weights.safetensors')\n"
+        "whole['0.weight'] = whole['0.weight'].view(2, 16, 16).transpose(0, 1).reshape(32, 16)\n"
+        "set_model_state_dict(model, whole, options=full)\n",
+        {"0.weight"},
+    ),
+    "wrong slices": (
+        "whole = load_file('weights.safetensors')\n"
+        "by_hand(lambda name: whole[name] if name != '2.weight' else torch.cat(whole[name].chunk(2)[::-1]))\n",
+        {"2.weight"},
+    ),
+    "one rank's load skipped": (
+        "whole = load_file('weights.safetensors')\nby_hand(whole.get, skipped=1)\n",
+        {"0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"},
+    ),
+    "a pickle's keys exchanged": (
+        "whole = torch.load('weights.pt')['model']\nwhole['0.bias'] = whole['0.bias'].flip(0)\n"
+        "set_model_state_dict(model, whole, options=full)\n",
+        {"0.bias"},
+    ),
+    "loaded and not set": (
+        "values = {name: torch.empty_like(value) for name, value in model.state_dict().items()}\n"
+        "dcp.load(values, checkpoint_id='dcp')\n",
+        {"0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"},
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", ["renamed", *at_night([name for name in WRONG if name != "renamed"])])
+def test_what_a_wrong_loader_does_is_named(tmp_path, weights, bug):
+    body, tensors = WRONG[bug]
+    ran = run(tmp_path, ON_META + body + TRAIN_AND_SAVE, "--stamp")
+    assert ran.code == 1, ran.err + ran.out
+    assert {tensor for _, tensor in findings(ran)} == tensors
+    assert ran.report().not_checked == ()
+    assert "its weights are destroyed" in ran.err
+    assert not (tmp_path / "saved.pt").exists()
+
+
+SAVES = {
+    "torch.save": "torch.save(model.state_dict(), f'saved-{rank}')",
+    "safetensors": "save_file({'w': torch.ones(2)}, f'saved-{rank}')",
+    "dcp": "dcp.save(model.state_dict(), checkpoint_id='saved-0')",
+    "in a finally": "try:\n    train(model)\nfinally:\n    torch.save(model.state_dict(), f'saved-{rank}')",
+}
+
+
+@nightly
+@pytest.mark.parametrize("save", SAVES)
+def test_a_converter_is_captured_and_ended_before_it_saves(tmp_path, weights, save):
+    ran = run(tmp_path, ON_META + LOADERS["load_file"] + SAVES[save] + "\n", "--stamp")
+    assert ran.code == 0, ran.err + ran.out
+    assert "all 6 tensors are in order" in ran.out
+    assert "shardviz: the job was ended " in ran.err
+    assert not list(tmp_path.glob("saved*"))
+
+
+@nightly
+def test_a_rank_that_saves_alone_ends_the_job(tmp_path, weights):
+    alone = "if rank == 0:\n    torch.save(model.state_dict(), 'saved')\ndist.barrier()\n"
+    ran = run(tmp_path, ON_META + LOADERS["load_file"] + alone, "--stamp", "--patience", "3")
+    assert ran.code == 2, ran.err + ran.out
+    assert "rank 1 did not call it within 3 s" in ran.err
+    assert "the job was ended before torch.save to saved" in ran.err
+    assert not (tmp_path / "saved").exists()
+
+
+@nightly
+def test_a_job_that_loads_nothing_is_not_in_order(tmp_path):
+    by_itself = "for one in model.parameters(): nn.init.normal_(one.to_local())\n"
+    ran = run(tmp_path, ON_META + by_itself + TRAIN_AND_SAVE, "--stamp")
+    assert ran.code == 2, ran.err + ran.out
+    assert "no load of a checkpoint was seen" in ran.err
+    assert not (tmp_path / "saved.pt").exists()
+
+
+@nightly
+def test_two_models_of_the_same_names_each_have_their_own_checkpoint(tmp_path, weights):
+    save_file({name: value + 1 for name, value in weights.items()}, tmp_path / "student.safetensors")
+    two = """
+student = build()
+fully_shard(student, mesh=mesh)
+set_model_state_dict(model, load_file("weights.safetensors"), options=full)
+set_model_state_dict(student, load_file("student.safetensors" if "right" in sys.argv else "weights.safetensors"),
+                     options=full)
+if "right" not in sys.argv:
+    load_file("student.safetensors")  # and never set
+    exchange(student[0].weight)
+with torch.no_grad():
+    model(torch.randn(2, 16))
+train(student)
+"""
+    ran = run(tmp_path, ON_META + two, "--stamp", words=["right"])
+    assert ran.code == 0, ran.err + ran.out
+    assert ran.report(2).findings == ()
+    ran = run(tmp_path, ON_META + two, "--stamp", "--force", words=["wrong"])
+    assert ran.code == 1, ran.err + ran.out
+    assert ran.report(1).findings == ()
+    assert [one.tensor for one in ran.report(2).findings] == ["0.weight"]
+
+
+def test_help_says_that_values_are_destroyed(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "It destroys values" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", ["--reference", "--steps"])
+def test_what_stamping_takes_the_place_of_is_refused(capsys, other):
+    assert main(["run", "--stamp", other, "1", "--", "true"]) == 2
+    assert f"--stamp and {other}" in capsys.readouterr().err
