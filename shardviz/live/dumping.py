@@ -48,7 +48,7 @@ def dump_of_job(
     seen.add_mesh(mesh)
     yield seen
     command = command or tuple(sys.argv)
-    stamped, run_id = Stamped(part.stamps), seen.run_id
+    stamped, run_id = Stamped(tuple(seen.stamps.values())), seen.run_id
     record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
     raise_together(_unwritten(folder, record, seen))
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims import dtensor, fsdp1, hooks, megatron, spmd, subclasses, transformers, wrappers, zero3
+from shardviz.live.claims import (
+    dtensor,
+    fsdp1,
+    hooks,
+    megatron,
+    spmd,
+    subclasses,
+    transformers,
+    wrappers,
+    zero3,
+    zero12,
+)
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:
@@ -17,9 +28,21 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
+    from shardviz.live.claims.fragment import Fragment
     from shardviz.reference.files import Reference
 
-SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron, spmd, transformers, hooks)
+SOURCES: tuple[ModuleType, ...] = (
+    wrappers,
+    fsdp1,
+    dtensor,
+    subclasses,
+    zero3,
+    zero12,
+    megatron,
+    spmd,
+    transformers,
+    hooks,
+)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
@@ -65,6 +88,16 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
     return next(filter(None, (find(model) for find in _having("groups_of"))), {})
+
+
+def fragments(engine: nn.Module) -> list[Fragment]:
+    """Return this rank's fragments of master copies and moments, from the first source that has any.
+
+    Args:
+        engine: The model as the job calls it: an engine has the optimizer.
+    """
+    model = unwrapped(engine)
+    return next(filter(None, (list(find(engine, model)) for find in _having("fragments"))), [])
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:
