@@ -164,13 +164,13 @@ def test_addresses_that_are_off_by_one_are_named(mesh, shard_dump):
 @spmd(mesh={"dp": 2})
 def test_fragments_that_begin_one_element_late_are_named(mesh, shard_dump):
     engine = engine_of(1)
-    with fragments(engine, 0) as linked:
+    with fragments(engine, 1) as linked:
         for _, mapping in linked[:1]:
             at = mapping.hp_fragment_address
             mapping.hp_fragment = mapping.hp_fragment._base.narrow(0, at.start + 1, at.numel)
     report = report_of(engine, shard_dump)
     assert found_in(report) == {("misordered", "0.weight.fp32")}
-    assert "has element 1 of it where it says that it has element 0" in report.findings[0].sentence
+    assert "rank 1 has element 227 of it where it says that it has element 226" in report.findings[0].sentence
 
 
 @spmd(mesh={"dp": 2})
