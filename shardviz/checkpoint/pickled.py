@@ -27,7 +27,7 @@ MAX_MARKS = 1000
 MEMORY_PER_BYTE = 32
 """Bytes of memory that a byte of a pickle may take: what torch writes takes up to 25, a nested tuple 72."""
 
-MEMORY_OF_ALL = 1 << 16
+MEMORY_OF_ALL = 1 << 20
 """Bytes of memory that any pickle may take besides."""
 
 MAX_MEMORY = 1 << 32
@@ -134,7 +134,7 @@ class _Machine:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
-        self.room = min(MEMORY_PER_BYTE * len(data) + MEMORY_OF_ALL, MAX_MEMORY)
+        self.spent = 0
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -170,9 +170,9 @@ class _Machine:
         return found
 
     def spend(self, size: int) -> None:
-        """Refuse a pickle whose objects take much more memory than it has bytes."""
-        self.room -= size
-        if self.room < 0:
+        """Refuse a pickle whose objects take much more memory than the bytes read so far."""
+        self.spent += size
+        if self.spent > min(MEMORY_PER_BYTE * self.at + MEMORY_OF_ALL, MAX_MEMORY):
             most = f"{MEMORY_PER_BYTE} times its bytes, or {MAX_MEMORY:,} bytes"
             raise _RefusedError(f"objects that take more memory than {most}")
 

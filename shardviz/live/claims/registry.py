@@ -9,6 +9,7 @@ from shardviz.live.claims import (
     fsdp1,
     hooks,
     megatron,
+    megatron_experts,
     spmd,
     subclasses,
     transformers,
@@ -38,6 +39,7 @@ SOURCES: tuple[ModuleType, ...] = (
     subclasses,
     zero3,
     zero12,
+    megatron_experts,
     megatron,
     spmd,
     transformers,
@@ -49,6 +51,11 @@ def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
     """Yield the tensors that only a whole model shows."""
     for find in _having("of_model"):
         yield from find(model, mesh)
+
+
+def names(model: nn.Module) -> dict[str, str]:
+    """Return the names of tensors that ranks number for themselves, as a model without parallelism has them."""
+    return {own: name for find in _having("names") for own, name in find(model).items()}
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = None) -> Local:
