@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.claims.fragment import Fragment
+MAX_SAMPLES = 8
+"""Windows of a fragment that are looked for in another weight, before all of them are."""
+
+NARROW = 2
+"""Bytes of element types of which eight neighbours may be equal by chance."""
+
 MAX_TRACED = 8
 """Fragments of a rank whose elements are looked for in all weights."""
 
@@ -111,8 +117,8 @@ class Tracer:
         if len(lost) < MIN_WINDOW or not self.left:
             return ids
         self.left -= 1
-        width = min(WINDOW, len(lost))
-        samples = [bits[lost[at] : lost[at] + width] for at in {0, len(lost) // 2, len(lost) - width}]
+        width = MIN_WINDOW if bits.itemsize > NARROW else min(WINDOW, len(lost))
+        samples = [bits[at : at + width] for at in lost[np.linspace(0, len(lost) - width, MAX_SAMPLES, dtype=int)]]
         for other, whole in self.wholes.items():
             flat = whole.bits.reshape(-1)
             if other != name and flat.dtype == bits.dtype and flat.size >= width and _has_any(flat, samples):

@@ -7,7 +7,7 @@ between the two. Where the weight itself is wrong, that is the finding.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -43,8 +43,6 @@ OWN_FILE = (
     "leave out round_robin_gradients, or read no master by name (safe_get_full_fp32_param)"
 )
 ADDRESS = "The offsets of fragments were computed by a rule that depends on the rank, or were changed on it"
-SHORT = 16
-"""Elements of a fragment that is too short to be found elsewhere for certain."""
 
 
 def is_master(dump: Dump, name: str) -> bool:
@@ -120,25 +118,21 @@ def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
 def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
     """Return what was found, without master copies whose weights are wrong themselves.
 
-    Where some are found elsewhere, those that are too short to be found are taken to be elsewhere too.
+    On ranks where some are found elsewhere, those that are not found are taken to be elsewhere too: they are in the same
+    buffers, and cut where the buffers end.
     """
     found = [one for one in results if isinstance(one, Finding)]
     wrong = {one.tensor for one in found}
-    moved = any(one.kind == "misordered" and is_master(dump, one.tensor) for one in found)
+    moved = {rank for one in found if one.cause == ELSEWHERE for rank in one.ranks}
     return [
-        _moved(one) if moved and isinstance(one, Finding) and _is_short(dump, one) else one
+        replace(one, cause=ELSEWHERE, fix=OWN_FILE) if _is_stale(one) and moved & set(one.ranks) else one
         for one in results
         if not (is_master(dump, one.tensor) and one.tensor.rpartition(".")[0] in wrong)
     ]
 
 
-def _is_short(dump: Dump, finding: Finding) -> bool:
-    stamp = dump.stamps.get(finding.tensor)
-    return finding.cause == STALE and stamp is not None and stamp.last - stamp.first < SHORT
-
-
-def _moved(finding: Finding) -> Finding:
-    return replace(finding, cause=ELSEWHERE, fix=OWN_FILE)
+def _is_stale(one: Finding | NotChecked) -> TypeGuard[Finding]:
+    return isinstance(one, Finding) and one.cause == STALE
 
 
 def check_fragments(dump: Dump) -> Iterator[Finding]:
