@@ -10,13 +10,15 @@ from torch import distributed, nn
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, stride):
         super().__init__()
         config = TransformerConfig(
             num_layers=1, hidden_size=16, num_attention_heads=4, use_cpu_initialization=True,
             tensor_model_parallel_size=2,
         )  # fmt: skip
         options = {"config": config, "init_method": nn.init.normal_}
+        # Gate and up in one weight, each split by itself: that is what a stride of 2 says.
+        self.gated = tensor_parallel.ColumnParallelLinear(16, 32, gather_output=True, stride=stride, **options)
         self.up = tensor_parallel.ColumnParallelLinear(16, 48, gather_output=False, **options)
         self.norm = nn.LayerNorm(24)
         self.down = tensor_parallel.RowParallelLinear(
@@ -24,7 +26,8 @@ class Block(nn.Module):
         )
 
     def forward(self, x):
-        return self.down(torch.tanh(self.norm(self.up(x)[0])))[0]
+        gate, value = self.gated(x)[0].chunk(2, -1)
+        return self.down(torch.tanh(self.norm(self.up(torch.sigmoid(gate) * value)[0])))[0]
 
 
 def load(block, words):
@@ -32,7 +35,14 @@ def load(block, words):
     rank = distributed.get_rank()
     if rank == 0:
         torch.manual_seed(1)
-        shapes = {"up.weight": (48, 16), "up.bias": (48,), "down.weight": (16, 48), "down.bias": (16,)}
+        shapes = {
+            "gated.weight": (32, 16),
+            "gated.bias": (32,),
+            "up.weight": (48, 16),
+            "up.bias": (48,),
+            "down.weight": (16, 48),
+            "down.bias": (16,),
+        }
         save_file({name: torch.randn(shape) for name, shape in shapes.items()}, "whole.safetensors")
     distributed.barrier()
     part = 1 - rank if "exchanged" in words else rank
@@ -42,7 +52,9 @@ def load(block, words):
             if rank == 1 and "skipped" in words and name == "up.weight":
                 continue
             if getattr(weight, "tensor_model_parallel", False):
-                whole = whole.chunk(2, weight.partition_dim)[part]
+                dim = weight.partition_dim
+                pieces = whole.chunk(1 if "unstrided" in words or not name.startswith("gated") else 2, dim)
+                whole = torch.cat([piece.chunk(2, dim)[part] for piece in pieces], dim)
             weight.copy_(whole)
 
 
@@ -50,7 +62,7 @@ def main(words):
     distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     torch.manual_seed(0)
-    block = Block()
+    block = Block(1 if "wrong" in words else 2)
     load(block, words)
     optimizer = torch.optim.AdamW(block.parameters(), lr=0.01)
     for _ in range(2):

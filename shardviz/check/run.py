@@ -20,6 +20,7 @@ from shardviz.check.order.rules.intent import (
     is_intended,
     unmatched,
 )
+from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
 from shardviz.check.order.rules.places import check_places
 from shardviz.check.order.rules.plain_copies import check_plain_copies
 from shardviz.check.order.rules.reassembly import check_gathered
@@ -39,12 +40,12 @@ from shardviz.check.values.copies import check_copies
 from shardviz.check.values.identical_shards import check_identical_shards
 from shardviz.check.values.ties import check_ties
 from shardviz.check.values.writes import check_writes
+from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness
 from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import read_files
-from shardviz.dump.records import WEIGHTS
 from shardviz.errors import ShardvizError
 from shardviz.layout.intended import split_order
 from shardviz.text import natural_key
@@ -83,7 +84,7 @@ def report_on(dump: Dump) -> Report:
     unchecked |= set(check_unplaced(dump, {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
-        num_tensors=len({name for tensor in dump.tensors if tensor.role in WEIGHTS for name in tensor.names}),
+        num_tensors=len({name for tensor in dump.tensors if is_of_model(tensor) for name in tensor.names}),
         findings=tuple(grouped(findings, ranks_by_name(dump) if findings else {})),
         not_checked=tuple(sorted(unchecked, key=lambda result: (_place(result.tensor, order), result.why))),
         laid_out=laid_out,
@@ -99,11 +100,12 @@ def _of_shards(laid_out: LaidOut) -> list[Result]:
     dump = laid_out.dump
     ordered = list(check_sequence(laid_out))
     stamped = [result for tensor in dump.at("stamped") for result in _check_stamped(laid_out, tensor)]
-    placed = [*ordered, *unhidden(stamped, ordered)]
+    said = list(check_fragments(dump))
+    placed = [*ordered, *said, *unhidden(stamped, [*ordered, *said])]
     of_ids: list[Result] = [*check_gathered(dump, placed)]
     of_values: list[Result] = [*check_copies(dump), *check_identical_shards(dump)]
     of_ids = unhidden(of_ids, of_values)
-    return [*of_ids, *unhidden(of_values, of_ids)]
+    return of_masters(dump, [*of_ids, *unhidden(of_values, of_ids)])
 
 
 def _of_run(dump: Dump) -> Iterator[Result]:
@@ -212,6 +214,8 @@ def _as_intended(finding: Finding, intended: str) -> Finding:
 
 def _check_case(case: Case) -> list[Result]:
     """Run the families on one case, causes before what may follow from them."""
+    if is_master(case.dump, case.name):
+        return list(check_master(case))
     if case.as_claimed and len({shard.layout for shard in case.shards.values()}) == 1:
         return []
     if case.claimed is not None and case.claimed.partial and case.held is not case.claimed:

@@ -67,9 +67,15 @@ def is_listed(dump: Dump, tensor: Tensor, names: Iterable[str], report: Report |
     A gradient, an optimizer state and an output for every layer would bury the rest. Where neither ids nor the model's
     own values were captured, everything is listed.
     """
-    if tensor.moment in ("stamped", "initial") or not (dump.at("stamped") or dump.at("initial")):
+    is_state = tensor.role == "optim" and tensor.moment == "initial"
+    if (tensor.moment in ("stamped", "initial") and not is_state) or not (dump.at("stamped") or dump.at("initial")):
         return True
     return report is not None and any(name in report.findings_of or name in report.why_not_checked for name in names)
+
+
+def is_of_model(tensor: Tensor) -> bool:
+    """Whether a tensor is one of the model's, or a master copy of one: they are counted, and have verdicts."""
+    return tensor.role in WEIGHTS or (tensor.role == "optim" and tensor.moment == "stamped")
 
 
 def not_compared(dump: Dump) -> list[str]:
@@ -89,7 +95,7 @@ def nothing_checked(dump: Dump, report: Report) -> str:
         return ""
     if not dump.tensors:
         return "nothing was checked: the dump has no tensors"
-    weights = [tensor for tensor in dump.tensors if tensor.role in WEIGHTS and tensor.moment in ("stamped", "initial")]
+    weights = [tensor for tensor in dump.tensors if is_of_model(tensor) and tensor.moment in ("stamped", "initial")]
     names = {name for tensor in weights for name in tensor.names if verdict_on(dump, tensor, [name], report) == "good"}
     unchecked = {one.tensor for one in report.not_checked if one.about in ("order", "no-ids")}
     if names - unchecked or next(compared(dump), None) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ from shardviz.layout.dtypes import is_dtype, itemsize
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
 MAX_DIRECTORY = 1 << 20
 """Bytes of an archive's directory, and of the pickle in it: one tensor takes a few hundred."""
+
+MAX_SAVED = 1 << 26
+"""The same for a file of many tensors."""
 
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _END_SIZE, _LOCATOR_SIZE, _ENTRY_SIZE, _LOCAL_SIZE = 22, 20, 46, 30
@@ -73,7 +77,7 @@ def find_tensor(path: Path, start: int, size: int, name: str) -> Stored:
         DumpError: It is not an archive of one tensor, or its numbers contradict each other.
     """
     where = f"{path}: {printable(name)}"
-    with path.open("rb") as file:
+    with _reading(path) as file:
         members, root = _opened(file, _Part(start, size), where)
         found = _unwrapped(read_pickle(_content(file, members[f"{root}data.pkl"]), where))
         order = members.get(f"{root}byteorder")
@@ -92,33 +96,89 @@ def read_object(path: Path, start: int, size: int, name: str) -> Any:
         DumpError: It is damaged, or made of anything else.
     """
     where = f"{path}: {printable(name)}"
-    with path.open("rb") as file:
+    with _reading(path) as file:
         members, root = _opened(file, _Part(start, size), where)
         return read_pickle(_content(file, members[f"{root}data.pkl"]), where)
 
 
-def _opened(file: BinaryIO, archive: _Part, where: str) -> tuple[dict[str, _Part], str]:
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A whole file that `torch.save` wrote.
+
+    Attributes:
+        path: The file.
+        found: What is in it, made of inert types: a tensor is `Made`.
+    """
+
+    path: Path
+    found: Any
+    _members: dict[str, _Part]
+    _root: str
+
+    def tensor(self, made: Any, name: str) -> Stored | None:
+        """Find out where the elements of a tensor in it are; None for what is not a tensor.
+
+        Raises:
+            DumpError: Its numbers contradict each other.
+        """
+        where = f"{self.path}: {printable(name)}"
+        if type(made) is not Made:
+            return None
+        try:
+            return _stored(_unwrapped(made), self._members, self._root, where)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return None
+
+
+def open_archive(path: Path) -> Archive:
+    """Read what `torch.save` wrote into a file, without its tensors.
+
+    Raises:
+        DumpError: It is missing or damaged, or has what is not among the types of a checkpoint.
+    """
+    with _reading(path) as file:
+        file.seek(0, 2)
+        members, root = _opened(file, _Part(0, file.tell()), str(path), MAX_SAVED)
+        found = read_pickle(_content(file, members[f"{root}data.pkl"], MAX_SAVED), str(path))
+        order = members.get(f"{root}byteorder")
+        if order is not None and _content(file, order) != b"little":
+            raise DumpError(f"{path} is not little-endian", "convert it where it was written")
+    return Archive(path, found, members, root)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, and say in one line why that, or reading it, cannot be done."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror or error}", "copy the checkpoint again") from error
+
+
+def _opened(file: BinaryIO, archive: _Part, where: str, most: int = MAX_DIRECTORY) -> tuple[dict[str, _Part], str]:
     """Return the members of an archive by name, and the folder in it in which they are."""
     try:
-        members = _members(file, archive)
+        members = _members(file, archive, most)
         root = next(name for name in members if name.endswith("data.pkl")).removesuffix("data.pkl")
-    except (ValueError, StopIteration, struct.error, OSError) as error:
+    except (ValueError, StopIteration, struct.error) as error:
         why = f": {error}" if str(error) else ""
         raise DumpError(f"{where} is not what torch.save writes, or damaged{why}", "copy it again") from error
     return members, root
 
 
-def _members(file: BinaryIO, archive: _Part) -> dict[str, _Part]:
+def _members(file: BinaryIO, archive: _Part, most: int) -> dict[str, _Part]:
     count, size, offset = _directory(file, archive)
-    if not 0 <= size <= MAX_DIRECTORY:
+    if not 0 <= size <= most:
         raise ValueError(f"a directory of {size:,} bytes")
     data, at, found = _bytes_of(file, archive, offset, size), 0, {}
     for _ in range(count):
         fields = struct.unpack_from(_ENTRY, data, at)
         method, packed, plain, local = (fields[index] for index in (4, 8, 9, 16))
         name_size, extra_size, comment = fields[10:13]
-        name = data[at + _ENTRY_SIZE :][:name_size].decode()
-        extra = data[at + _ENTRY_SIZE + name_size :][:extra_size]
+        begin = at + _ENTRY_SIZE
+        name = data[begin : begin + name_size].decode()
+        extra = data[begin + name_size : begin + name_size + extra_size]
         packed, plain, local = _large((packed, plain, local), extra)
         if method != _STORED or packed != plain:
             raise ValueError(f"{printable(name)} is compressed")
@@ -179,15 +239,19 @@ def _bytes_of(file: BinaryIO, archive: _Part, offset: int, size: int) -> bytes:
     return found
 
 
-def _content(file: BinaryIO, member: _Part) -> bytes:
+def _content(file: BinaryIO, member: _Part, most: int = MAX_DIRECTORY) -> bytes:
     file.seek(member.start)
-    return file.read(min(member.size, MAX_DIRECTORY))
+    return file.read(min(member.size, most))
 
 
 def _unwrapped(found: Any) -> Any:
-    """Return the tensor within a parameter."""
-    is_parameter = type(found) is Made and found.kind == "torch._utils._rebuild_parameter"
-    return found.args[0] if is_parameter else found
+    """Return the tensor within a parameter, or under a type and attributes of its own."""
+    if type(found) is Made and found.kind == "torch._utils._rebuild_parameter":
+        return found.args[0]
+    if type(found) is Made and found.kind == "torch._tensor._rebuild_from_type_v2":
+        function, _, args, _ = found.args
+        return Made(function.name, args)
+    return found
 
 
 def _stored(found: Any, members: dict[str, _Part], root: str, where: str) -> Stored:

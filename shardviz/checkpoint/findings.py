@@ -33,7 +33,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         checkpoint: The checkpoint.
         progress: Called with the tensors looked at, and their number.
     """
-    results: list[Finding | NotChecked] = [*_files(checkpoint), *_index(checkpoint)]
+    results: list[Finding | NotChecked] = [*_files(checkpoint), *_index(checkpoint), *_problems(checkpoint)]
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
         results += [*_chunks(tensor), *_stored(checkpoint, tensor)]
@@ -42,6 +42,15 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     unchecked = [result for result in results if isinstance(result, NotChecked)]
     return Report(0, len(checkpoint.tensors), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
+
+
+def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
+    """Yield what the reader of its format found."""
+    for one in checkpoint.problems:
+        if one.kind:
+            yield Finding(one.kind, "error", one.name, (), one.text, cause=one.cause, fix=one.fix)
+        else:
+            yield NotChecked(one.name, one.text, "run")
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.dcp import METADATA, read_dcp
+from shardviz.checkpoint.deepspeed import is_deepspeed, read_deepspeed
 from shardviz.checkpoint.headers import INDEX, read_safetensors
 from shardviz.errors import DumpError
 
@@ -37,7 +38,7 @@ def _is_of_dump(name: str) -> bool:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint: a DCP folder, a safetensors file, or a folder of them; only headers are read.
+    """Open a checkpoint: a DCP folder, safetensors, or a folder of DeepSpeed's ZeRO; only headers are read.
 
     Nothing in it is run, unpickled or decompressed, and no path in it is followed out of its folder.
 
@@ -63,13 +64,12 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         return read_dcp(path)
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return read_safetensors(path)
+    if is_deepspeed(names):
+        return read_deepspeed(path)
     raise DumpError(*_refusal(path, names))
 
 
 def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
-    if any(name.endswith("_optim_states.pt") or name == "latest" for name in names):
-        hint = "convert it with DeepSpeed's ds_to_universal.py or zero_to_fp32.py --safe_serialization"
-        return f"{path} is a DeepSpeed checkpoint: pickles, which are not opened", hint
     if any(name.endswith(".distcp") for name in names):
         return f"{path} has .distcp files but no {METADATA}: its save was not finished", "save it again"
     pickles = sorted(name for name in names if name.endswith(_PICKLES))

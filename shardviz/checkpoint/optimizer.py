@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint, Saved
 
 MAX_NAMES = 3
-KEYS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "fp32_param", "master_param")
+KEYS = (
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "fp32",
+    "fp32_param",
+    "master_param",
+)
 """States that have the shape of their parameter."""
 
 OF_OPTIMIZERS = (*KEYS, "step", "sum", "acc_delta", "exp_inf", "eta", "ax", "exp_avg_sq_row", "exp_avg_sq_col", "mu")

@@ -24,13 +24,30 @@ MAX_BYTES = 1 << 28
 MAX_MARKS = 1000
 """Levels of nesting."""
 
-BYTES_OF_CONTAINER = 8
-"""Bytes of a pickle in which there is one list or dict at most: empty ones take one byte in it, and sixty in memory."""
+MEMORY_PER_BYTE = 32
+"""Bytes of memory that a byte of a pickle may take: what torch writes takes up to 25, a nested tuple 72."""
+
+MEMORY_OF_ALL = 1 << 20
+"""Bytes of memory that any pickle may take besides."""
+
+MAX_MEMORY = 1 << 32
+"""Bytes of memory that no pickle may take more than: metadata of 800,000 chunks, by this count."""
+
+_OBJECT, _ITEM, _ENTRY = 64, 8, 100
+"""Bytes of an object, of an item in a list or tuple, and of an entry of a dict or of the memo, about."""
 
 MAX_NAME = 200
 """Characters of the module and of the name of a type."""
 
 _DCP = "torch.distributed.checkpoint."
+_DEEPSPEED = (
+    *("deepspeed.runtime.zero.config.ZeroStageEnum", "deepspeed.utils.tensor_fragment.fragment_address"),
+    *(f"deepspeed.runtime.fp16.loss_scaler.{name}" for name in ("LossScaler", "DynamicLossScaler")),
+    *("torch._tensor._rebuild_from_type_v2", "torch.Tensor", "torch.nn.parameter.Parameter"),
+    *("argparse.Namespace", "_codecs.encode"),
+)
+"""Types of DeepSpeed's own files, and of what jobs put beside a model in them."""
+
 _STORAGES = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool", "ComplexFloat")
 
 KNOWN = frozenset(
@@ -44,6 +61,7 @@ KNOWN = frozenset(
         *(f"torch.{name}Storage" for name in _STORAGES),
         *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")),
         *("collections.OrderedDict", "pathlib.PosixPath", "pathlib.WindowsPath"),
+        *_DEEPSPEED,
         *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
     }
 )
@@ -116,7 +134,7 @@ class _Machine:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
-        self.room = len(data) + MAX_MARKS
+        self.spent = 0
         self.stack: list[Any] = []
         self.marked: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -151,6 +169,13 @@ class _Machine:
         self.at = end + 1
         return found
 
+    def spend(self, size: int) -> None:
+        """Refuse a pickle whose objects take much more memory than the bytes read so far."""
+        self.spent += size
+        if self.spent > min(MEMORY_PER_BYTE * self.at + MEMORY_OF_ALL, MAX_MEMORY):
+            most = f"{MEMORY_PER_BYTE} times its bytes, or {MAX_MEMORY:,} bytes"
+            raise _RefusedError(f"objects that take more memory than {most}")
+
     def since_mark(self) -> list[Any]:
         found, self.stack = self.stack, self.marked.pop()
         return found
@@ -162,9 +187,7 @@ def _push(value: Any) -> Callable[[_Machine], None]:
 
 def _push_empty(kind: type) -> Callable[[_Machine], None]:
     def push(machine: _Machine) -> None:
-        machine.room -= BYTES_OF_CONTAINER
-        if machine.room < 0:
-            raise _RefusedError("more lists and dicts than content")
+        machine.spend(_OBJECT)
         machine.stack.append(kind())
 
     return push
@@ -221,6 +244,7 @@ def _tuple(count: int) -> Callable[[_Machine], None]:
         stack = machine.stack
         if len(stack) < count:
             raise ValueError
+        machine.spend(_OBJECT + count * _ITEM)
         stack[-count:] = [tuple(stack[-count:])]
 
     return make
@@ -228,6 +252,7 @@ def _tuple(count: int) -> Callable[[_Machine], None]:
 
 def _marked_tuple(machine: _Machine) -> None:
     found = tuple(machine.since_mark())
+    machine.spend(_OBJECT + len(found) * _ITEM)
     machine.stack.append(found)
 
 
@@ -242,6 +267,7 @@ def _appends(machine: _Machine) -> None:
 
 
 def _set_item(machine: _Machine) -> None:
+    machine.spend(_ENTRY)
     value, key = machine.stack.pop(), machine.stack.pop()
     _exactly(machine.stack[-1], dict)[_key(key)] = value
 
@@ -251,6 +277,7 @@ def _set_items(machine: _Machine) -> None:
     if len(items) % 2:
         raise ValueError
     into = _exactly(machine.stack[-1], dict)
+    machine.spend(len(items) // 2 * _ENTRY)
     for at in range(0, len(items), 2):
         key = items[at]
         into[key if type(key) is str else _key(key)] = items[at + 1]
@@ -273,12 +300,14 @@ def _key(key: Any) -> Any:
 
 def _put(size: int) -> Callable[[_Machine], None]:
     def put(machine: _Machine) -> None:
+        machine.spend(_ENTRY)
         machine.memo[machine.number(size)] = machine.stack[-1]
 
     return put
 
 
 def _memoize(machine: _Machine) -> None:
+    machine.spend(_ENTRY)
     machine.memo[len(machine.memo)] = machine.stack[-1]
 
 
@@ -300,6 +329,7 @@ def _small_number(machine: _Machine) -> None:
 def _named(machine: _Machine, name: str) -> None:
     if name not in KNOWN and not (name.startswith("torch.") and is_dtype(name.removeprefix("torch."))):
         raise _RefusedError(f"{name[: 2 * MAX_NAME]}, which is not among the types of a checkpoint")
+    machine.spend(_OBJECT)
     machine.stack.append(Global(name))
 
 
@@ -314,6 +344,7 @@ def _stack_global(machine: _Machine) -> None:
 
 
 def _reduce(machine: _Machine) -> None:
+    machine.spend(_OBJECT)
     args = _exactly(machine.stack.pop(), tuple)
     kind = _exactly(machine.stack.pop(), Global).name
     if kind == "torch.Size":
@@ -328,10 +359,12 @@ def _reduce(machine: _Machine) -> None:
 
 def _build(machine: _Machine) -> None:
     state = machine.stack.pop()
-    _exactly(machine.stack[-1], Made).state = state
+    if type(machine.stack[-1]) is not dict:  # a state dict has a version as an attribute, which is not needed
+        _exactly(machine.stack[-1], Made).state = state
 
 
 def _outside(machine: _Machine) -> None:
+    machine.spend(_OBJECT)
     machine.stack.append(Made("storage", _exactly(machine.stack.pop(), tuple)))
 
 

@@ -6,7 +6,7 @@ import math
 import stat
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -192,6 +192,25 @@ class Saved:
         return Stored(chunk.dtype or self.dtype, chunk.sizes, strides, place.start)
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that a reader found wrong with a checkpoint while it laid out its files.
+
+    Attributes:
+        kind: The kind of finding; empty for what cannot be read, which is a note and not a finding.
+        name: The tensor that it is about; empty for the checkpoint.
+        text: What is wrong, with the numbers.
+        cause: The most likely cause.
+        fix: What to do.
+    """
+
+    kind: Literal["", "incomplete", "wrong-shape", "misordered"]
+    name: str
+    text: str
+    cause: str = ""
+    fix: str = ""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What a checkpoint says of itself: only headers and metadata were read.
@@ -203,6 +222,7 @@ class Checkpoint:
         objects: What else it has, such as an optimizer's settings, by name.
         indexed: The file that an index names for each tensor; empty without an index.
         tied: Whether its own settings say that input and output embeddings are one tensor.
+        problems: What was found wrong while its files were laid out.
     """
 
     path: Path
@@ -211,6 +231,7 @@ class Checkpoint:
     objects: Mapping[str, Place] = field(default_factory=dict)
     indexed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
+    problems: tuple[Problem, ...] = ()
 
     @property
     def folder(self) -> Path:

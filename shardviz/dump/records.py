@@ -147,6 +147,22 @@ class TensorRecord(Record, frozen=True):
     digests: Annotated[str, Meta(pattern="^[0-9a-f]*$")] = ""
 
 
+class FragmentRecord(Record, frozen=True):
+    """The elements of a flattened tensor that a rank says it has, where ranks do not divide it among themselves.
+
+    Attributes:
+        name: The tensor.
+        ranks: The ranks that are to divide it.
+        start: The first element.
+        size: How many.
+    """
+
+    name: str
+    ranks: tuple[Count, ...]
+    start: Count
+    size: Count
+
+
 class Position(Record, frozen=True):
     """This rank on one mesh: its coordinate, and its rank within the process group along each axis."""
 
@@ -267,6 +283,7 @@ class RankRecord(Record, frozen=True):
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         masks: The masks that a step in training mode drew, in order.
+        fragments: What it says that it has of tensors that ranks do not divide among themselves.
         run_id: That of its run.
     """
 
@@ -292,6 +309,7 @@ class RankRecord(Record, frozen=True):
     not_stepped: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()
     masks: tuple[MaskRecord, ...] = ()
+    fragments: tuple[FragmentRecord, ...] = ()
     run_id: RunId = ""
 
 

@@ -124,6 +124,7 @@ def capture(
         if add_model(seen, unwrapped(model), mesh, stamps, part):
             seen.not_checked.append(("", CAST))
         _note_idle_axes(seen, model, mesh, part)
+        _add_masters(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return Path(path)
 
@@ -137,6 +138,14 @@ def _note_idle_axes(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: Pip
     plain = plain_mesh(mesh)
     axes = idle_axes(model, plain, local_tensors(unwrapped(model), plain), part.axes)
     seen.not_checked += notes_on(axes, plain)
+
+
+def _add_masters(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart) -> None:
+    """Record the master copies and moments in an engine's flat buffers."""
+    from shardviz.live.capture.masters import add_masters
+    from shardviz.live.capture.meshes import plain_mesh
+
+    add_masters(seen, model, plain_mesh(mesh), part)
 
 
 def _add_step(
@@ -205,6 +214,7 @@ def capture_by_reference(
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known, sift)
         _note_idle_axes(seen, model, mesh, part)
+        _add_masters(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)
     return path
 

@@ -83,7 +83,7 @@ def _filled(
     seen.add_mesh(mesh)
     yield seen
     command = command or tuple(sys.argv)
-    stamped, run_id = Stamped(part.stamps), seen.run_id
+    stamped, run_id = Stamped(tuple(seen.stamps.values())), seen.run_id
     record = run_record(plain_mesh(mesh), stamped, intended, command=command, run_id=run_id, reference=reference)
     sent = of_all_ranks(None if is_shared else _sendable(seen))
     raise_together(_unwritten(folder, record, seen, is_shared=is_shared, sent=[one for one in sent if one]))

@@ -198,7 +198,7 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
     for local in locals_:
         if local.name in known.entries and not local.values.is_meta:
             try:
-                places[local.name] = _place(local, known)
+                places[local.name] = place_of(local, known)
             except Exception as error:  # raised, it would leave the other ranks waiting for this one
                 why = error.message if isinstance(error, DumpError) else in_a_line(error)
                 seen.not_checked.append((local.name, f"where its elements are: {why}"))
@@ -225,7 +225,7 @@ def is_as_claimed(local: Local, entry: Entry) -> bool:
         return False
 
 
-def _place(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
+def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
     """Return a shard's ids, or the region that it claims where it is that; neither where all values are alike."""
     entry, bits = known.entries[local.name], bits_of_tensor(local.values)
     shape = (math.prod(local.shape),) if local.flat else local.shape

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import CallRecord, CollectiveRecord, MaskRecord, StageRecord, Stamp
+    from shardviz.dump.records import CallRecord, CollectiveRecord, FragmentRecord, MaskRecord, StageRecord, Stamp
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
@@ -73,6 +73,7 @@ class Capture:
         held_back: Parameters whose gradient FSDP keeps to itself after the step.
         masks: The masks that a step in training mode drew.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
+        fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
         run_id: What names the run in all of its files.
     """
 
@@ -92,6 +93,7 @@ class Capture:
     held_back: list[str] = field(default_factory=list)
     masks: list[MaskRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
+    fragments: list[FragmentRecord] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
@@ -208,6 +210,7 @@ class Capture:
             raised=tuple(self.raised),
             held_back=tuple(self.held_back),
             masks=tuple(self.masks),
+            fragments=tuple(self.fragments),
             not_stepped=tuple(self.not_stepped),
             run_id=self.run_id,
         )

@@ -27,11 +27,11 @@ def local_tensors(model: nn.Module, mesh: Mesh | None = None) -> Iterator[Local]
         model: Sharded or not.
         mesh: The run's mesh, whose axes give the libraries' groups their names.
     """
-    done = set()
+    done, names = set(), registry.names(model)
     for local in registry.of_model(model, mesh):
         done.add(local.name)
         yield local
     for role, name, tensor in named_tensors(model):
         cleaned = clean_name(name)
         if cleaned not in done and unit_of(name) is None:
-            yield of_tensor(cleaned, role, tensor, mesh)
+            yield of_tensor(names.get(cleaned, cleaned), role, tensor, mesh)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardviz.live.capture.agreement import in_a_line
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.claims.made import Made, outline, values_of
 from shardviz.live.compat import clean_name, load_hooks
@@ -26,12 +27,29 @@ if TYPE_CHECKING:
 def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     """Return a reference with what a model's own load hooks make of it; None where they make nothing new."""
     made: dict[str, Entry] = {}
+    why: dict[str, str] = {}
     for name, module in model.named_modules():
         prefix = f"{clean_name(name)}." if name else ""
         if any(True for _ in load_hooks(module)):
             own = {key: entry for key, entry in reference.entries.items() if key.startswith(prefix)}
-            made |= _made(module, prefix, own)
-    return replace(reference, entries={**reference.entries, **made}) if made else None
+            try:
+                made |= _made(module, prefix, own)
+            except Exception as error:  # a hook of somebody else's, that wants a checkpoint of another kind
+                why |= _refused(module, prefix, reference, error)
+    if not made and not why:
+        return None
+    entries = {**reference.entries, **made}
+    lacking = {one: text for one, text in why.items() if one not in entries}
+    return replace(reference, entries=entries, why={**reference.why, **lacking})
+
+
+def _refused(module: nn.Module, prefix: str, reference: Reference, error: Exception) -> dict[str, str]:
+    """Return why nothing is known of a module's tensors, by name."""
+    hooks = f"the load hooks of {type(module).__name__} do not take what it has: {in_a_line(error)}"
+    own = (*module.named_parameters(), *module.named_buffers())
+    return {
+        prefix + clean_name(name): f"{reference.path.name} has no tensor of this name, and {hooks}" for name, _ in own
+    }
 
 
 def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
@@ -45,11 +63,12 @@ def read_by(model: nn.Module, reference: Reference) -> dict[str, Entry]:
 
 
 def _made(module: nn.Module, prefix: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the tensors that a module's hooks add, none where they cannot do with what the reference has."""
-    try:
-        loaded = _hooked(module, prefix, {key: outline(entry) for key, entry in own.items()})
-    except Exception:  # a hook of somebody else's, that wants a checkpoint of another kind
-        return {}
+    """Return the tensors that a module's hooks add.
+
+    Raises:
+        Exception: What a hook raises that cannot do with what the reference has.
+    """
+    loaded = _hooked(module, prefix, {key: outline(entry) for key, entry in own.items()})
 
     def values(name: str) -> torch.Tensor:
         return _hooked(module, prefix, {key: values_of(entry) for key, entry in own.items()})[name]

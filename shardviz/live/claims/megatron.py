@@ -5,7 +5,6 @@ The mesh is what `parallel_state` says. Its axes are `pp`, `dp`, `cp` and `tp`; 
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -14,13 +13,19 @@ from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
+from shardviz.live.claims.megatron_groups import group, is_up, ranks_of
+from shardviz.live.claims.megatron_saved import cuts_of
+from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import nn
 
     from shardviz.dump.records import Role
     from shardviz.live.capture.meshes import Claim
+    from shardviz.live.claims.megatron_saved import Cut
 
 AXES = {
     "pp": "get_pipeline_model_parallel_group",
@@ -33,18 +38,50 @@ AXES = {
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
     """Return a weight of a Megatron layer; None for any other tensor, copies of Megatron among them."""
-    if not _is_up():
-        return None
-    if getattr(tensor, "allreduce", True) is False and _size("get_expert_model_parallel_group") > 1:
-        why = "its elements: it is an expert's weight in megatron-core, and expert-parallel ranks have other experts"
-        return not_understood(name, role, tensor, why)
-    if not getattr(tensor, "tensor_model_parallel", False):
-        return None
-    ranks = _ranks("get_tensor_model_parallel_group")
-    if len(ranks) == 1:
+    if not is_up() or not getattr(tensor, "tensor_model_parallel", False):
         return None
     marked: Any = tensor
-    dim, stride = int(marked.partition_dim), int(marked.partition_stride)
+    return _split(name, role, tensor, int(marked.partition_dim), int(marked.partition_stride), mesh)
+
+
+def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
+    """Yield the weights that are saved in another way than their attributes say: by offsets of a module's own."""
+    ranks = ranks_of("get_tensor_model_parallel_group") if is_up() else ()
+    cuts = cuts_of(model) if len(ranks) > 1 else {}
+    for role, called, tensor in named_tensors(model) if cuts else ():
+        name = clean_name(called)
+        if name in cuts and getattr(tensor, "allreduce", True) is not False:
+            local = _as_saved(name, role, tensor, cuts[name], mesh)
+            if local is not None:
+                yield local
+
+
+def _as_saved(name: str, role: Role, tensor: torch.Tensor, cut: Cut | None, mesh: Mesh | None) -> Local | None:
+    """Return a weight that is saved in another way than its attributes say; None for any other."""
+    if cut is None:
+        return not_understood(name, role, tensor, "its layout: its module saves it in parts of several sizes")
+    if cut.dim < 0 or (cut.dim, cut.stride) == _marked(tensor):
+        return None
+    ranks = ranks_of("get_tensor_model_parallel_group")
+    me = ranks.index(distributed.get_rank())
+    if (cut.index, cut.count) != (me, len(ranks)):
+        why = f"its layout: it is saved as part {cut.index} of {cut.count} on tensor-parallel rank {me} of {len(ranks)}"
+        return not_understood(name, role, tensor, why)
+    return _split(name, role, tensor, cut.dim, cut.stride, mesh)
+
+
+def _marked(tensor: Any) -> tuple[int, int] | None:
+    """Return the dim that a weight's attributes say is split, and its stride."""
+    if not getattr(tensor, "tensor_model_parallel", False):
+        return None
+    return int(tensor.partition_dim), int(tensor.partition_stride)
+
+
+def _split(name: str, role: Role, tensor: torch.Tensor, dim: int, stride: int, mesh: Mesh | None) -> Local | None:
+    """Return a weight that is split over the tensor-parallel ranks; None where there is one only."""
+    ranks = ranks_of("get_tensor_model_parallel_group")
+    if len(ranks) == 1:
+        return None
     shape = list(tensor.shape)
     shape[dim] *= len(ranks)
     local = plain(name, role, tensor)
@@ -53,14 +90,15 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
 
 def marks(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a split weight of a Megatron layer."""
-    return bool(getattr(tensor, "tensor_model_parallel", False)) and _is_up()
+    return bool(getattr(tensor, "tensor_model_parallel", False)) and is_up()
 
 
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return Megatron's groups of more than one rank by axis, if the model has a layer of Megatron's."""
-    is_used = _is_up() and any(hasattr(tensor, "partition_dim") for _, _, tensor in named_tensors(model))
-    groups = {axis: _group(get) for axis, get in AXES.items()} if is_used else {}
-    return {axis: group for axis, group in groups.items() if group.size() > 1}
+    is_marked = any(hasattr(tensor, "partition_dim") for _, _, tensor in named_tensors(model))
+    is_used = is_up() and (is_marked or any(hasattr(one, "sharded_state_dict") for one in model.modules()))
+    groups = {axis: group(get) for axis, get in AXES.items()} if is_used else {}
+    return {axis: one for axis, one in groups.items() if one.size() > 1}
 
 
 def _claim(ranks: tuple[int, ...], dim: int, stride: int, mesh: Mesh | None) -> Claim:
@@ -70,24 +108,3 @@ def _claim(ranks: tuple[int, ...], dim: int, stride: int, mesh: Mesh | None) -> 
         if ranks in mesh.groups(axis):
             return mesh, tuple(split if axis == name else Replicate() for name in mesh.axes)
     return Mesh(("tp",), (len(ranks),), ranks), (split,)
-
-
-def _state() -> Any:
-    return sys.modules.get("megatron.core.parallel_state")
-
-
-def _is_up() -> bool:
-    state = _state()
-    return state is not None and bool(state.model_parallel_is_initialized())
-
-
-def _group(get: str) -> Any:
-    return getattr(_state(), get)()
-
-
-def _ranks(get: str) -> tuple[int, ...]:
-    return tuple(distributed.get_process_group_ranks(_group(get)))
-
-
-def _size(get: str) -> int:
-    return len(_ranks(get))

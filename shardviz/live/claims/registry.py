@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardviz.live.claims import dtensor, fsdp1, hooks, megatron, spmd, subclasses, transformers, wrappers, zero3
+from shardviz.live.claims import (
+    dtensor,
+    fsdp1,
+    hooks,
+    megatron,
+    megatron_experts,
+    spmd,
+    subclasses,
+    transformers,
+    wrappers,
+    zero3,
+    zero12,
+)
 from shardviz.live.claims.local import Local, plain
 
 if TYPE_CHECKING:
@@ -17,15 +29,33 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
+    from shardviz.live.claims.fragment import Fragment
     from shardviz.reference.files import Reference
 
-SOURCES: tuple[ModuleType, ...] = (wrappers, fsdp1, dtensor, subclasses, zero3, megatron, spmd, transformers, hooks)
+SOURCES: tuple[ModuleType, ...] = (
+    wrappers,
+    fsdp1,
+    dtensor,
+    subclasses,
+    zero3,
+    zero12,
+    megatron_experts,
+    megatron,
+    spmd,
+    transformers,
+    hooks,
+)
 
 
 def of_model(model: nn.Module, mesh: Mesh | None) -> Iterator[Local]:
     """Yield the tensors that only a whole model shows."""
     for find in _having("of_model"):
         yield from find(model, mesh)
+
+
+def names(model: nn.Module) -> dict[str, str]:
+    """Return the names of tensors that ranks number for themselves, as a model without parallelism has them."""
+    return {own: name for find in _having("names") for own, name in find(model).items()}
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None = None) -> Local:
@@ -65,6 +95,16 @@ def mesh_of(model: nn.Module) -> DeviceMesh | None:
 def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the process groups along the axes of a mesh that is not an object, from the first source that has any."""
     return next(filter(None, (find(model) for find in _having("groups_of"))), {})
+
+
+def fragments(engine: nn.Module) -> list[Fragment]:
+    """Return this rank's fragments of master copies and moments, from the first source that has any.
+
+    Args:
+        engine: The model as the job calls it: an engine has the optimizer.
+    """
+    model = unwrapped(engine)
+    return next(filter(None, (list(find(engine, model)) for find in _having("fragments"))), [])
 
 
 def checkpoint(model: nn.Module, reference: Reference) -> Reference:

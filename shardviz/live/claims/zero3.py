@@ -12,10 +12,15 @@ from torch import distributed
 
 from shardviz.dump.records import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
+from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.flat import FlatParam
+from shardviz.live.claims.fragment import Fragment
 from shardviz.live.claims.local import Local, not_understood
+from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import nn
 
@@ -45,6 +50,49 @@ def groups_of(model: nn.Module) -> dict[str, Any]:
     """Return the group that most parameters are split over: experts have smaller ones."""
     groups = [param.ds_process_group for param in model.parameters() if hasattr(param, "ds_process_group")]
     return {"dp": max(groups, key=lambda group: group.size())} if groups else {}
+
+
+def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
+    """Yield this rank's part of the master copy and the moments of every parameter that DeepSpeed has partitioned."""
+    seen = set()
+    for _, name, tensor in named_tensors(model):
+        optimizer = getattr(tensor, "_z3_optimizer", None)
+        if optimizer is not None and marks(tensor) and tensor.requires_grad and id(tensor) not in seen:
+            seen.add(id(tensor))
+            group, at, size = optimizer.grad_position[optimizer.get_param_id(tensor)]
+            on_disk = optimizer.fp32_partitioned_groups_flat[group].numel() < at + size
+            if not on_disk and not _reason(tensor, tensor.ds_tensor):  # type: ignore[attr-defined]
+                yield _fragment(clean_name(name), tensor, optimizer)
+
+
+def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
+    """Describe a master copy: as the weight, it is split evenly over the group, and padded at the end."""
+    ranks = tuple(distributed.get_process_group_ranks(param.ds_process_group))
+    group, at, part = optimizer.grad_position[optimizer.get_param_id(param)]
+    start = ranks.index(distributed.get_rank()) * part
+    size = max(0, min(part, param.ds_numel - start))
+    flat = optimizer.fp32_partitioned_groups_flat[group]
+    weight = param.ds_tensor.detach()[:size]
+    states = {
+        kind: one.detach().flatten()[at : at + size]
+        for kind, one in optimizer.optimizer.state.get(flat, {}).items()
+        if hasattr(one, "numel") and one.numel() == flat.numel() > 1
+    }
+    values = flat.detach()[at : at + size]
+    shape = tuple(int(one) for one in param.ds_shape)
+    return Fragment(
+        name,
+        shape,
+        ranks,
+        min(start, param.ds_numel),
+        values,
+        weight,
+        is_whole=len(ranks) == 1,
+        offset=0,
+        part=part,
+        states=states,
+        group=param.ds_process_group,
+    )
 
 
 def _reason(tensor: torch.Tensor, held: Any) -> str:

@@ -32,6 +32,20 @@ class Fused(nn.Module):
         state[f"{prefix}wqkv.weight"] = torch.cat(pieces, 1).reshape(48, 16)
 
 
+@spmd(mesh={"tp": 2})
+def test_a_hook_that_does_not_take_the_checkpoint_is_said(mesh, shard_dump):
+    model, path = nn.ModuleDict({"attention": Fused(), "head": nn.Linear(16, 8)}), shard_dump.with_name("a.safetensors")
+    state = {f"head.{name}": one.contiguous() for name, one in model["head"].state_dict().items()}
+    if distributed.get_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(state | {"attention.wq.weight": torch.zeros(16, 16)}, path)
+    distributed.barrier()
+    shardviz.capture(model, shard_dump, mesh=mesh, reference=path)
+    why = {one.tensor: one.why for one in check_dump(shard_dump).not_checked}
+    assert set(why) == {"attention.wqkv.weight"}
+    assert "the load hooks of Fused do not take what it has: KeyError" in why["attention.wqkv.weight"]
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 @spmd(mesh={"tp": 2})
 def test_a_fused_weight_is_put_together_as_its_own_hook_does(mesh, shard_dump, wrong):

@@ -36,7 +36,8 @@ def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
         dump: The dump.
         known: Names of which it is known already why they were not checked.
     """
-    stamped = {name for tensor in dump.at("stamped") for name in tensor.names}
+    weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
+    stamped = {name for tensor in weights for name in tensor.names}
     for tensor in dump.at("initial"):
         if tensor.role in WEIGHTS and math.prod(tensor.shape) > 1 and not (stamped and _is_whole(tensor)):
             why = COMPLEX if tensor.dtype.startswith("complex") else WHY

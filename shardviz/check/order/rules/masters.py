@@ -1,0 +1,181 @@
+"""Master copies of weights, in an optimizer's flat buffers: what ranks say that they have, and why one is another.
+
+The ids of a master copy are the places of its values in the weight that the job holds: every disagreement is one
+between the two. Where the weight itself is wrong, that is the finding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeGuard
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.dump.records import WEIGHTS
+from shardviz.text import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.finding import NotChecked
+    from shardviz.check.order.case import Case
+    from shardviz.dump.dump import Dump
+    from shardviz.layout.mesh import Coord
+
+MAX_LISTED = 4
+STALE = (
+    "The weight was written after its master copy was made, as by load_state_dict, or the master copy was loaded "
+    "without the weight: the optimizer's next step writes the master copy over the weight"
+)
+REFRESH = (
+    "load before deepspeed.initialize or by engine.load_checkpoint on every rank; or make the master copies again: "
+    "engine.optimizer.refresh_fp32_params()"
+)
+ELSEWHERE = (
+    "Ranks loaded each other's optimizer files, or the fragment's address (_hp_mapping) is not where its elements are "
+    "in the flat buffer, as with round_robin_gradients in DeepSpeed 0.19.8"
+)
+OWN_FILE = (
+    "load each rank's own zero_pp_rank_* file, with the number of ranks that saved it; while addresses are wrong, "
+    "leave out round_robin_gradients, or read no master by name (safe_get_full_fp32_param)"
+)
+ADDRESS = "The offsets of fragments were computed by a rule that depends on the rank, or were changed on it"
+
+
+def is_master(dump: Dump, name: str) -> bool:
+    """Whether a tensor with ids is a master copy: no weight."""
+    stamp = dump.stamps.get(name)
+    return stamp is not None and stamp.role not in WEIGHTS
+
+
+def check_master(case: Case) -> Iterator[Finding]:
+    """Yield how a master copy is not its weight: elements of another place, of another weight, or of none."""
+    wrong = {coord: ids for coord in case.shards if (ids := _differing(case, coord)) is not None}
+    if not wrong:
+        return
+    texts = {case.rank(coord): _held(case, coord, ids) for coord, ids in wrong.items()}
+    found = {rank: text for rank, text in texts.items() if text}
+    ranks = tuple(sorted(texts))
+    of = f"{len(ranks)} of {len(case.shards)} ranks"
+    if found:
+        sentence = "; ".join(f"rank {rank} has {text}" for rank, text in sorted(found.items())[:MAX_LISTED])
+        yield Finding(
+            "misordered",
+            "error",
+            case.name,
+            ranks,
+            f"{of} have other elements in the master copy than they say: {sentence}",
+            claimed=case.claimed_text,
+            cause=ELSEWHERE,
+            fix=OWN_FILE,
+        )
+        return
+    lost = sum(int(np.count_nonzero(ids != _wanted(case, coord))) for coord, ids in wrong.items())
+    yield Finding(
+        "foreign",
+        "error",
+        case.name,
+        ranks,
+        f"the master copy on {of} is not the weight's: cast to its element type, "
+        f"{lost:,} of {counted(case.numel, 'element')} differ from it",
+        claimed=case.claimed_text,
+        cause=STALE,
+        fix=REFRESH,
+    )
+
+
+def _differing(case: Case, coord: Coord) -> NDArray[np.int64] | None:
+    """Return what a coordinate holds where that is not what it claims."""
+    ids = case.local_ids(coord).ravel()
+    return None if np.array_equal(ids, _wanted(case, coord)) else ids
+
+
+def _wanted(case: Case, coord: Coord) -> NDArray[np.int64]:
+    """Return the ids that a coordinate claims; where it claims nothing, or another number, as many from 1."""
+    size = case.local_ids(coord).size
+    claimed = case.claimed_ids(coord).ravel() if case.claimed is not None else np.arange(1, size + 1)
+    return claimed if claimed.size == size else np.resize(claimed, size)
+
+
+def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
+    """Say what most of a shard's wrong elements are, where they are the weight's or another weight's in a row."""
+    wanted = _wanted(case, coord)
+    moved = (ids != wanted) & (ids > 0)
+    others = ids < -1
+    if 2 * moved.sum() >= (ids != wanted).sum() and moved.any():
+        at = int(np.argmax(moved))
+        return f"element {ids[at] - 1} of it where it says that it has element {wanted[at] - 1}"
+    if 2 * others.sum() >= (ids != wanted).sum() and others.any():
+        at = int(np.argmax(others))
+        name, element = case.owner(-1 - int(ids[at]))
+        return f"element {element} of {name} where it says that it has element {wanted[at] - 1} of this one"
+    return ""
+
+
+def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
+    """Return what was found, without master copies whose weights are wrong themselves.
+
+    On ranks where some are found elsewhere, those that are not found are taken to be elsewhere too: they are in the same
+    buffers, and cut where the buffers end.
+    """
+    found = [one for one in results if isinstance(one, Finding)]
+    wrong = {one.tensor for one in found}
+    moved = {rank for one in found if one.cause == ELSEWHERE for rank in one.ranks}
+    return [
+        replace(one, cause=ELSEWHERE, fix=OWN_FILE) if _is_stale(one) and moved & set(one.ranks) else one
+        for one in results
+        if not (is_master(dump, one.tensor) and one.tensor.rpartition(".")[0] in wrong)
+    ]
+
+
+def _is_stale(one: Finding | NotChecked) -> TypeGuard[Finding]:
+    return isinstance(one, Finding) and one.cause == STALE
+
+
+def check_fragments(dump: Dump) -> Iterator[Finding]:
+    """Yield tensors that ranks do not divide among themselves, by what each says that it has."""
+    said: dict[str, dict[int, tuple[int, int]]] = {}
+    for rank, record in dump.files.ranks.items():
+        for one in record.fragments:
+            said.setdefault(one.name, {})[rank] = one.start, one.size
+    for name, spans in said.items():
+        if name in dump.stamps:
+            yield _undivided(dump, name, spans)
+
+
+def _undivided(dump: Dump, name: str, spans: dict[int, tuple[int, int]]) -> Finding:
+    numel = dump.stamps[name].last - dump.stamps[name].first + 1
+    parts = [f"{_span(start, size)} on rank {rank}" for rank, (start, size) in sorted(spans.items()) if size]
+    wrong = _wrong(spans, numel)
+    return Finding(
+        "wrong-placement",
+        "error",
+        name,
+        tuple(sorted(spans)),
+        f"ranks say that they have {listed(parts, MAX_LISTED)} of its {counted(numel, 'element')}: {wrong}",
+        cause=ADDRESS,
+        fix="use the addresses that deepspeed.initialize made (param._hp_mapping.lp_fragment_address), on every rank",
+    )
+
+
+def _span(start: int, size: int) -> str:
+    return f"element {start}" if size == 1 else f"elements {start} to {start + size - 1}"
+
+
+def _wrong(spans: dict[int, tuple[int, int]], numel: int) -> str:
+    """Say what of a tensor no rank has, or several have, or is not in it."""
+    end, faults = 0, []
+    for start, size in sorted(span for span in spans.values() if span[1]):
+        if start > end:
+            faults.append(f"{_span(end, start - end)} on none")
+        elif start < end:
+            faults.append(f"{_span(start, end - start)} on several")
+        end = max(end, start + size)
+    if end > numel:
+        faults.append(f"{_span(numel, end - numel)} not in it")
+    elif end < numel:
+        faults.append(f"{_span(end, numel - end)} on none")
+    return listed(faults, MAX_LISTED) or "their buffers have room for other parts of it"

@@ -1,0 +1,232 @@
+"""Checkpoints of DeepSpeed's ZeRO: files that `torch.save` wrote, read without running them.
+
+`mp_rank_*_model_states.pt` has the weights (under stage 3 their shapes), `zero_pp_rank_*_optim_states.pt` each
+data-parallel rank's part of the flat buffers of masters and moments. `param_shapes` says in which order parameters are
+in the buffers. Tried on DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardviz.checkpoint.archive import Archive, open_archive
+from shardviz.checkpoint.headers import is_plain
+from shardviz.checkpoint.pickled import Made
+from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
+from shardviz.checkpoint.zero_buffers import Layout, RankFile, chunks_of, laid_out
+from shardviz.errors import DumpError
+from shardviz.layout.dtypes import itemsize
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+LATEST = "latest"
+UNIVERSAL = "zero"
+_MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_model_states\.pt")
+_OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
+_OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
+_SAVE = "save it again with engine.save_checkpoint on every rank"
+
+
+@dataclass
+class _Found:
+    """What is found in the files of one model-parallel rank.
+
+    Attributes:
+        tensors: The tensors by name.
+        problems: What is wrong.
+    """
+
+    tensors: dict[str, Saved] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def is_deepspeed(names: Iterable[str]) -> bool:
+    """Whether a folder with these files is one of DeepSpeed's checkpoints, or of a step in one."""
+    return any(name == LATEST or _MODEL.fullmatch(name) or _OPTIM.fullmatch(name) for name in names)
+
+
+def read_deepspeed(path: Path) -> Checkpoint:
+    """Read which tensors the files of a checkpoint have, and where; none of their elements.
+
+    Args:
+        path: A folder with the files, or one with a `latest` that names it.
+
+    Raises:
+        DumpError: There is no step in it, a file is damaged, or a file has what cannot be read safely.
+    """
+    folder = _step(path)
+    names = sorted(one.name for one in folder.iterdir())
+    models = {_numbers(match): name for name in names if (match := _MODEL.fullmatch(name))}
+    optims = {_numbers(match): name for name in names if (match := _OPTIM.fullmatch(name))}
+    if not models:
+        raise DumpError(f"{folder} has no mp_rank_*_model_states.pt", "copy the checkpoint again, all of its files")
+    parts = sorted({mp for _, mp in models})
+    tensors: dict[str, Saved] = {}
+    problems: list[Problem] = []
+    for mp in parts:
+        of_part = {dp: name for (dp, at), name in models.items() if at == mp}
+        found = _part(folder, of_part, {dp: name for (dp, at), name in optims.items() if at == mp})
+        before = f"mp_rank_{mp:02d}." if len(parts) > 1 else ""
+        tensors |= {before + name: _named(one, before + name) for name, one in found.tensors.items()}
+        problems += found.problems
+    if others := [name for name in names if _OTHER.fullmatch(name)]:
+        some = listed(map(printable, others), 3)
+        problems.append(Problem("", "", f"{counted(len(others), 'file')} of pipeline layers or experts: {some}"))
+    return Checkpoint(folder, "DeepSpeed ZeRO", tensors, problems=tuple(problems))
+
+
+def _step(path: Path) -> Path:
+    """Return the folder of the step that `latest` names; the folder itself where it has no such file."""
+    latest = path / LATEST
+    if not latest.is_file():
+        return path
+    try:
+        with latest.open("rb") as file:
+            name = file.read(256).decode().strip()
+    except (OSError, ValueError) as error:
+        raise DumpError(f"{latest} is damaged: {printable(str(error))}", "give the folder of a step") from error
+    if not is_plain(name):
+        raise DumpError(f"{latest} names a folder outside its own: {printable(name)}", "do not trust it")
+    if not (path / name).is_dir():
+        raise DumpError(f"{latest} names {printable(name)}, which is not there", "copy it, or give a step's folder")
+    return path / name
+
+
+def _numbers(match: re.Match[str]) -> tuple[int, int]:
+    return int(match["dp"] or 0), int(match["mp"])
+
+
+def _named(saved: Saved, name: str) -> Saved:
+    return Saved(name, saved.shape, saved.dtype, saved.chunks, saved.folder)
+
+
+def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) -> _Found:
+    """Return what one model-parallel rank's files have."""
+    archives = {dp: open_archive(folder / name) for dp, name in models.items()}
+    first = archives[min(archives)]
+    state = _dict(first.found, first.path, "the file")
+    found = _Found()
+    ranks = {dp: RankFile.read(open_archive(folder / name), name) for dp, name in optims.items()}
+    shapes = [_shapes(one, first.path) for one in _list(state.get("param_shapes"), first.path, "param_shapes")]
+    if not ranks and (folder / UNIVERSAL).is_dir():
+        why = f"the masters and moments in {UNIVERSAL}/: a universal checkpoint's files are not read"
+        found.problems.append(Problem("", "", why))
+    layout = laid_out(ranks, shapes, _world(state, first.path), sorted(models) if len(models) > 1 else None)
+    found.problems += [] if found.problems else layout.problems
+    is_3 = any(one.stage == 3 for one in ranks.values()) or len(archives) > 1
+    for name, made in _dict(state.get("module"), first.path, "module", optional=True).items():
+        saved = _whole(first, made, name, folder)
+        if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
+            found.tensors[printable(name)] = saved
+    _add_masters(found, layout, folder, weights=is_3)
+    _add_frozen(found, archives, folder)
+    _add_shared(found, state)
+    return found
+
+
+def _is_partitioned(name: Any, shapes: list[dict[str, tuple[int, ...]]], state: dict[str, Any]) -> bool:
+    """Whether stage 3 has a weight elsewhere: in the module it is empty."""
+    frozen, shared = state.get("frozen_param_shapes"), state.get("shared_params")
+    elsewhere = [*shapes, frozen if type(frozen) is dict else {}, shared if type(shared) is dict else {}]
+    return any(name in one for one in elsewhere)
+
+
+def _world(state: dict[str, Any], path: Path) -> int:
+    size = state.get("dp_world_size")
+    if type(size) is not int or not 1 <= size <= 1 << 20:
+        raise DumpError(
+            f"{path}: dp_world_size is not a number of ranks: {printable(repr(size))[:80]}", "copy it again"
+        )
+    return size
+
+
+def _dict(value: Any, path: Path, what: str, *, optional: bool = False) -> dict[Any, Any]:
+    if value is None and optional:
+        return {}
+    if type(value) is not dict:
+        raise DumpError(f"{path}: {what} is not a dict, but {type(value).__name__}", "copy it again")
+    return value
+
+
+def _list(value: Any, path: Path, what: str) -> list[Any]:
+    if value is None:
+        return []
+    if type(value) is not list:
+        raise DumpError(f"{path}: {what} is not a list, but {type(value).__name__}", "copy it again")
+    return value
+
+
+def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a group's parameters, in the order of its buffer."""
+    shapes = _dict(value, path, "param_shapes")
+    for name, shape in shapes.items():
+        is_shape = (
+            type(shape) is tuple and len(shape) <= 32 and all(type(one) is int and 0 <= one < 1 << 40 for one in shape)
+        )
+        if type(name) is not str or not is_shape:
+            raise DumpError(f"{path}: param_shapes[{printable(repr(name))[:100]}] is not a shape", "copy it again")
+    return shapes
+
+
+def _whole(archive: Archive, made: Any, name: Any, folder: Path) -> Saved | None:
+    """Return a tensor that one file has all of; None for what is not one."""
+    stored = archive.tensor(made, str(name)) if type(name) is str else None
+    if stored is None:
+        return None
+    size = math.prod(stored.shape)
+    place = Place(archive.path.name, stored.start, size * itemsize(stored.dtype))
+    chunk = Chunk((0,) * len(stored.shape), stored.shape, place, stored.dtype)
+    in_rows = stored.strides == tuple(_rows(stored.shape)) or size < 2
+    return Saved(name, stored.shape, stored.dtype, (chunk,), folder) if in_rows else None
+
+
+def _rows(shape: tuple[int, ...]) -> list[int]:
+    steps, step = [], 1
+    for length in reversed(shape):
+        steps.append(step)
+        step *= length
+    return steps[::-1]
+
+
+def _add_masters(found: _Found, layout: Layout, folder: Path, *, weights: bool) -> None:
+    """Add masters and moments; under stage 3, whose module is empty, the masters are the weights."""
+    for (name, kind), (shape, dtype, chunks) in layout.tensors.items():
+        called = printable(name) if weights and kind == "fp32" else f"optimizer.state.{printable(name)}.{kind}"
+        found.tensors[called] = Saved(called, shape, dtype, tuple(chunks), folder)
+
+
+def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
+    """Add the frozen weights of stage 3, of which each rank's model file has a stretch."""
+    for dp, archive in sorted(archives.items()):
+        state = _dict(archive.found, archive.path, "the file")
+        shapes = _shapes(state.get("frozen_param_shapes") or {}, archive.path)
+        fragments = _dict(state.get("frozen_param_fragments"), archive.path, "frozen_param_fragments", optional=True)
+        for name, shape in shapes.items():
+            made = fragments.get(name)
+            stored = archive.tensor(made, name) if type(made) is Made else None
+            if stored is not None and len(stored.shape) == 1:
+                chunks = _stretch(shape, dp * stored.shape[0], stored, archive.path.name)
+                before = found.tensors.get(printable(name))
+                old = before.chunks if before is not None and before.shape == shape else ()
+                saved = Saved(printable(name), shape, stored.dtype, (*old, *chunks), folder)
+                found.tensors[saved.name] = saved
+
+
+def _stretch(shape: tuple[int, ...], start: int, stored: Any, file: str) -> list[Chunk]:
+    """Return the chunks of a tensor that a stretch of its elements in a file has."""
+    stop = min(start + stored.shape[0], math.prod(shape))
+    return chunks_of(shape, start, stop, Place(file, stored.start, 0), stored.dtype)
+
+
+def _add_shared(found: _Found, state: dict[str, Any]) -> None:
+    """Add the names of tensors that are stored under another one."""
+    shared = state.get("shared_params")
+    for name, of in shared.items() if type(shared) is dict else ():
+        if type(name) is str and type(of) is str and printable(of) in found.tensors:
+            found.tensors.setdefault(printable(name), _named(found.tensors[printable(of)], printable(name)))

@@ -1,0 +1,302 @@
+"""The flat buffers of DeepSpeed's ZeRO laid back into parameters: which bytes of which rank's file have what.
+
+Under stages 1 and 2 a group's parameters lie one behind the other, and ranks have parts of the whole; under stage 3
+each parameter is divided among the ranks, and each rank's parts lie one behind the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardviz.checkpoint.flat import boxes
+from shardviz.checkpoint.pickled import Made
+from shardviz.checkpoint.records import Chunk, Place, Problem
+from shardviz.errors import DumpError
+from shardviz.layout.dtypes import itemsize
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.checkpoint.archive import Archive, Stored
+
+MAX_NAMES = 3
+MASTER = "fp32"
+_COPY = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
+_ROUND_ROBIN = (
+    "It was saved with round_robin_gradients: DeepSpeed 0.19.8 links fragments in the model's order, and lays buffers "
+    "out in another. ds_to_universal.py goes by the links, and writes other parameters' elements"
+)
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """One data-parallel rank's optimizer file.
+
+    Attributes:
+        file: Its name.
+        stage: The stage of ZeRO; 0 where it does not say.
+        world: The number of ranks that it says there are; 0 where it does not.
+        buffers: Each group's buffers by what they are of: `fp32`, `exp_avg`.
+        paddings: The elements behind each parameter of each group.
+        links: Where it says that its fragment of a parameter is, in each group: start and number.
+    """
+
+    file: str
+    stage: int
+    world: int
+    buffers: list[dict[str, Stored]]
+    paddings: list[list[int]]
+    links: list[dict[str, tuple[int, int]]]
+
+    @classmethod
+    def read(cls, archive: Archive, file: str) -> RankFile:
+        """Take the buffers of a file out of what was read of it.
+
+        Raises:
+            DumpError: It has no optimizer state, or of another shape.
+        """
+        state = archive.found.get("optimizer_state_dict") if type(archive.found) is dict else None
+        if type(state) is not dict:
+            raise DumpError(f"{archive.path} has no optimizer_state_dict", "copy the checkpoint again")
+        masters = state.get("single_partition_of_fp32_groups")
+        masters = masters if type(masters) is list else state.get("fp32_flat_groups")
+        if type(masters) is not list:
+            raise DumpError(
+                f"{archive.path} has neither single_partition_of_fp32_groups nor fp32_flat_groups",
+                "give a checkpoint of ZeRO stage 1, 2 or 3",
+            )
+        inner = state.get("base_optimizer_state") or state.get("optimizer_state_dict")
+        states = inner.get("state") if type(inner) is dict else None
+        buffers = [
+            _buffers(archive, made, states.get(number) if type(states) is dict else None)
+            for number, made in enumerate(masters)
+        ]
+        links = [_links(one) for one in _listed(state.get("param_slice_mappings"))]
+        return cls(file, _stage(state), _count(state), buffers, [_ints(one) for one in _paddings(state)], links)
+
+
+@dataclass
+class Layout:
+    """The tensors in all ranks' buffers.
+
+    Attributes:
+        tensors: By parameter and kind: the shape, the element type and the chunks.
+        problems: What is wrong.
+    """
+
+    tensors: dict[tuple[str, str], tuple[tuple[int, ...], str, list[Chunk]]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def laid_out(
+    ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int, models: Sequence[int] | None
+) -> Layout:
+    """Lay the buffers of ranks back into parameters.
+
+    Args:
+        ranks: The optimizer files by rank.
+        groups: The shapes of the parameters of each group, in order.
+        world: The number of ranks that the model's file says there are.
+        models: The ranks whose model files are there, where each rank has one.
+    """
+    layout = Layout()
+    layout.problems += _missing(ranks, world, models)
+    if not ranks:
+        return layout
+    lacking = [one.file for one in ranks.values() if len(one.buffers) != len(groups) and one.stage != 3]
+    if lacking:
+        has = len(next(one for one in ranks.values() if one.file == lacking[0]).buffers)
+        text = f"{printable(lacking[0])} has {counted(has, 'buffer')}, param_shapes {counted(len(groups), 'group')}"
+        layout.problems.append(Problem("wrong-shape", "", text, "Files of different saves are in one folder", _COPY))
+        return layout
+    if any(one.stage == 3 for one in ranks.values()):
+        _lay_out_3(layout, ranks, groups, world)
+        return layout
+    for number, shapes in enumerate(groups):
+        _lay_out_2(layout, ranks, shapes, number, world)
+    return layout
+
+
+def _missing(ranks: Mapping[int, RankFile], world: int, models: Sequence[int] | None) -> Iterator[Problem]:
+    """Yield files of ranks that are not there, or are of another number of ranks."""
+    cause = "A rank did not save, or not all files were copied"
+    if not ranks:
+        yield Problem(
+            "incomplete", "", "no zero_pp_rank_*_optim_states.pt: masters and moments are missing", cause, _COPY
+        )
+        return
+    absent = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
+    if absent:
+        text = f"{len(absent)} of {world} ranks have no optimizer file: {listed(absent, 8)}"
+        yield Problem("incomplete", "", text, cause, _COPY)
+    if models is not None and (gone := [rank for rank in range(min(world, 1 << 16)) if rank not in models]):
+        text = f"{len(gone)} of {world} ranks have no model file: {listed(gone, 8)}"
+        yield Problem("incomplete", "", text, cause, _COPY)
+    others = {one.file: one.world for one in ranks.values() if one.world not in (0, world)}
+    extra = [one.file for rank, one in ranks.items() if rank >= world]
+    if others or extra:
+        file = next(iter(others), extra[0] if extra else "")
+        says = f"says that there are {others[file]} ranks" if others else f"is of a rank beyond the {world} there are"
+        text = f"{printable(file)} {says}, the model's file {world}"
+        why = "Files of saves with different numbers of ranks are in one folder"
+        yield Problem("incomplete", "", text, why, "keep the files of one save only")
+
+
+def _lay_out_2(layout: Layout, ranks: Mapping[int, RankFile], shapes: Shapes, number: int, world: int) -> None:
+    """Lay out a group of stages 1 and 2: its parameters one behind the other, the whole divided among ranks."""
+    lengths = {rank: {kind: one.shape[0] for kind, one in file.buffers[number].items()} for rank, file in ranks.items()}
+    part = max((length for kinds in lengths.values() for length in kinds.values()), default=0)
+    paddings = next((file.paddings[number] for file in ranks.values() if len(file.paddings) > number), [])
+    places = _places(shapes, paddings)
+    wanted = sum(math.prod(shape) for shape in shapes.values()) + sum(paddings)
+    has = sum(kinds.get(MASTER, 0) for kinds in lengths.values())
+    if len(ranks) >= world and not 0 <= has - wanted < 2 * world + part * (has > wanted):
+        text = f"group {number} has {has:,} elements in its ranks' buffers, and {wanted:,} in param_shapes"
+        layout.problems.append(Problem("wrong-shape", "", text, "Files of different saves are in one folder", _COPY))
+        return
+    for rank, file in ranks.items():
+        for kind, stored in file.buffers[number].items():
+            for name, (at, shape) in places.items():
+                start = max(rank * part, at)
+                stop = min(rank * part + stored.shape[0], at + math.prod(shape))
+                if start < stop:
+                    where = Place(file.file, stored.start + (start - rank * part) * itemsize(stored.dtype), 0)
+                    chunks = chunks_of(shape, start - at, stop - at, where, stored.dtype)
+                    layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
+        layout.problems += _unlike(file, number, rank * part, part, places)
+
+
+def _places(shapes: Shapes, paddings: Sequence[int]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return where in a group's buffer each parameter begins, with its shape."""
+    at, found = 0, {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        found[name] = at, shape
+        at += math.prod(shape) + (paddings[index] if index < len(paddings) else 0)
+    return found
+
+
+def _unlike(
+    file: RankFile, number: int, begin: int, part: int, places: Mapping[str, tuple[int, tuple[int, ...]]]
+) -> Iterator[Problem]:
+    """Yield the first fragment that a file's own links put elsewhere than the order of parameters does."""
+    links = file.links[number] if len(file.links) > number else {}
+    for name, (start, size) in links.items():
+        at, shape = places.get(name, (0, ()))
+        own = max(at, begin) - begin, min(at + math.prod(shape), begin + part) - max(at, begin)
+        if name in places and own != (start, size):
+            has = f"elements {own[0]} to {own[0] + own[1] - 1}" if own[1] > 0 else "no elements"
+            text = (
+                f"{printable(file.file)} links its fragment to elements {start} to {start + size - 1} of group {number}"
+            )
+            text += f", and param_shapes give it {has} there"
+            fix = "save without round_robin_gradients before it is converted; zero_to_fp32.py reads this one right"
+            yield Problem("misordered", name, text, _ROUND_ROBIN, fix)
+
+
+def _lay_out_3(layout: Layout, ranks: Mapping[int, RankFile], groups: Sequence[Shapes], world: int) -> None:
+    """Lay out stage 3: each parameter divided among ranks, and a rank's parts one behind the other."""
+    shapes = {name: shape for one in groups for name, shape in one.items()}
+    wanted = sum(-(-math.prod(shape) // world) for shape in shapes.values())
+    for rank, file in ranks.items():
+        for kind in dict.fromkeys(kind for one in file.buffers for kind in one):
+            spans = [one[kind] for one in file.buffers if kind in one]
+            has = sum(stored.shape[0] for stored in spans)
+            if has != wanted:
+                text = (
+                    f"{printable(file.file)} has {has:,} elements of {kind}, and its part of param_shapes is {wanted:,}"
+                )
+                why = "Files of different saves are in one folder"
+                layout.problems.append(Problem("wrong-shape", "", text, why, _COPY))
+                continue
+            _lay_out_rank(layout, (rank, world), file.file, kind, spans, shapes)
+
+
+def _lay_out_rank(
+    layout: Layout, at: tuple[int, int], file: str, kind: str, spans: Sequence[Stored], shapes: Shapes
+) -> None:
+    """Lay out one rank's buffers of a kind, which parameters may reach across."""
+    rank, world = at
+    ends = []
+    end = 0
+    for stored in spans:
+        end += stored.shape[0]
+        ends.append(end)
+    position, index = 0, 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        part = -(-size // world)
+        first, done = rank * part, 0
+        while done < part:
+            while ends[index] <= position:
+                index += 1
+            stored, begin = spans[index], ends[index] - spans[index].shape[0]
+            length = min(part - done, ends[index] - position)
+            start, stop = min(first + done, size), min(first + done + length, size)
+            where = Place(file, stored.start + (position - begin) * itemsize(stored.dtype), 0)
+            chunks = chunks_of(shape, start, stop, where, stored.dtype)
+            layout.tensors.setdefault((name, kind), (shape, stored.dtype, []))[2].extend(chunks)
+            position, done = position + length, done + length
+
+
+def chunks_of(shape: tuple[int, ...], start: int, stop: int, where: Place, dtype: str) -> list[Chunk]:
+    """Return the chunks that a stretch of a flattened tensor consists of.
+
+    Args:
+        shape: The tensor's shape.
+        start: The stretch's first element.
+        stop: The element behind it.
+        where: The file, and the byte at which the stretch begins.
+        dtype: The element type.
+    """
+    width = itemsize(dtype)
+    return [
+        Chunk(offsets, sizes, Place(where.file, where.start + before * width, math.prod(sizes) * width), dtype)
+        for offsets, sizes, before in boxes(shape, start, stop)
+    ]
+
+
+def _buffers(archive: Archive, master: Any, states: Any) -> dict[str, Stored]:
+    """Return the flat buffers of one group: its masters, and the states that are as long or longer."""
+    found = {}
+    for kind, made in {MASTER: master, **(states if type(states) is dict else {})}.items():
+        stored = archive.tensor(made, str(kind)) if type(kind) is str else None
+        if stored is not None and len(stored.shape) == 1 and stored.strides == (1,) and itemsize(stored.dtype):
+            found[printable(kind)] = stored
+    return found
+
+
+def _links(value: Any) -> dict[str, tuple[int, int]]:
+    found = {}
+    for name, made in value.items() if type(value) is dict else ():
+        start, size = (made.field("start"), made.field("numel")) if type(made) is Made else (None, None)
+        if type(name) is str and type(start) is int and type(size) is int:
+            found[name] = start, size
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if type(value) is list else []
+
+
+def _paddings(state: dict[str, Any]) -> list[Any]:
+    return _listed(state.get("param_alignment_paddings"))
+
+
+def _ints(value: Any) -> list[int]:
+    return [one if type(one) is int and 0 <= one < 1 << 20 else 0 for one in _listed(value)]
+
+
+def _stage(state: dict[str, Any]) -> int:
+    made = state.get("zero_stage")
+    stage = made.args[0] if type(made) is Made and type(made.args) is tuple and made.args else made
+    return stage if type(stage) is int else 0
+
+
+def _count(state: dict[str, Any]) -> int:
+    counts = state.get("partition_count")
+    most = max((one for one in counts if type(one) is int), default=0) if type(counts) is list else counts
+    return most if type(most) is int else 0

@@ -1,0 +1,265 @@
+"""Master copies and moments in an optimizer's flat buffers, written down as tensors of the dump.
+
+A master copy must be its weight, before any cast: its values are looked up in the weight that the job itself holds, and
+no other reference is needed. Which elements a rank says it has is its claim. Every rank calls what is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from shardviz.dump.records import FlatRecord, FragmentRecord, Stamp
+from shardviz.layout.region import Region
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.by_reference import ALIKE, Known, place_of
+from shardviz.live.capture.meshes import of_flat_param
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+from shardviz.live.claims import registry
+from shardviz.live.claims.flat import FlatParam
+from shardviz.live.claims.fragment import MASTER
+from shardviz.live.claims.local import Local
+from shardviz.reference.lookup import is_alike, locate, read_region
+from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, only_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.pipeline_parts import PipelinePart
+    from shardviz.live.claims.fragment import Fragment
+MAX_SAMPLES = 8
+"""Windows of a fragment that are looked for in another weight, before all of them are."""
+
+NARROW = 2
+"""Bytes of element types of which eight neighbours may be equal by chance."""
+
+MAX_TRACED = 8
+"""Fragments of a rank whose elements are looked for in all weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a rank says of its fragment of a parameter, for the others.
+
+    Attributes:
+        ranks: The ranks that the parameter is divided among.
+        shape: The parameter's shape.
+        start: The first element that it has.
+        size: How many it has.
+        offset: The parameter's first element in the buffers laid end to end; None where it has no fragment.
+        part: The elements of its buffer.
+        differs: Whether its fragment is not what the same elements of the weight are.
+        states: The kinds of states that it has.
+    """
+
+    ranks: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+    size: int
+    offset: int | None
+    part: int
+    differs: bool
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole weight that masters are looked up in.
+
+    Attributes:
+        dtype: Its element type.
+        shape: Its shape.
+        values: Its values, flattened.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: torch.Tensor
+
+    @property
+    def bits(self) -> NDArray[Any]:
+        """Its bits as unsigned integers."""
+        return bits_of_tensor(self.values).reshape(self.shape)
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the bits of a part, in the region's order."""
+        return read_region(self.bits, region)
+
+
+@dataclass
+class Tracer:
+    """Finds which other weight a fragment's elements are of; for a few fragments, as all weights are searched.
+
+    Attributes:
+        wholes: The weights by their master copies' names.
+        firsts: The first ids of the master copies.
+        left: How many more fragments are traced.
+    """
+
+    wholes: Mapping[str, Whole]
+    firsts: Mapping[str, int]
+    left: int = MAX_TRACED
+
+    def traced(self, name: str, bits: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ids completed by those of other weights."""
+        lost = np.flatnonzero(ids <= 0)
+        if len(lost) < MIN_WINDOW or not self.left:
+            return ids
+        self.left -= 1
+        width = MIN_WINDOW if bits.itemsize > NARROW else min(WINDOW, len(lost))
+        samples = [bits[at : at + width] for at in lost[np.linspace(0, len(lost) - width, MAX_SAMPLES, dtype=int)]]
+        for other, whole in self.wholes.items():
+            flat = whole.bits.reshape(-1)
+            if other != name and flat.dtype == bits.dtype and flat.size >= width and _has_any(flat, samples):
+                places = locate(bits, flat, singly=False)
+                ids = np.where((ids <= 0) & (places != UNPLACED), places + self.firsts[other] - 1, ids)
+        return ids
+
+
+def _has_any(flat: NDArray[Any], samples: list[NDArray[Any]]) -> bool:
+    return any(only_place(Lines(flat[None], len(one)), one) >= 0 for one in samples if len(one) >= MIN_WINDOW)
+
+
+def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart) -> None:
+    """Write down the master copies and moments that this rank's optimizer has; nothing where no rank has any.
+
+    Args:
+        seen: What this rank has to say.
+        engine: The model as the job calls it.
+        mesh: The run's mesh.
+        part: This rank's part of the model.
+    """
+    mine = {part.prefix + one.name: one for one in registry.fragments(engine)}
+    of_all = of_all_ranks({name: _said(one) for name, one in mine.items()})
+    names = list(dict.fromkeys(name for said in of_all for name in said))
+    if not names:
+        return
+    stamps = _stamps(seen, of_all, names)
+    seen.stamps = {**seen.stamps, **stamps}
+    known = Known(stamps, {})
+    wholes = {f"{name}.{MASTER}": _entry(one, one.weight) for name, one in mine.items() if one.is_whole}
+    tracer = Tracer(wholes, {name: stamp.first for name, stamp in stamps.items()})
+    for name in (name for name in names if name in mine):
+        one = mine[name]
+        peers = {rank: of_all[rank][name] for rank in one.ranks if name in of_all[rank]}
+        local = _add(seen, name, one, peers, mesh)
+        if any(peer.differs for peer in peers.values()):
+            entry = wholes.get(local.name) or _entry(one, _gathered(one))
+            _place(seen, local, one, replace(known, entries={local.name: entry}), tracer)
+        else:
+            _as_claimed(seen, local, one)
+
+
+def _said(one: Fragment) -> Said:
+    own = one.weight[one.start : one.start + one.size] if one.is_whole else one.weight
+    differs = not torch.equal(_bits(one.values.to(own.dtype)), _bits(own)) if own.shape == one.values.shape else True
+    return Said(one.ranks, one.shape, one.start, one.size, one.offset, one.part, differs, tuple(one.states))
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(torch.uint8) if values.numel() else values.view(-1).to(torch.uint8)
+
+
+def _stamps(seen: Capture, of_all: list[dict[str, Said]], names: Iterable[str]) -> dict[str, Stamp]:
+    """Return the ids of all master copies, behind those of the model's own tensors."""
+    first = max((stamp.last for stamp in seen.stamps.values()), default=0) + 1
+    found: dict[str, Stamp] = {}
+    for name in names:
+        shape = next(said[name].shape for said in of_all if name in said)
+        called = f"{name}.{MASTER}"
+        found[called] = Stamp(called, first, shape, "optim")
+        first += math.prod(shape)
+    return found
+
+
+def _add(seen: Capture, name: str, one: Fragment, peers: Mapping[int, Said], mesh: Mesh) -> Local:
+    """Write down the values of a master copy and its moments, each with its place in the buffers of all ranks."""
+    offset, part = _agreed(peers)
+    claim, flat = None, None
+    if part:
+        flat = FlatRecord(one.shape, offset), part * len(one.ranks)
+        me = one.ranks.index(distributed.get_rank())
+        rank = (distributed.get_rank(),)
+        param = FlatParam(name, "", one.shape, one.shape, offset, flat[1], one.values, part * me, one.ranks, rank, None)
+        claim = of_flat_param(param, mesh)
+    local = Local(f"{name}.{MASTER}", "optim", one.shape, one.values, claim, flat)
+    seen.add_values(local, "initial")
+    kinds = next((said.states for said in peers.values() if said.states), ())
+    for kind in kinds:
+        values = one.states.get(kind, one.values[:0])
+        seen.add_values(replace(local, name=f"{name}.{kind}", values=values), "initial")
+    if not _tile(peers, offset, part):
+        mine = peers[distributed.get_rank()]
+        seen.fragments.append(FragmentRecord(local.name, one.ranks, mine.start, mine.size))
+    return local
+
+
+def _agreed(peers: Mapping[int, Said]) -> tuple[int, int]:
+    """Return where in the buffers laid end to end most ranks have a parameter, and the size of one rank's buffer."""
+    places = Counter((one.offset, one.part) for one in peers.values() if one.offset is not None and one.part)
+    fits = [
+        (_num_fitting(peers, offset or 0, part), count, offset or 0, part) for (offset, part), count in places.items()
+    ]
+    _, _, offset, part = max(fits, default=(0, 0, 0, 0))
+    return max(offset, 0), part
+
+
+def _num_fitting(peers: Mapping[int, Said], offset: int, part: int) -> int:
+    return sum(_fits(one, rank, offset, part) for rank, one in peers.items())
+
+
+def _fits(one: Said, rank: int, offset: int, part: int) -> bool:
+    """Whether a rank says that it has what its buffer has room for."""
+    begin = one.ranks.index(rank) * part - offset
+    start, stop = max(begin, 0), min(begin + part, math.prod(one.shape))
+    return one.size == max(stop - start, 0) and (not one.size or one.start == start)
+
+
+def _tile(peers: Mapping[int, Said], offset: int, part: int) -> bool:
+    """Whether every rank says that it has its part of a parameter, no more and no less."""
+    return all(_fits(one, rank, offset, part) for rank, one in peers.items())
+
+
+def _entry(one: Fragment, weight: torch.Tensor) -> Whole:
+    return Whole(dtype_name(weight.dtype), one.shape, weight)
+
+
+def _gathered(one: Fragment) -> torch.Tensor:
+    """Return a flattened weight that ranks have parts of. Every rank of its group calls this."""
+    padded = torch.zeros(one.part, dtype=one.weight.dtype, device=one.weight.device)
+    padded[: one.weight.numel()] = one.weight
+    parts = [torch.empty_like(padded) for _ in one.ranks]
+    distributed.all_gather(parts, padded, group=one.group)
+    return torch.cat(parts)[: one.numel]
+
+
+def _place(seen: Capture, local: Local, one: Fragment, known: Known, tracer: Tracer) -> None:
+    """Write down which of the weight's elements a master copy has, or of which other weight."""
+    values = one.values.to(one.weight.dtype)
+    ids, claimed = place_of(replace(local, values=values), known)
+    if ids is not None:
+        seen.add_ids(local, tracer.traced(local.name, bits_of_tensor(values), ids))
+    elif claimed is not None:
+        seen.add_region(local, claimed)
+    else:
+        seen.not_checked.append((local.name, ALIKE))
+
+
+def _as_claimed(seen: Capture, local: Local, one: Fragment) -> None:
+    """Write down that a master copy is the same elements of the weight as the rank says that it has."""
+    of = one.weight if one.is_whole else one.values
+    if 1 < one.size < one.numel and is_alike(bits_of_tensor(of)):
+        seen.not_checked.append((local.name, ALIKE))
+    else:
+        seen.add_region(local, Region((((one.start, one.start + one.size),) if one.size else (),)))

@@ -1,0 +1,84 @@
+"""DeepSpeed's ZeRO-1 and 2, and its bfloat16 optimizer: whole weights, and fragments of their masters and moments.
+
+Each rank's optimizer steps a part of a flat buffer. `_hp_mapping` of a parameter says which of its elements the part
+has (`lp_fragment_address`) and where in the part they are (`hp_fragment_address`). Tried on DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.claims.fragment import Fragment
+from shardviz.live.compat import clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+    from torch import nn
+
+
+def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
+    """Yield this rank's fragment of every parameter that DeepSpeed has linked to a flat buffer.
+
+    Args:
+        engine: The engine, whose optimizer has the moments; or the model itself.
+        model: The unwrapped model.
+    """
+    states, seen = _states(engine), set()
+    for role, name, tensor in named_tensors(model):
+        if role == "param" and hasattr(tensor, "_hp_mapping") and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield _fragment(clean_name(name), tensor, states)
+
+
+def _fragment(name: str, param: Any, of_buffers: Mapping[int, Mapping[str, torch.Tensor]]) -> Fragment:
+    mapping, group = param._hp_mapping, param._dp_group
+    ranks = tuple(distributed.get_process_group_ranks(group))
+    shape, weight = tuple(param.shape), param.detach().flatten()
+    if mapping is None:
+        return Fragment(name, shape, ranks, 0, weight[:0].float(), weight, is_whole=True, group=group)
+    own, at = mapping.lp_fragment_address, mapping.hp_fragment_address
+    flat = mapping.hp_fragment._base
+    part = 0 if flat is None else flat.numel()
+    offset = ranks.index(distributed.get_rank()) * part + at.start - own.start if part else None
+    states = {
+        kind: state.detach().flatten()[at.start : at.start + at.numel]
+        for kind, state in of_buffers.get(id(flat), {}).items()
+        if state.numel() == part
+    }
+    values = mapping.hp_fragment.detach()
+    return Fragment(
+        name,
+        shape,
+        ranks,
+        own.start,
+        values,
+        weight,
+        is_whole=True,
+        offset=offset,
+        part=part,
+        states=states,
+        group=group,
+    )
+
+
+def _states(engine: nn.Module) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the states of each of an engine's flat buffers, by the buffer's identity.
+
+    DeepSpeed itself links a fragment's states when the first buffer is stepped, and the later ones' are never linked.
+    """
+    optimizer = getattr(getattr(engine, "optimizer", None), "optimizer", None)
+    groups = getattr(optimizer, "param_groups", ())
+    return {
+        id(flat): _tensors(getattr(optimizer, "state", {}).get(flat, {}))
+        for group in groups
+        for flat in group["params"]
+    }
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {kind: one for kind, one in state.items() if hasattr(one, "numel") and one.ndim}

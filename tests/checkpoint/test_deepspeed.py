@@ -1,0 +1,236 @@
+"""Folders of DeepSpeed's ZeRO: buffers laid back into parameters, what is wrong with them, and damaged ones."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import resource
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardviz.checkpoint.findings import check_checkpoint
+from shardviz.checkpoint.flat import boxes
+from shardviz.checkpoint.open import open_checkpoint
+from shardviz.errors import DumpError
+from tests.checkpoint.test_hostile import KIB, Run, damaged, refused
+from tests.checkpoint.zero_folders import KINDS, save_zero, wholes
+from tests.lanes import nightly
+
+CASES = 300
+NIGHTLY_CASES = 6000
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory):
+    root = tmp_path_factory.mktemp("zero")
+    return {stage: save_zero(root / str(stage), stage) for stage in (1, 3)}
+
+
+def copied(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy", dirs_exist_ok=True)
+
+
+def optim(folder, rank):
+    return folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+
+
+def changed(path, change):
+    """Change what a file holds, and write it again."""
+    saved = torch.load(path, weights_only=True)
+    change(saved)
+    torch.save(saved, path)
+
+
+def kinds(folder):
+    return {(one.kind, one.tensor) for one in check_checkpoint(open_checkpoint(folder)).findings}
+
+
+def first(folder):
+    return check_checkpoint(open_checkpoint(folder)).findings[0].sentence
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.data())
+def test_a_stretch_is_its_boxes(shape, data):
+    size = math.prod(shape)
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    whole, found = np.arange(size).reshape(shape), []
+    for offsets, sizes, before in boxes(tuple(shape), start, stop):
+        assert before == len(found)
+        found += whole[tuple(slice(at, at + one) for at, one in zip(offsets, sizes, strict=True))].ravel().tolist()
+    assert found == list(range(start, stop))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_masters_and_moments_are_laid_back_into_parameters(tmp_path, stage, world):
+    found = open_checkpoint(save_zero(tmp_path, stage, world))
+    for kind, tensors in wholes().items():
+        for name, whole in tensors.items():
+            called = name if stage == 3 and kind == "fp32" else f"optimizer.state.{name}.{kind}"
+            assert np.array_equal(found.tensors[called].bits, whole.numpy().view("u4")), called
+    assert found.tensors["frozen"].bits.view("f4").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found.tensors["buffer"].bits.view("f4").tolist() == [0, 1, 2, 3]
+    assert found.tensors["0.weight"].dtype == ("float32" if stage == 3 else "bfloat16")
+    assert check_checkpoint(found).findings == ()
+
+
+def test_a_tied_name_of_stage_3_is_the_tensor_it_is_tied_to(zero):
+    found = open_checkpoint(zero[3])
+    assert np.array_equal(found.read("tied"), found.read("0.weight"))
+
+
+def test_verbs_take_the_folder_and_that_of_a_step(zero):
+    for path in (zero[1], zero[1] / "global_step2"):
+        for verb in (["check", path], ["show", path], ["diff", zero[1], path]):
+            ran = subprocess.run([sys.executable, "-m", "shardviz", *verb], capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, ran.stderr
+    assert "all equal" in ran.stdout
+
+
+def test_contents_that_changed_are_named(zero, tmp_path):
+    folder = copied(zero[1], tmp_path)
+    changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"]["base_optimizer_state"]["state"].update(
+        {0: torch.load(optim(folder, 0))["optimizer_state_dict"]["base_optimizer_state"]["state"][0]}
+    ))  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-m", "shardviz", "diff", zero[1], folder], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "optimizer.state.2.weight.exp_avg" in ran.stdout
+
+
+# Findings
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_missing_rank_is_named(zero, tmp_path, stage):
+    folder = copied(zero[stage], tmp_path)
+    optim(folder, 1).unlink()
+    assert ("incomplete", "") in kinds(folder)
+    assert first(folder) == "1 of 2 ranks have no optimizer file: 1"
+
+
+def test_missing_optimizer_files_are_named(zero, tmp_path):
+    folder = copied(zero[1], tmp_path)
+    for rank in range(2):
+        optim(folder, rank).unlink()
+    assert kinds(folder) == {("incomplete", "")}
+    assert "masters and moments are missing" in first(folder)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_buffers_that_do_not_fit_the_shapes_are_named(zero, tmp_path, stage):
+    folder = copied(zero[stage], tmp_path)
+
+    def cut(saved):
+        inner = saved["optimizer_state_dict"]
+        buffers = inner["single_partition_of_fp32_groups" if stage == 1 else "fp32_flat_groups"]
+        buffers[0] = buffers[0][:-6].clone()
+
+    changed(optim(folder, 1), cut)
+    assert ("wrong-shape", "") in kinds(folder)
+    text = next(one.sentence for one in check_checkpoint(open_checkpoint(folder)).findings if one.kind == "wrong-shape")
+    assert ("59 elements" if stage == 1 else "33 elements") in text
+
+
+def test_files_of_another_number_of_ranks_are_named(zero, tmp_path):
+    folder = copied(zero[1], tmp_path)
+    changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"].update(partition_count=[4, 4]))
+    assert "says that there are 4 ranks, the model's file 2" in first(folder)
+
+
+def test_other_groups_than_the_model_has_are_named(zero, tmp_path):
+    folder = copied(zero[1], tmp_path)
+    changed(optim(folder, 1), lambda saved: saved["optimizer_state_dict"]["single_partition_of_fp32_groups"].pop())
+    assert "has 1 buffer, param_shapes 2 groups" in first(folder)
+
+
+def test_a_frozen_weight_that_a_rank_did_not_save_is_missing(zero, tmp_path):
+    folder = copied(zero[3], tmp_path)
+    path = folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
+    changed(path, lambda saved: saved["frozen_param_fragments"].clear())
+    assert kinds(folder) == {("missing", "frozen")}
+
+
+# Damaged and hostile
+
+
+@pytest.mark.parametrize(
+    ("latest", "words"),
+    [("../x", "names a folder outside its own"), ("/etc", "outside"), ("gone", "which is not there"), ("", "outside")],
+)
+def test_a_latest_that_leads_elsewhere_is_refused(zero, tmp_path, latest, words):
+    folder = copied(zero[1], tmp_path)
+    (folder / "latest").write_text(latest)
+    assert words in refused(folder)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_nothing_of_its_pickles_runs(zero, tmp_path, stage):
+    folder = copied(zero[stage], tmp_path)
+    marker = tmp_path / "executed"
+    torch.save({"optimizer_state_dict": Run(marker)}, optim(folder, 0))
+    assert "posix.system, which is not among the types of a checkpoint" in refused(folder)
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(Run(marker)))
+    assert marker.exists()  # it would have
+
+
+def test_a_file_that_cannot_be_read_is_one_line(zero, tmp_path):
+    folder = copied(zero[1], tmp_path)
+    optim(folder, 0).unlink()
+    optim(folder, 0).mkdir()
+    message = refused(folder)
+    assert message.startswith("cannot read ")
+    assert str(optim(folder, 0)) in message
+
+
+def test_old_files_and_parts_that_are_not_read_are_said(zero, tmp_path):
+    folder = copied(zero[1], tmp_path)
+    (folder / "global_step2" / "layer_00-model_00-model_states.pt").write_bytes(b"x")
+    notes = check_checkpoint(open_checkpoint(folder)).not_checked
+    assert any("pipeline layers or experts: layer_00-model_00" in one.why for one in notes)
+    optim(folder, 0).write_bytes(pickle.dumps({}))
+    with pytest.raises(DumpError, match=r"is not what torch\.save writes"):
+        open_checkpoint(folder)
+
+
+def fuzz(zero, tmp_path, count, seed):
+    files = sorted(path for folder in zero.values() for path in folder.rglob("*") if path.is_file())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rng, results = random.Random(seed), []
+    for _ in range(count):
+        chosen = rng.choice(files)
+        root = next(folder for folder in zero.values() if folder in chosen.parents)
+        folder = tmp_path / root.name
+        shutil.copytree(root, folder, dirs_exist_ok=True)
+        (folder / chosen.relative_to(root)).write_bytes(damaged(chosen.read_bytes(), rng))
+        results.append(refused(folder))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < KIB
+    return results
+
+
+def test_damaged_folders_are_refused_in_one_line_or_read(zero, tmp_path):
+    results = fuzz(zero, tmp_path, CASES, seed=0)
+    assert CASES / 10 < sum(map(bool, results)) < CASES
+    assert all(str(tmp_path) in message for message in results if message)
+
+
+@nightly
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_many_damaged_folders(zero, tmp_path, seed):
+    assert any(fuzz(zero, tmp_path, NIGHTLY_CASES // 4, seed))
+
+
+def test_moments_are_named_by_parameter(zero):
+    names = open_checkpoint(zero[1]).tensors
+    assert {f"optimizer.state.scale.{kind}" for kind in KINDS} <= set(names)
