@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the checkpoints and dumps there")
     args = parser.parse_args()
     os.environ["SHARDVIZ_FAMILIES"] = ",".join(args.names)
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])  # for the server that ranks are forked from
     prepare(also=["tests.frameworks.families.preloaded"])
     names = args.names or launch("tests.frameworks.families.trip:names", num_ranks=1)[0]
     with tempfile.TemporaryDirectory() as own:
