@@ -101,7 +101,10 @@ def _named(order: NDArray[np.int64], dim: int, cuts: tuple[Saved, ...]) -> str:
     digits = transposed_digits(order)
     size = len(order)
     if digits is not None and digits[0] == 1:
-        words += f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks]"
+        words += (
+            f", as when shards of [{size}/{digits[1]}/ranks] from {digits[2]} ranks are joined as [{size}/ranks], "
+            f"or those of [{size}/ranks] from {digits[1]} ranks as [{size}/{digits[2]}/ranks]"
+        )
     elif _moves_whole(order, stretches):
         words += f", whole shards of the {len(stretches)} that were saved"
     return words

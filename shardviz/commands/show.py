@@ -9,6 +9,7 @@ examples:
   shardviz show tp_fsdp-2x4.shardviz -o run.html
   shardviz show tp_fsdp-2x4.shardviz --memory
   shardviz show checkpoints/step-1000 "*.wq.weight"
+  shardviz show checkpoints/step-1000 layers.0.wq.weight -o files.svg
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ShardvizError: The dump or the tensor is not there, or the format cannot say what is asked for.
     """
+    from shardviz.checkpoint.open import is_checkpoint
+    from shardviz.commands.common.checkpoints import draw_checkpoint
     from shardviz.commands.common.dumps import refuse_pixels
 
     refuse_pixels(args.output)
@@ -59,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
         _show_table(args)
         return EXIT_CLEAN
     format_ = args.format or _format_of(args.output)
-    if format_ != "text":
-        _refuse_checkpoint(args.dump, f"{format_.upper()} picture")
-    if format_ == "svg":
+    if format_ != "text" and is_checkpoint(args.dump):
+        draw_checkpoint(args.dump, args.tensor, format_, args.output)
+    elif format_ == "svg":
         _show_svg(args.dump, args.tensor, args.output)
     elif format_ == "html":
         _show_html(args.dump, args.tensor, args.output)

@@ -6,6 +6,7 @@ dumps.
 examples:
   shardviz view tp_fsdp-2x4.shardviz
   shardviz view before.shardviz after.shardviz
+  shardviz view checkpoints/step-1000
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
     elif not args.print and _on_a_screen() and not is_checkpoint(args.dump):
         import_module("shardviz.tui.app").view(args.dump, other=args.other)
+    elif not args.print and _on_a_screen() and args.other is None:
+        import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump)
     else:
         _print(args.dump, args.other, args.color)
     return EXIT_CLEAN

@@ -73,7 +73,7 @@ def test_a_tensor_is_shown_with_its_bytes(saved, capsys):
     assert (code, "4 tensors end in 'exp_avg'" in err) == (2, True)
 
 
-@pytest.mark.parametrize("option", [["--memory"], ["--format", "svg"], ["-o", "x.html"]])
+@pytest.mark.parametrize("option", [["--memory"], ["--comms"], ["--schedule"]])
 def test_what_only_a_run_has_is_refused(saved, capsys, option):
     code, _, err = run(capsys, "show", saved / "dcp", *option)
     assert (code, "dcp is a checkpoint, which has no" in err) == (2, True)

@@ -49,6 +49,11 @@ class TensorEntry:
         role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
         return printable(self.tensor.name) + role
 
+    @property
+    def is_state(self) -> bool:
+        """Whether it is an optimizer's state."""
+        return self.tensor.role == "optim"
+
     @cached_property
     def layout(self) -> str:
         """The layout that its placements claim, in the notation."""

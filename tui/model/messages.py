@@ -9,6 +9,7 @@ from textual.message import Message
 
 if TYPE_CHECKING:
     from shardviz.check.diff import Difference
+    from shardviz.check.finding import Report
     from shardviz.dump.records import StageRecord
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
@@ -54,6 +55,13 @@ class ReadFailed(Message):
     """A dump could not be read."""
 
     why: ShardvizError
+
+
+@dataclass
+class CheckpointChecked(Message):
+    """A checkpoint was checked."""
+
+    report: Report
 
 
 @dataclass

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
 
     from ..model.document import TensorEntry
+    from ..model.stored import StoredEntry
+
+    Listed = TensorEntry | StoredEntry
 
 ModulePath = tuple[str, ...]
 
@@ -90,7 +93,7 @@ split over the mesh axis tp and each part again over fsdp. Identical layers are 
         self._open_all = True
         self._is_nested = False
 
-    def fill(self, entries: Sequence[TensorEntry], shown: Iterable[int]) -> None:
+    def fill(self, entries: Sequence[Listed], shown: Iterable[int]) -> None:
         """List some of the entries, given by their indices; modules stay open or closed as they were."""
         indices = list(shown)
         self._open_all = len(indices) <= MOST_OPEN
@@ -169,7 +172,7 @@ split over the mesh axis tp and each part again over fsdp. Identical layers are 
         self._list(row)
 
 
-def _rows(entries: Sequence[TensorEntry], indices: Iterable[int]) -> Iterator[TreeLine]:
+def _rows(entries: Sequence[Listed], indices: Iterable[int]) -> Iterator[TreeLine]:
     """Yield the lines of a tree, each module before its parts."""
     root = Branch()
     for index in indices:
@@ -180,7 +183,7 @@ def _rows(entries: Sequence[TensorEntry], indices: Iterable[int]) -> Iterator[Tr
     yield from _within(root, (), entries)
 
 
-def _within(module: Branch, path: ModulePath, entries: Sequence[TensorEntry]) -> Iterator[TreeLine]:
+def _within(module: Branch, path: ModulePath, entries: Sequence[Listed]) -> Iterator[TreeLine]:
     for key, part in module.parts.items():
         if isinstance(key, int):
             yield TreeLine((*path, _path(entries[key])[-1]), entries[key].verdict, key, entries[key].short_layout)
@@ -190,7 +193,7 @@ def _within(module: Branch, path: ModulePath, entries: Sequence[TensorEntry]) ->
             yield from inside
 
 
-def _path(entry: TensorEntry) -> ModulePath:
+def _path(entry: Listed) -> ModulePath:
     """Split a title into modules at its dots; numbers and folds of numbers stay with the module before them.
 
     An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
@@ -201,6 +204,6 @@ def _path(entry: TensorEntry) -> ModulePath:
             parts[-1] += f".{part}"
         else:
             parts.append(part)
-    if entry.tensor.role == "optim" and len(parts) > 1:
+    if entry.is_state and len(parts) > 1:
         parts[-2:] = [".".join(parts[-2:])]
     return tuple(parts) or ("(no name)",)

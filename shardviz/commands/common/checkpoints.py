@@ -71,6 +71,49 @@ def show_checkpoint(
     write_answer(lines, terminal_for(colour, output), output)
 
 
+def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | None) -> None:
+    """Write which file holds which part of a tensor as SVG, or the whole checkpoint as an HTML page.
+
+    Raises:
+        DumpError: It is not a checkpoint, or has too many chunks to draw.
+        ShardvizError: An SVG is not of one tensor, or a page is.
+    """
+    from shardviz.checkpoint.open import open_checkpoint
+    from shardviz.commands.common.dumps import write_markup
+    from shardviz.picture.model.stored import numbered, stored
+    from shardviz.picture.svg.stored import stored_svg
+
+    if style == "html":
+        write_markup(_page(path, pattern), output)
+        return
+    checkpoint = open_checkpoint(path)
+    found = _named(checkpoint, "*" if pattern is None else pattern)
+    if len(found) > 1:
+        some = listed((printable(one.name) for one in found), 4)
+        raise ShardvizError(
+            f"an SVG shows one tensor, and {counted(len(found), 'tensor')} of the checkpoint match",
+            f"name one of {some}; or use --format html for all",
+        )
+    write_markup(stored_svg(stored(found[0], numbered(checkpoint))), output)
+
+
+def _page(path: Path, pattern: str | None) -> str:
+    if pattern is not None:
+        raise ShardvizError(
+            f"an HTML page shows the whole checkpoint, not only {pattern}", "leave it out, or use --format svg"
+        )
+    from shardviz.checkpoint.findings import check_checkpoint
+    from shardviz.checkpoint.open import open_checkpoint
+    from shardviz.picture.html.stored import stored_html
+
+    checkpoint = open_checkpoint(path)
+    count = Count("checked {done} of {of} tensors")
+    with progress(lambda: str(count)):
+        report = check_checkpoint(checkpoint, count)
+    with progress(lambda: f"drawing {len(checkpoint.tensors):,} tensors"):
+        return stored_html(checkpoint, report)
+
+
 def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool:
     """Whether two paths are checkpoints; False for dumps, and for what is neither.
 

@@ -32,12 +32,14 @@ def checkpoint(model: nn.Module, reference: Reference) -> Reference | None:
     converters = [one for one in transforms if isinstance(one, loading.WeightConverter)]
     renamings = [one for one in transforms if not isinstance(one, loading.WeightConverter)]
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    names = dict.fromkeys(name for name, _ in model.named_parameters(remove_duplicate=False))
-    known: dict[str, Any] = {name: name for name in names}
+    own = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    known: dict[str, Any] = {name: name for name, _ in own}
     entries: dict[str, Entry] = {}
     parts: dict[str, list[tuple[str, str]]] = {}
     for key, entry in reference.entries.items():
         name, pattern = loading.rename_source_key(key, renamings, converters, model.base_model_prefix, known)
+        if name not in known and key in known:  # as the loader does: a pattern for other tensors fits this name too
+            name, pattern = loading.rename_source_key(key, [], [], model.base_model_prefix, known)
         if pattern is None:
             entries[name] = entry
         else:

@@ -91,7 +91,16 @@ def _edges(spans: Sequence[Span], room: int, least: int) -> tuple[int, ...]:
     return tuple(accumulate(sizes, initial=0))
 
 
-def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on_right: bool) -> str:
+def side(
+    panel: Panel,
+    grid: Grid,
+    scale: Scale,
+    mesh: Mesh | None,
+    *,
+    marked: bool = False,
+    on_right: bool = False,
+    noun: str = "rank",
+) -> str:
     """Draw one side with its top left corner at 0, 0; titles are above it and left or right of it.
 
     Args:
@@ -101,8 +110,9 @@ def side(panel: Panel, grid: Grid, scale: Scale, mesh: Mesh, *, marked: bool, on
         mesh: What names sets of ranks.
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
+        noun: What holds the boxes.
     """
-    boxes = "".join(_box(panel, box, scale, mesh) for box in _boxes(panel, grid, marked=marked))
+    boxes = "".join(_box(panel, box, scale, mesh, noun) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 
 
@@ -183,36 +193,39 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh | None, noun: str) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box.block, mesh, max(int((width - 8) / CHAR) - 2 * box.differs, 3)),
-        _tooltip(panel, box),
+        _label(box.block, mesh, max(int((width - 8) / CHAR) - 2 * box.differs, 3), noun),
+        _tooltip(panel, box, noun),
         colour=colour_of(box.block, mesh),
         ranks=ranks_of(box.block.ranks),
         differs=box.differs,
     )
 
 
-def colour_of(block: Block, mesh: Mesh) -> str:
+def colour_of(block: Block, mesh: Mesh | None) -> str:
     """Return the name of a block's colour: that of its lowest rank, `mixed` or `nobody`."""
     if block.is_mixed:
         return "mixed"
     return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
 
 
-def _label(block: Block, mesh: Mesh, room: int) -> str:
+def _label(block: Block, mesh: Mesh | None, room: int, noun: str) -> str:
+    if not block.ranks and noun != "rank":
+        return f"no {noun}"
     return f"~{ranks_label(block.ranks, mesh, room - 1)}" if block.is_mixed else ranks_label(block.ranks, mesh, room)
 
 
-def _tooltip(panel: Panel, box: Box) -> str:
+def _tooltip(panel: Panel, box: Box, noun: str) -> str:
     """Describe a box in words for the tooltip."""
     rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
     where = f"[{rows[0].start}:{rows[-1].stop}, {cols[0].start}:{cols[-1].stop}]"
     numbers = ranks_text(box.block.ranks)
-    ranks = f"rank{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else "nobody"
+    nobody = "nobody" if noun == "rank" else f"no {noun}"
+    ranks = f"{noun}{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else nobody
     return f"{where}: {ranks}{' (not as claimed)' if box.differs else ''}"
 
 

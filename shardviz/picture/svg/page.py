@@ -178,11 +178,11 @@ def _stacked(*parts: Drawn) -> Drawn:
 
 def _heading(subject: Subject) -> Drawn:
     """Write the tensor's name and its two layouts; long lines are broken."""
-    name = _paragraph(subject.name, "sv-name", NAME_CHAR)
-    parts = [(0, name), (0, _paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
+    name = paragraph(subject.name, "sv-name", NAME_CHAR)
+    parts = [(0, name), (0, paragraph(f"{_sizes(subject)} on mesh {subject.mesh}", "sv-soft"))]
     markup, width, top = "", 0, 0
     for title, text, style in _sides(subject):
-        parts.append((TEXT_AT, _paragraph(text, style, title=title)))
+        parts.append((TEXT_AT, paragraph(text, style, title=title)))
     for at, (left, part) in enumerate(parts):
         top += 6 if at == 2 else 0
         markup += element("g", part.markup, transform=f"translate({left} {top})")
@@ -190,7 +190,7 @@ def _heading(subject: Subject) -> Drawn:
     return Drawn(markup, width, top + 4)
 
 
-def _paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
+def paragraph(text: str, style: str, char: float = CHAR, title: str = "") -> Drawn:
     """Write text in lines that are not wider than a picture, its title to the left of the first."""
     shown = printable(text)
     lines = wrap(shown, int((MAX_WIDTH - TEXT_AT * bool(title)) / char), max_lines=MOST_LINES, placeholder="…")
@@ -281,7 +281,7 @@ def _beside(picture: Drawn, mesh: Drawn) -> Drawn:
 def _notes(drawing: Drawing, subject: Subject) -> Drawn:
     markup, width, top = "", 0, 0
     for text in notes(drawing, subject, Glyphs()):
-        part = _paragraph(text, "sv-soft")
+        part = paragraph(text, "sv-soft")
         markup += element("g", part.markup, transform=f"translate(0 {top})")
         width, top = max(width, part.width), top + part.height
     return Drawn(markup, width, top)

@@ -29,23 +29,26 @@ MOST_CHUNKS = 64
 def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
     """Return a line for each tensor, identical layers folded, and one that sums them up."""
     rows = [("tensor", "type", "chunks", "files", "bytes")]
-    named = [(one.name, _facts(one)) for one in _in_order(checkpoint)]
+    named = [(one.name, facts_of(one)) for one in in_order(checkpoint)]
     for names, (kind, chunks, files, size) in fold(named):
         many = len(names) if names.numbers else 1
         each = f"{many} x {bytes_text(size)}" if many > 1 else bytes_text(size)
         rows.append((printable(str(names)), kind, f"{chunks:,}", f"{files:,}", each))
-    return [*(table(rows, left=2) if named else []), line(""), line((_total(checkpoint), DIM))]
+    return [*(table(rows, left=2) if named else []), line(""), line((total(checkpoint), DIM))]
 
 
-def _in_order(checkpoint: Checkpoint) -> list[Saved]:
+def in_order(checkpoint: Checkpoint) -> list[Saved]:
+    """Return its tensors in the order of their names, numbers by value."""
     return sorted(checkpoint.tensors.values(), key=lambda one: natural_key(one.name))
 
 
-def _facts(one: Saved) -> tuple[str, int, int, int]:
+def facts_of(one: Saved) -> tuple[str, int, int, int]:
+    """Return a tensor's type and shape, how many chunks and files it is in, and its bytes."""
     return f"{one.dtype}[{', '.join(map(str, one.shape))}]", len(one.chunks), len(one.files), one.num_bytes
 
 
-def _total(checkpoint: Checkpoint) -> str:
+def total(checkpoint: Checkpoint) -> str:
+    """Sum a checkpoint up in one line."""
     size = bytes_text(sum(one.num_bytes for one in checkpoint.tensors.values()))
     sizes = checkpoint.file_sizes
     missing = sum(found is None for found in sizes.values())
@@ -57,7 +60,7 @@ def _total(checkpoint: Checkpoint) -> str:
 
 def tensor_lines(one: Saved, *, all_chunks: bool = False) -> list[Text]:
     """Return which bytes of which file hold which part of a tensor."""
-    kind, chunks, files, size = _facts(one)
+    kind, chunks, files, size = facts_of(one)
     head = f"  {kind}  {bytes_text(size)} in {counted(chunks, 'chunk')} of {counted(files, 'file')}"
     shown = one.chunks if all_chunks else one.chunks[:MOST_CHUNKS]
     rows = [("part", "file", "bytes"), *((str(chunk.region), *_place(chunk)) for chunk in shown)]

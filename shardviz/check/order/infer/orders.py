@@ -6,6 +6,7 @@ shard may be in one and the same order of their own.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,9 @@ MAX_LISTED = 8
 
 MAX_UNDONE = 16
 """The fix lists the index that undoes an order of no more places than this."""
+
+MAX_DIGITS = 5
+"""Dims of a view whose permutation is recognised."""
 
 FIRST_OF_TWO_DIGITS = 10
 """From ten on, names sorted as text are not in the order of their numbers."""
@@ -51,6 +55,9 @@ def name_order(order: Order, dim: int, shards: Sequence[tuple[int, int]] = ()) -
     block, blocks = blocks_of(order)
     name: Disorder = "blocks" if len(blocks) <= MAX_LISTED else "permuted-dim"
     words = f"dim {dim}'s blocks of {block} come in the order {_listed(blocks)}"
+    digits = permuted_digits(order) if name == "permuted-dim" else None
+    if digits is not None:
+        words += f": view({', '.join(map(str, digits[0]))}).permute({', '.join(map(str, digits[1]))})"
     return name, words, CATALOGUE[name].fix
 
 
@@ -161,6 +168,33 @@ def transposed_digits(order: Order) -> tuple[int, int, int, int] | None:
     outer = size // (rows * columns * inner)
     wanted = np.arange(size).reshape(outer, rows, columns, inner).swapaxes(1, 2).ravel()
     return (outer, rows, columns, inner) if np.array_equal(order, wanted) else None
+
+
+def permuted_digits(order: Order) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Recognise a dim viewed as several and these permuted, such as `view(2, 48, 2).permute(2, 1, 0)`.
+
+    The number of each place counts up in digits, the last one fastest, and each digit has a step of its own. The steps
+    are read off from the inside to the outside; sorted, they must be those of a view.
+
+    Returns:
+        The shape of the view and the order of its dims; None where the order is not so.
+    """
+    digits: list[tuple[int, int]] = []  # how many, and the step
+    left = order
+    while len(left) > 1 and len(digits) < MAX_DIGITS:
+        bends = np.flatnonzero(np.diff(left) != left[1] - left[0])
+        count = int(bends[0]) + 1 if len(bends) else len(left)
+        if len(left) % count or count == 1:
+            return None
+        digits.insert(0, (count, int(left[1] - left[0])))
+        left = left[::count]
+    by_step = sorted(range(len(digits)), key=lambda at: -digits[at][1])
+    shape = tuple(digits[at][0] for at in by_step)
+    axes = tuple(by_step.index(at) for at in range(len(digits)))
+    if math.prod(shape) != len(order):
+        return None
+    wanted = np.arange(len(order)).reshape(shape).transpose(axes).ravel()
+    return (shape, axes) if np.array_equal(order, wanted) else None
 
 
 def _name_digits(dim: int, order: Order, outer: int, rows: int, columns: int, inner: int) -> Named:

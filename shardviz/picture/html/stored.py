@@ -1,0 +1,164 @@
+"""A checkpoint as one HTML page: findings first, its files with their sizes, its tensors with a map of each.
+
+As a run's page: nothing is fetched, no script runs, and names are never read as markup.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+from shardviz.picture.html.parts import bar, bytes_cell, section, table
+from shardviz.picture.html.style import style_sheet
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.model.stored import numbered, stored
+from shardviz.picture.svg.page import PATTERN
+from shardviz.picture.svg.stored import stored_figure
+from shardviz.picture.text.checkpoint import facts_of, in_order, total
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import counted, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.check.finding import Finding, Report
+    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.text import Fold
+
+MOST_BYTES = 4_000_000
+"""Characters of all maps together."""
+
+MOST_FINDINGS = 200
+MOST_FILES = 1000
+MOST_LINES = 4000
+"""Lines of tensors, identical layers together."""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+TITLES = {"findings": "Findings", "files": "Files", "tensors": "Tensors"}
+
+
+def stored_html(checkpoint: Checkpoint, report: Report) -> str:
+    """Write the page of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        report: What the check of it found.
+    """
+    numbers = numbered(checkpoint)
+    head = element(
+        "head",
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        element("title", words(f"shardviz: {checkpoint.path.name}")),
+        f"<style>{style_sheet(range(len(numbers)))}{_colours()}</style>",
+    )
+    parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
+    links = (element("a", title, href=f"#{anchor}") for anchor, title in TITLES.items())
+    body = element(
+        "body",
+        element("a", "Skip to the findings", href="#findings", class_="skip"),
+        f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
+        _header(checkpoint, report),
+        element("nav", *links, aria_label="Parts of this page"),
+        element("main", *parts),
+    )
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def _colours() -> str:
+    """Return the rules for bars and keys in the colours of files."""
+    return "".join(f".file{at}{{background:{colour}}}" for at, colour in enumerate(RANK_COLOURS))
+
+
+def _header(checkpoint: Checkpoint, report: Report) -> str:
+    looked_at = f"the files have all of {counted(len(checkpoint.tensors), 'tensor')}"
+    found = counted(len(report.findings), "finding") if report.findings else looked_at
+    verdict = "bad" if report.findings else "unsure" if report.not_checked else "good"
+    glyph = UNICODE.of("error" if report.findings else "unknown" if report.not_checked else "good")
+    return element(
+        "header",
+        element("p", "shardviz", class_="soft"),
+        element("h1", words(checkpoint.path.name)),
+        element("p", words(f"{glyph} {found}"), class_=f"verdict {verdict}"),
+        element("p", words(total(checkpoint)), class_="soft"),
+    )
+
+
+def _findings(report: Report) -> str:
+    parts = [_finding(at, one) for at, one in enumerate(report.findings[:MOST_FINDINGS])]
+    if len(report.findings) > MOST_FINDINGS:
+        parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
+    if report.not_checked:
+        folded = report.folded_not_checked
+        items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in folded)
+        parts.append(element("h3", "Not checked") + element("ul", *items))
+    return section("findings", TITLES["findings"], *(parts or [element("p", "None.")]))
+
+
+def _finding(at: int, finding: Finding) -> str:
+    kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
+    facts = (element("dt", title) + element("dd", words(text)) for title, text in finding.advice)
+    return element(
+        "article",
+        element("h3", kind, " ", element("code", words(finding.title))),
+        element("p", words(finding.summary)),
+        element("dl", *facts),
+        id=f"finding-{at}",
+        class_="error" if finding.severity == "error" else "warning",
+    )
+
+
+def _files(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
+    """Write the files: their sizes, and how many tensors have a part in each."""
+    sizes = checkpoint.file_sizes
+    most = max((size or 0 for size in sizes.values()), default=0)
+    own = Counter(name for one in checkpoint.tensors.values() for name in one.files)
+    rows = []
+    for name, number in [*numbers.items()][:MOST_FILES]:
+        size = sizes[name]
+        colour = f"file{number % len(RANK_COLOURS)}"
+        known = bytes_cell(size) if size is not None else element("span", "missing", class_="bad")
+        key = element("span", class_=f"key {colour}", aria_hidden="true") + str(number)
+        rows.append([key, words(name), known, bar([(colour, size or 0, "")], most), f"{own[name]:,}"])
+    more = len(numbers) - MOST_FILES
+    rest = element("p", f"{more:,} more files") if more > 0 else ""
+    return section("files", TITLES["files"], table(("", "File", "Size", "", "Tensors"), rows, "Files", left=2), rest)
+
+
+def _tensors(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
+    """Write a line for each tensor, identical layers folded, that opens on the map of the first."""
+    folded = fold((one.name, (*facts_of(one),)) for one in in_order(checkpoint))
+    left, lines = MOST_BYTES, []
+    for names, _ in folded[:MOST_LINES]:
+        one = checkpoint.tensors[names.names()[0]]
+        picture = _picture(one, numbers) if left > 0 else element("p", "The page is full: shardviz show draws it.")
+        left -= len(picture)
+        lines.append(element("li", _line(names, one, picture, is_open=len(folded) == 1)))
+    more = len(folded) - MOST_LINES
+    rest = element("p", f"{more:,} more lines: shardviz show prints them") if more > 0 else ""
+    usage = "Open a line to see which file holds which part, drawn to scale. Of several tensors the first is drawn."
+    return section(
+        "tensors", TITLES["tensors"], element("p", usage, class_="soft"), element("ul", *lines, class_="tree"), rest
+    )
+
+
+def _line(names: Fold, one: Saved, picture: str, *, is_open: bool) -> str:
+    kind, chunks, files, _ = facts_of(one)
+    count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
+    where = f"{counted(chunks, 'part')}, {counted(files, 'file')}"
+    summary = element(
+        "summary",
+        element("span", words(str(names)), count, class_="name"),
+        element("code", words(kind)),
+        element("code", words(where), class_="soft"),
+    )
+    return element("details", summary, picture, class_="leaf", **({"open": "open"} if is_open else {}))
+
+
+def _picture(one: Saved, numbers: Mapping[str, int]) -> str:
+    try:
+        return element("figure", stored_figure(stored(one, numbers), style=False), tabindex=0)
+    except ShardvizError as error:
+        return element("p", words(f"Not drawn: {error.message}"))

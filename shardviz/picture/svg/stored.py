@@ -1,0 +1,156 @@
+"""A checkpoint's tensor as SVG: the map coloured by file, the files beside it, the bytes of each part below."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.drawing import draw
+from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
+from shardviz.picture.svg.mesh import Drawn
+from shardviz.picture.svg.page import BUDGET, LINE, MARGIN, MAX_WIDTH, PATTERN, STYLE, paragraph
+from shardviz.picture.svg.tile import CHAR, Place, tile
+from shardviz.picture.text.page import slice_title
+from shardviz.text import bytes_text, counted, printable
+
+if TYPE_CHECKING:
+    from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.stored import Stored, StoredPart
+
+MOST_FILES = 14
+"""Files that are named beside a map."""
+
+MOST_PARTS = 16
+"""Parts whose bytes are written below a map."""
+
+MOST_NAME = 44
+"""Characters of a file's name."""
+
+CHIP = 40
+NAME_CHAR = 9.7
+
+
+def stored_svg(one: Stored) -> str:
+    """Draw which file holds which part of a tensor, as a whole SVG file."""
+    return stored_figure(one, style=True) + "\n"
+
+
+def stored_figure(one: Stored, *, style: bool) -> str:
+    """Draw a tensor of a checkpoint as an `svg` element.
+
+    Args:
+        one: The tensor.
+        style: Whether it brings its own style; a page that has it once needs none.
+    """
+    drawing = draw(one.sides, one.tensor.shape, BUDGET)
+    parts = (_heading(one), _beside(_panels(drawing), _files(one)), _bytes(one))
+    width = max(part.width for part in parts) + 2 * MARGIN
+    markup, top = "", MARGIN
+    for part in parts:
+        markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
+        top += part.height + (16 if part.height else 0)
+    height = top - 16 + MARGIN
+    return element(
+        "svg",
+        element("title", words(one.tensor.name)),
+        element("desc", words(about(one))),
+        f"<style>{STYLE}</style>{PATTERN}" if style else "",
+        element("rect", width=width, height=height, rx=6, class_="sv-paper"),
+        markup,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sv",
+        role="img",
+        aria_label=f"{one.tensor.name}: {about(one)}",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+    )
+
+
+def about(one: Stored) -> str:
+    """Describe a tensor in one line."""
+    tensor = one.tensor
+    sizes = " × ".join(map(str, tensor.shape)) or "one number"
+    where = f"{counted(len(one.parts), 'part')} in {counted(len(one.files), 'file')}"
+    return f"{printable(tensor.dtype)} {sizes}, {bytes_text(tensor.num_bytes)}, {where}"
+
+
+def _heading(one: Stored) -> Drawn:
+    name, facts = paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft")
+    markup = name.markup + element("g", facts.markup, transform=f"translate(0 {name.height})")
+    return Drawn(markup, max(name.width, facts.width), name.height + facts.height)
+
+
+def _panels(drawing: Drawing) -> Drawn:
+    markup, width, top = "", 0, 0
+    for panel in drawing.panels:
+        if panel.at:
+            markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
+            top += LINE
+        drawn = _panel(panel)
+        markup += element("g", drawn.markup, transform=f"translate(0 {top})")
+        width, top = max(width, drawn.width), top + drawn.height + GAP
+    more = drawing.num_panels - len(drawing.panels)
+    if more > 0:
+        markup += element("text", words(f"{counted(more, 'more slice')}"), x=0, y=top, class_="sv-soft")
+        top += LINE
+    return Drawn(markup, width, max(top - GAP, 0))
+
+
+def _panel(panel: Panel) -> Drawn:
+    scale, titles = scale_for(panel), title_width(panel)
+    drawn = side(panel, panel.claimed or (), scale, None, noun="file")
+    markup = element("g", drawn, transform=f"translate({titles} {TITLE_HEIGHT})")
+    return Drawn(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
+
+
+def _files(one: Stored) -> Drawn:
+    """Name the files, each with its number, its colour and how much of the tensor it has."""
+    own: Counter[int] = Counter()
+    for part in one.parts:
+        if part.file is not None:
+            own[part.file] += part.size
+    markup, width = "", 0
+    for at, (number, name) in enumerate([*one.files.items()][:MOST_FILES]):
+        label = f"{_short(printable(name))}  {bytes_text(own[number])}"
+        place = Place(0, at * (LINE + 2), CHIP, LINE)
+        markup += tile(place, str(number), name, colour=rank_colour(number), ranks=(number,), differs=False)
+        markup += element("text", words(label), x=CHIP + 8, y=place.top + 14)
+        width = max(width, CHIP + 8 + round(len(label) * CHAR))
+    more = len(one.files) - MOST_FILES
+    if more > 0:
+        markup += element("text", f"{more:,} more", x=CHIP + 8, y=MOST_FILES * (LINE + 2) + 14, class_="sv-soft")
+    return Drawn(markup, width, min(len(one.files), MOST_FILES + 1) * (LINE + 2))
+
+
+def _beside(picture: Drawn, files: Drawn) -> Drawn:
+    """Put the files beside the map, or below it where there is no room."""
+    if not picture.width:
+        return files
+    if picture.width + GAP + files.width <= MAX_WIDTH:
+        at, height = (picture.width + GAP, TITLE_HEIGHT), max(picture.height, files.height + TITLE_HEIGHT)
+        width = picture.width + GAP + files.width
+    else:
+        at, height = (0, picture.height + GAP), picture.height + GAP + files.height
+        width = max(picture.width, files.width)
+    return Drawn(picture.markup + element("g", files.markup, transform=f"translate({at[0]} {at[1]})"), width, height)
+
+
+def _bytes(one: Stored) -> Drawn:
+    """Write which bytes of which file are which part."""
+    lines = [_line(part) for part in one.parts[:MOST_PARTS]]
+    more = len(one.parts) - len(lines)
+    lines += [f"{more:,} more: shardviz show CHECKPOINT TENSOR --all"] if more else []
+    texts = (element("text", words(text), x=0, y=14 + at * LINE, class_="sv-soft") for at, text in enumerate(lines))
+    return Drawn("".join(texts), round(max(map(len, lines), default=0) * CHAR), LINE * len(lines))
+
+
+def _line(part: StoredPart) -> str:
+    where = "in no file" if part.file is None else f"file {part.file}, {part.bytes}"
+    return f"{part.region}  {where}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"

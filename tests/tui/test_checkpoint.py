@@ -1,0 +1,120 @@
+"""The viewer of a checkpoint: which file has the element under the cursor, what is wrong, names that are not markup."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
+from shardviz.tui.checkpoint_app import CheckpointApp
+from shardviz.tui.model.stored import first_plane
+from shardviz.tui.saving import screen_svg
+from tests.picture.test_html import HOSTILE
+from tests.picture.test_stored import GRID, ROWS, made
+from tests.tui.driving import Shown, assert_golden, settle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.picture.test_stored import Parts
+
+
+def walk(checkpoint: Checkpoint, *keys: str, size: tuple[int, int] = (120, 40)) -> Shown:
+    """Open a checkpoint, press keys, and return what is shown then."""
+
+    async def run() -> Shown:
+        app = CheckpointApp(checkpoint)
+        async with app.run_test(size=size) as pilot:
+            await settle(pilot)
+            await pilot.press(*keys)
+            text = await settle(pilot)
+            return Shown(text, screen_svg(app) if text else "", "", app.return_code, app.focused)
+
+    return asyncio.run(run())
+
+
+def several(folder: Path, tensors: dict[str, tuple[tuple[int, ...], Parts]]) -> Checkpoint:
+    found: dict[str, Any] = {}
+    for name, (shape, parts) in tensors.items():
+        found |= made(folder, shape, parts, name).tensors
+    return Checkpoint(folder / "step-1000", "DCP", found)
+
+
+def whole(folder: Path) -> Checkpoint:
+    checkpoint = several(
+        folder,
+        {
+            "layers.0.wq.weight": ((8, 8), ROWS),
+            "layers.0.wo.weight": ((8, 8), GRID),
+            "layers.1.wq.weight": ((8, 8), ROWS[:2]),
+            "norm.weight": ((8,), [((0,), (8,), "a-2")]),
+        },
+    )
+    (folder / "step-1000").mkdir(exist_ok=True)
+    for name in checkpoint.file_sizes:
+        (folder / "step-1000" / name).write_bytes(bytes(1024 * (1 + len(name))))
+    tensors = {
+        name: Saved(name, one.shape, one.dtype, one.chunks, checkpoint.path) for name, one in checkpoint.tensors.items()
+    }
+    return Checkpoint(checkpoint.path, "DCP", tensors)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=str)
+def test_a_checkpoint_opens_on_its_first_tensor(tmp_path: Path, size: tuple[int, int]) -> None:
+    assert_golden(walk(whole(tmp_path), size=size), f"checkpoint_{size[0]}x{size[1]}")
+
+
+def test_the_line_below_the_map_names_file_and_bytes(tmp_path: Path) -> None:
+    shown = walk(whole(tmp_path), "down", "down", "enter", "end")
+    assert "[7, 7]  file 0 a-2  bytes 128 to 160" in shown.text
+    assert "part [6:8, 0:8]" in shown.text
+
+
+def test_what_no_file_has_is_said_and_is_a_finding(tmp_path: Path) -> None:
+    shown = walk(whole(tmp_path), "end", "up", "up", "enter", "end")
+    assert "[7, 7]  in no file" in shown.text
+    assert "1 finding" in shown.text
+    assert "missing" in shown.text
+
+
+def test_other_dims_are_drawn_and_keys_quit(tmp_path: Path) -> None:
+    experts = made(tmp_path, (4, 6, 8), [((at, 0, 0), (1, 6, 8), f"r{at}") for at in range(4)])
+    assert "file 3 r3" in walk(experts, "enter", "end").text
+    assert walk(experts, "x", "x", "x").text == walk(experts).text
+    assert walk(experts, "q").exited == 0
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "[red]up[/red].[bold", "\x1b[2J\nup", "a" * 5000, "", ".", "…\u202e"])
+def test_names_of_strangers_are_text(tmp_path: Path, name: str) -> None:
+    chunk = Chunk((0, 0), (4, 4), Place("f\x1b[31m[bold]", 0, 64))
+    shown = walk(Checkpoint(tmp_path, "DCP", {name: Saved(name, (4, 4), "f\x1b[1m", (chunk,), tmp_path)}))
+    assert "\x1b" not in shown.text
+    assert "[bold]" in shown.text
+    assert all(len(line) <= 120 for line in shown.text.splitlines())
+
+
+@pytest.mark.parametrize("shape", [(1 << 50, 1 << 50), (0, 4), (), (1,) * 12, (1 << 53,)])
+def test_shapes_beyond_belief_are_shown(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    chunk = Chunk((0,) * len(shape), shape, Place("f", 0, 64))
+    shown = walk(
+        Checkpoint(tmp_path, "DCP", {"w": Saved("w", shape, "float32", (chunk,), tmp_path)}), "enter", "end", "x"
+    )
+    assert shown.exited is None
+    assert "missing" in shown.text
+
+
+def test_the_first_plane_has_the_dims_that_are_split() -> None:
+    def plane(shape: tuple[int, ...], *offsets: tuple[int, ...]) -> tuple[int, int] | None:
+        chunks = tuple(Chunk(one, shape, None) for one in offsets)
+        found = first_plane(Saved("w", shape, "float32", chunks, None))  # type: ignore[arg-type]
+        return (found.rows, found.cols) if found else None
+
+    assert plane((4, 6), (0, 0)) == (0, 1)
+    assert plane((4,), (0,), (2,)) == (0, 1)
+    assert plane((), ()) == (0, 1)
+    assert plane((4, 6, 8), (0, 0, 0), (1, 0, 0)) == (0, 2)
+    assert plane((4, 6, 8), (0, 0, 0), (1, 3, 0)) == (0, 1)
+    assert plane((2, 4, 6, 8), (0, 0, 0, 0), (0, 2, 0, 4)) == (1, 3)
+    assert plane((0, 4), (0, 0)) is None

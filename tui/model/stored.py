@@ -1,0 +1,122 @@
+"""The data that the viewer of a checkpoint shows: its tensors with their verdicts and maps, independent of widgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.picture.model.holders import Plane
+from shardviz.picture.model.stored import numbered, stored
+from shardviz.picture.text.checkpoint import in_order
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.check.finding import Report
+    from shardviz.check.verdicts import Verdict
+    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.picture.model.stored import Stored, StoredPart
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One line of the tree.
+
+    Attributes:
+        tensor: The tensor.
+        verdict: The worst that was found of it.
+        is_state: Never: an optimizer's state is listed under its own modules, as the checkpoint has it.
+    """
+
+    tensor: Saved
+    verdict: Verdict
+    is_state: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name, safe to print."""
+        return printable(self.tensor.name)
+
+    @property
+    def short_layout(self) -> str:
+        """Its shape."""
+        return f"[{', '.join(map(str, self.tensor.shape))}]"
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A checkpoint, and its report once it is checked.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        report: What the check found; None while it runs.
+    """
+
+    checkpoint: Checkpoint
+    report: Report | None = None
+    _drawn: dict[str, Stored] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of each file."""
+        return numbered(self.checkpoint)
+
+    @cached_property
+    def entries(self) -> tuple[StoredEntry, ...]:
+        """The tensors in the order of their names."""
+        return tuple(StoredEntry(one, self._verdict(one.name)) for one in in_order(self.checkpoint))
+
+    def _verdict(self, name: str) -> Verdict:
+        if self.report is None:
+            return "pending"
+        return self._worst.get(name, "unknown" if name in self._unchecked else "good")
+
+    @cached_property
+    def _worst(self) -> dict[str, Verdict]:
+        found: dict[str, Verdict] = {}
+        for finding in reversed(self.report.findings if self.report else ()):
+            found |= dict.fromkeys(finding.tensors, finding.severity)
+        return found
+
+    @cached_property
+    def _unchecked(self) -> frozenset[str]:
+        return frozenset(one.tensor for one in self.report.not_checked) if self.report else frozenset()
+
+    def stored(self, entry: int) -> Stored:
+        """Return a tensor with its parts, made once.
+
+        Raises:
+            DumpError: It cannot be drawn.
+        """
+        tensor = self.entries[entry].tensor
+        if tensor.name not in self._drawn:
+            self._drawn[tensor.name] = stored(tensor, self.numbers)
+        return self._drawn[tensor.name]
+
+    def checked(self, report: Report) -> StoredDocument:
+        """Return it with its report; maps are kept."""
+        return replace(self, report=report)
+
+
+def first_plane(tensor: Saved) -> Plane | None:
+    """Return the plane that a tensor is first drawn on: its last two dims that are split, or its last two."""
+    shape = (1,) * (2 - len(tensor.shape)) + tensor.shape
+    missing = len(shape) - len(tensor.shape)
+    split = [dim for dim in range(len(tensor.shape)) if len({chunk.offsets[dim] for chunk in tensor.chunks}) > 1]
+    dims = sorted([*(dim + missing for dim in split), *(dim for dim in reversed(range(len(shape))))][:2])
+    if len(set(dims)) < 2:
+        dims = [len(shape) - 2, len(shape) - 1] if dims[0] >= len(shape) - 2 else [dims[0], len(shape) - 1]
+    return Plane(dims[0], dims[1], (0,) * len(shape)) if all(shape) else None
+
+
+def parts_at(one: Stored, place: tuple[int, ...]) -> list[StoredPart]:
+    """Return the parts that have an element, given by its index in the shape of the holders."""
+    index = place[len(place) - len(one.tensor.shape) :]
+    return [part for part in one.parts if _has(part, index)]
+
+
+def _has(part: StoredPart, index: tuple[int, ...]) -> bool:
+    dims = zip(part.region.dims, index, strict=True)
+    return all(any(start <= at < stop for start, stop in ranges) for ranges, at in dims)
