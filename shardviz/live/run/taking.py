@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.compat import DTensor
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
@@ -29,15 +31,17 @@ from shardviz.reference.files import Reference
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.options import Options
     from shardviz.live.run.sources import Source
     from shardviz.live.run.values import Kept, Values
 
 WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
+AGAIN = "every rank computed it again after it was sharded, with equal results"
 DIFFERED = "ranks had different values before it was sharded"
 
 FEW = 0.1
@@ -127,9 +131,10 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     if options.reference:
         source = opened(options.reference)
     else:
-        names = [part.prefix + local.name for local in local_tensors(unwrapped(root), plain_mesh(mesh))]
+        locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
+        names = [local.name for local in locals_]
         source, snapshots = _remembered(seen, root, names)
-        sift = Sifting(seen.values.kept(unwrapped(root)), snapshots)
+        sift = Sifting(seen.values.kept(unwrapped(root)), snapshots, _equal_buffers(locals_))
     capture_by_reference(
         root,
         folder,
@@ -201,10 +206,12 @@ class Sifting:
     """Leaves out what a job rightly changed between the sharding and the capture: re-initialised weights, say.
 
     A tensor of which no rank holds any old value was written since, and nothing is known of it. If some ranks hold old
-    values and others do not, that is a finding, unless they had different ones from the start.
+    values and others do not, that is a finding, unless they had different ones from the start. Buffers that have other
+    values than before, the same on every rank, were computed again.
     """
 
-    def __init__(self, kept: Mapping[str, Kept], snapshots: frozenset[str]) -> None:
+    def __init__(self, kept: Mapping[str, Kept], snapshots: frozenset[str], equal: Collection[str] = ()) -> None:
+        self._equal = equal
         self._samples = {name: one.sample for name, one in kept.items()}
         self._snapshots = snapshots
 
@@ -212,10 +219,13 @@ class Sifting:
         """Return which of this job's tensors are not to be checked, and why. Every rank calls this."""
         mine = {name: _is_found(ids) for name, ids in places.items() if name in self._snapshots}
         of_all = of_all_ranks((mine, self._samples))
-        not_known: dict[str, str] = {}
+        changed = (name for name, ids in places.items() if ids is not None and name in self._snapshots)
+        not_known = dict.fromkeys((name for name in changed if name in self._equal), AGAIN)
         for name in sorted({name for found, _ in of_all for name in found}):
             of_ranks = [(found[name], samples.get(name)) for found, samples in of_all if name in found]
             first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
+            if name in not_known:
+                continue
             if not any(found for found, _ in of_ranks):
                 not_known[name] = WRITTEN
             elif not all(found or sample in (None, first) for found, sample in of_ranks):
@@ -226,3 +236,14 @@ class Sifting:
 def _is_found(ids: NDArray[np.int64] | None) -> bool:
     """Whether a shard has any of its tensor's old values."""
     return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
+
+
+def _equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
+    """Return the buffers without a claim that are bitwise the same on every rank. Every rank calls this."""
+    sums = {
+        local.name: crc32(bits_of_tensor(local.values).tobytes())
+        for local in locals_
+        if local.role == "buffer" and local.claim is None and not local.values.is_meta
+    }
+    first, *others = of_all_ranks(sums)
+    return frozenset(name for name, own in first.items() if all(other.get(name) == own for other in others))
