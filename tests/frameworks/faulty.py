@@ -6,13 +6,14 @@ The fault is done to one tensor at the moment when the library has sharded and l
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import runpy
 import sys
 
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 
 def local(tensor):
@@ -51,17 +52,11 @@ def skipped(tensor):
 
 def dealt(tensor):
     """A plan that deals experts, or rows, out in turn, where the label says that each rank has a block of them."""
-    size, rank = tensor.device_mesh.size(), tensor.device_mesh.get_local_rank()
+    rank, size = distributed.get_rank(), distributed.get_world_size()
     local(tensor).copy_(tensor.full_tensor().detach()[rank::size])
 
 
-def relabelled(tensor):
-    """A plan that says that the other dim of a square shard is split."""
-    (placement,) = tensor.placements
-    tensor._spec.placements = (Shard(1 - placement.dim),)
-
-
-FAULTS = {one.__name__: one for one in (exchanged, unstrided, strides, skipped, dealt, relabelled)}
+FAULTS = {one.__name__: one for one in (exchanged, unstrided, strides, skipped, dealt)}
 
 
 def _first_module(results):
@@ -90,7 +85,7 @@ def put_in(fault, library, name):
     *inside, last = path.split(".")
     for one in inside:
         owner = getattr(owner, one)
-    raw, calls, done_to = vars(owner)[last], [], []
+    raw, calls, done_to = inspect.getattr_static(owner, last), [], []
     function = raw.__func__ if isinstance(raw, classmethod) else raw
 
     def and_harm(*args, **kwargs):
@@ -110,8 +105,12 @@ def put_in(fault, library, name):
 
 
 def _named(model, name):
-    found = {one.removeprefix("module."): tensor for one, tensor in model.named_parameters(remove_duplicate=False)}
+    found = {_clean(one): tensor for one, tensor in model.named_parameters(remove_duplicate=False)}
     return found.get(name)
+
+
+def _clean(name):
+    return name.removeprefix("module.").replace("_checkpoint_wrapped_module.", "")
 
 
 if __name__ == "__main__":

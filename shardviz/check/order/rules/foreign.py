@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord
 
 MAX_RANKS = 4
+CHANCE = 0.1
+"""The part of a shard's values that a checkpoint may have by chance, where nothing of it was loaded."""
 
 REWRITTEN = (
     "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, to_empty)"
@@ -151,7 +153,7 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
     if shifted is not None:
         return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
     if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
-        ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.all(ids == -1))
+        ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
         not_loaded = _not_loaded(case, ranks) if any(_is_right(case, coord) for coord in case.regions) else None
         return (*(not_loaded or _not_in(case.dump.files.run.reference)), "")
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
