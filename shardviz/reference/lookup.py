@@ -123,8 +123,9 @@ def _orientations(local: NDArray[Any], reference: NDArray[Any]) -> Iterator[tupl
         return
     dims = range(local.ndim - 1, -1, -1)
     yield from ((dim, dim) for dim in dims)
-    if local.ndim == 2:
-        yield from ((1, 0), (0, 1))
+    if local.ndim > 1:  # transposed, or each of a stack of experts
+        last = local.ndim - 1
+        yield from ((last, last - 1), (last - 1, last))
 
 
 def _in_order(ids: NDArray[np.int64], shape: Sequence[int], dim: int) -> NDArray[np.int64]:

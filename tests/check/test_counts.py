@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from shardviz.check.run import check_dump
+from shardviz.layout.mesh import parse_mesh
 from tests.check.checking import arange, check_made, kinds, only, reordered
-from tests.dumps import Made
+from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardviz.check.finding import Finding
 
 
 @pytest.mark.parametrize("claimed", ["[12/tp, 4]", None])
@@ -182,3 +187,33 @@ def test_zeros_under_a_pending_sum_are_not_foreign(tmp_path: Path) -> None:
     report = check_made(tmp_path, "tp=2", {"w": made})
     assert report.findings == ()
     assert report.not_checked[0].tensor == "w"
+
+
+def of_reference(folder: Path, mesh: str, made: Made) -> Finding:
+    """Return what is found of values that were looked up in a checkpoint."""
+    path = make_dump(folder / "made.shardviz", parse_mesh(mesh), {"w": made})
+    record = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(record | {"reference": "llama"}))
+    return only(check_dump(path))
+
+
+def test_a_load_that_one_rank_lost_is_that_ranks_and_no_other_checkpoints(tmp_path: Path) -> None:
+    found = of_reference(tmp_path, "tp=4", Made("[8/tp, 2]", ids={3: np.full((2, 2), -1)}))
+    by_chance = np.full((20, 2), -1)
+    by_chance[3, 1] = 5
+    other = of_reference(tmp_path / "large", "tp=4", Made("[80/tp, 2]", ids={3: by_chance}))
+    assert other.cause == found.cause
+    assert "Other ranks have their part of what is in llama, but rank 3 has nothing of it" in found.cause
+    assert found.fix.startswith("load or initialise this weight on rank 3 as on the others")
+    assert "4 of its own 16 elements are lost" in found.summary
+
+
+def test_weights_of_another_checkpoint_on_every_rank_are_called_so(tmp_path: Path) -> None:
+    found = of_reference(tmp_path, "tp=2", Made("[4/tp, 2]", ids=dict.fromkeys(range(2), np.full((2, 2), -1))))
+    assert "loaded from another checkpoint" in found.cause
+
+
+def test_a_copy_that_was_not_loaded_loses_nothing_that_others_have(tmp_path: Path) -> None:
+    found = of_reference(tmp_path, "dp=2", Made("[4, 2]", ids={1: np.full((4, 2), -1)}))
+    assert "8 of its own 8 elements are not in every copy" in found.summary
+    assert "rank 1 has nothing of it" in found.cause

@@ -277,6 +277,33 @@ def test_shards_transposed_after_the_split_are_named(tmp_path: Path) -> None:
     assert "each shard transposed" in found.held
 
 
+@pytest.mark.parametrize("shape", [(6, 8), (4, 6, 8)])
+def test_shards_read_without_the_strides_of_a_transposed_tensor_are_named(tmp_path: Path, shape) -> None:
+    text = "[6/tp, 8]" if len(shape) == 2 else "[4, 6/tp, 8]"
+    parts = shards_of(arange(*shape), text, "tp=2")
+    ids = {rank: part.swapaxes(-1, -2).reshape(part.shape) for rank, part in parts.items()}
+    found = only(check_made(tmp_path, "tp=2", {"w": Made(text, ids=ids)}))
+    assert found.kind == "misordered-within-shard"
+    last = len(shape) - 1
+    assert f"each shard's own transpose({last - 1}, {last}), in the order of its memory" in found.held
+    assert "strides" in found.cause
+    assert ".contiguous()" in found.fix
+
+
+def test_a_square_shard_transposed_has_one_name(tmp_path: Path) -> None:
+    ids = {rank: part.T for rank, part in shards_of(arange(8, 4), "[8/tp, 4]", "tp=2").items()}
+    found = only(check_made(tmp_path, "tp=2", {"w": Made("[8/tp, 4]", ids=ids)}))
+    assert "each shard transposed" in found.held
+    assert not any("memory" in one for one in found.also)
+
+
+def test_an_axis_of_one_rank_is_no_other_axis(tmp_path: Path) -> None:
+    made = Made("[4/ep/efsdp, 8]", held="[4/2/ep, 8]")
+    found = only(check_made(tmp_path, "efsdp=1,ep=2", {"w": made}))
+    assert (found.kind, found.held) == ("misordered", "[4/2/ep, 8]")
+    assert "dealt out in turn" in found.cause
+
+
 def test_what_nothing_fits_is_scrambled_with_its_first_differences(tmp_path: Path) -> None:
     content = np.random.default_rng(0).permutation(arange(6, 6).ravel()).reshape(6, 6)
     found = only(check_made(tmp_path, "tp=2", {"w": reordered(content, "[6/tp, 6]", "tp=2")}))

@@ -57,6 +57,13 @@ def test_a_transposed_weight_is_found(shape):
     assert np.array_equal(locate(np.ascontiguousarray(reference.T), reference), ids.T)
 
 
+def test_each_of_a_stack_of_experts_transposed_is_found():
+    reference, ids = content((4, 32, 48), BF16), ids_like((4, 32, 48))
+    assert np.array_equal(locate(np.ascontiguousarray(reference.swapaxes(1, 2)), reference), ids.swapaxes(1, 2))
+    unstrided = np.ascontiguousarray(reference[2:].swapaxes(1, 2)).reshape(2, 32, 48)
+    assert np.array_equal(locate(unstrided, reference), ids[2:].swapaxes(1, 2).reshape(2, 32, 48))
+
+
 def test_what_is_claimed_and_right_is_taken_even_where_the_content_repeats():
     reference = np.tile(content((4, 32), BF16), (4, 1))
     claimed = Region((((8, 12),), ((0, 32),)))

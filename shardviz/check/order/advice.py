@@ -206,6 +206,10 @@ CATALOGUE: dict[Disorder, Advice] = {
     "transposed-shards": Advice(
         "Each local shard was transposed after the split", "give DTensor.from_local the local tensor transposed back"
     ),
+    "without-strides": Advice(
+        "The memory of a transposed tensor was read or written as if it were contiguous, without its strides",
+        "call .contiguous() on the tensor before its memory is read, or copy it by Tensor.copy_, which heeds strides",
+    ),
     "padded": Advice(
         "Padding was put before the content, so that every index moved up",
         "pad at the end of the dim, and cut the padding off before the tensor is labelled",

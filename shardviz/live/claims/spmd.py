@@ -6,15 +6,18 @@ The types are in `_local_type`, by axis: replicated, invariant, varying or parti
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.dump.records import Role
+
+WORLD = "default_pg"
+"""The name of the group of all ranks, whatever a mesh calls its axis."""
 
 
 def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) -> Local | None:
@@ -130,9 +136,17 @@ def _stride(axis: Any) -> int:
 
 
 def _name(axis: Any) -> str:
-    """Return an axis's name: that of its group, which a device mesh calls `mesh_tp`."""
-    names = (name.removeprefix("mesh_") for name in axis.names)
-    return min(names, key=lambda name: (len(name), name), default=f"stride{_stride(axis)}")
+    """Return an axis's name: that of its group, which a device mesh calls `mesh_tp`; that of all ranks has none."""
+    names = (name.removeprefix("mesh_") for name in axis.names if name != WORLD)
+    found = min(names, key=lambda name: (len(name), name), default="")
+    return found or _name_in_a_mesh(_ranks(axis)) or f"stride{_stride(axis)}"
+
+
+def _name_in_a_mesh(ranks: tuple[int, ...]) -> str:
+    """Return what the job's own device meshes call an axis along these ranks; empty where none has it."""
+    meshes = (one for one in gc.get_objects() if issubclass(type(one), DeviceMesh) and one.mesh_dim_names)
+    plain_ones = {plain_mesh(one) for one in meshes}
+    return min((name for one in plain_ones for name in one.axes if ranks in one.groups(name)), default="")
 
 
 def _names(axes: dict[Any, str]) -> str:

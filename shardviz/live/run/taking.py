@@ -21,7 +21,7 @@ from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import DTensor
 from shardviz.live.run.hooks.observing import show_traceback
 from shardviz.live.run.known.choosing import chosen
-from shardviz.live.run.known.sifting import Sifting
+from shardviz.live.run.known.sifting import Sifting, equal_buffers
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
 from shardviz.text import listed
@@ -139,7 +139,7 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     else:
         kept = seen.values.kept(unwrapped(root))
         known = chosen(seen.sources, unwrapped(root), locals_, kept)
-        source, sift = known.reference, Sifting(kept, known)
+        source, sift = known.reference, Sifting(kept, known, equal_buffers(locals_))
     capture_by_reference(
         root,
         folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,15 @@ SAMPLE = 64
 
 def explain_elements(case: Case) -> Iterator[Explanation]:
     """Yield transpositions and paddings that give every rank the ids it holds."""
+    found = False
+    for explanation in _moved(case):
+        found = True
+        yield explanation
+    if not found:
+        yield from _without_strides(case)
+
+
+def _moved(case: Case) -> Iterator[Explanation]:
     claimed = case.claimed
     assert claimed is not None
     sizes = [(math.prod(shard.body.local_shape), claimed.region(coord).size) for coord, shard in case.shards.items()]
@@ -92,3 +102,19 @@ def _transposed_shards(case: Case) -> Iterator[Explanation]:
             return
     words = "each shard transposed"
     yield Explanation("transposed-shards", f"the ranks hold {words}", CATALOGUE["transposed-shards"].fix, words)
+
+
+def _without_strides(case: Case) -> Iterator[Explanation]:
+    """Yield a transposition of every shard whose elements were read in the order of its memory."""
+    assert case.claimed is not None
+    if case.claimed.flat is not None or len(case.shape) < 2:
+        return
+    parts = [(case.local_ids(coord), case.claimed_ids(coord)) for coord in case.shards]
+    if any(own.shape != wanted.shape for own, wanted in parts):
+        return
+    for one, other in combinations(range(len(case.shape)), 2):
+        if all(np.array_equal(own.ravel(), wanted.swapaxes(one, other).ravel()) for own, wanted in parts):
+            words = f"each shard's own transpose({one}, {other}), in the order of its memory"
+            advice = CATALOGUE["without-strides"]
+            yield Explanation("without-strides", f"the ranks hold {words}", advice.fix, words)
+            return

@@ -44,6 +44,7 @@ Disorder = Literal[
     "permuted-dim",
     "transposed",
     "transposed-shards",
+    "without-strides",
     "padded",
     "other-tensor",
     "sequence-order",

@@ -35,7 +35,7 @@ def explain_label(claimed: Layout, held: Layout, torch: str = "") -> Explanation
     name = disorder_between(claimed, held)
     if name == "another-order" and _version(torch) >= LABELS_FSDP_OVER_TP:
         name = "cut-inner-first"
-    axis = next((axis for axis in claimed.split_axes if axis not in held.split_axes), "")
+    axis = next((axis for axis in claimed.split_axes if axis in splitting(claimed) - splitting(held)), "")
     fix = CATALOGUE[name].fix.format(
         placements=right_label(held, claimed.own_axes), axis=axis, way=_other_dim(claimed, held)
     )
@@ -88,14 +88,19 @@ def right_label(held: Layout, own_axes: Sequence[str] = ()) -> str:
     return spell(tuple(by_axis[axis] for axis in own_axes) if own_axes and others == {Replicate()} else placements)
 
 
+def splitting(layout: Layout) -> set[str]:
+    """Return the axes of more than one rank that split a tensor: the others change nothing."""
+    return {axis for axis in layout.split_axes if layout.mesh.axis_size(axis) > 1}
+
+
 def disorder_between(claimed: Layout, held: Layout) -> Disorder:
     """Return the name of the difference between two layouts of one tensor on one mesh."""
     ours, theirs = _axes_by_dim(claimed), _axes_by_dim(held)
-    if set(held.split_axes) < set(claimed.split_axes) and not _numbers(held):
+    if splitting(held) < splitting(claimed) and not _numbers(held):
         return "replicated"
-    if set(held.split_axes) > set(claimed.split_axes) and not _numbers(held):
+    if splitting(held) > splitting(claimed) and not _numbers(held):
         return "split"
-    if set(held.split_axes) != set(claimed.split_axes):
+    if splitting(held) != splitting(claimed):
         return "another-axis" if list(map(len, ours)) == list(map(len, theirs)) else "another-layout"
     if [set(axes) for axes in ours] != [set(axes) for axes in theirs]:
         return "another-dim"

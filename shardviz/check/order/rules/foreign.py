@@ -21,7 +21,7 @@ from shardviz.layout.region import index_of
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.layout.mesh import Coord
 
+MAX_RANKS = 4
+CHANCE = 0.1
+"""The part of a shard's values that a checkpoint may have by chance, where nothing of it was loaded."""
 
 REWRITTEN = (
     "These shards were loaded, drawn or computed after the model was stamped, or never written (torch.empty, to_empty)"
@@ -124,11 +127,13 @@ def _foreign(case: Case, foreign: dict[Coord, NDArray[np.int64]]) -> Finding:
     parts = [f"{count:,} {what}" for count, what in ((zeros, "zeros"), (none, unknown)) if count]
     if others:
         parts.append(f"{others:,} ids of other tensors ({_first_other(case, foreign)})")
-    lost = count_ids(case).num_missing
+    counts = count_ids(case)
+    lost = counts.num_missing
     coord, ids = next(iter(foreign.items()))
     first = index_of(int(np.argmax(ids <= 0)), ids.shape)
     cause, fix, why = _explained(case, zeros, none)
-    details = (f"{lost:,} of its own {case.numel:,} elements are lost{why}",) if lost else ()
+    where = "lost" if counts.copies == 1 or not counts.least else "not in every copy"
+    details = (f"{lost:,} of its own {case.numel:,} elements are {where}{why}",) if lost else ()
     return Finding(
         "foreign",
         "error",
@@ -156,7 +161,9 @@ def _explained(case: Case, zeros: int, none: int) -> tuple[str, str, str]:
     if shifted is not None:
         return CATALOGUE[shifted.name].cause, shifted.fix, f": {shifted.sentence}"
     if case.dump.files.run.reference and (none or _is_of_another(case.dump)):
-        return (*_not_in(case.dump.files.run.reference), "")
+        ranks = sorted(case.rank(coord) for coord, ids in case.ids.items() if np.mean(ids > 0) <= CHANCE)
+        not_loaded = _not_loaded(case, ranks) if any(_is_right(case, coord) for coord in case.regions) else None
+        return (*(not_loaded or _not_in(case.dump.files.run.reference)), "")
     if none and all(np.all(ids == -1) for ids in case.ids.values()):
         return (*_rewritten(case), "")
     if none:
@@ -175,6 +182,26 @@ def _not_in(reference: str) -> tuple[str, str]:
         "was never loaded"
     )
     return cause, f"pass the checkpoint that the model was loaded from, or load this weight from {reference}"
+
+
+def _is_right(case: Case, coord: Coord) -> bool:
+    return (
+        bool(case.regions[coord].size)
+        and case.claimed is not None
+        and case.regions[coord] == case.claimed.region(coord)
+    )
+
+
+def _not_loaded(case: Case, ranks: Sequence[int]) -> tuple[str, str] | None:
+    """Return cause and fix where some ranks have nothing of what they should, and others have all; None elsewhere."""
+    if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
+        return None
+    who, has = f"rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_RANKS)}", "has" if len(ranks) == 1 else "have"
+    cause = (
+        f"Other ranks have their part of what is in {case.dump.files.run.reference}, but {who} {has} nothing of it: "
+        "the weight was not loaded there, or was written afterwards"
+    )
+    return cause, f"load or initialise this weight on {who} as on the others, and write to it on all ranks or on none"
 
 
 def _rewritten(case: Case) -> tuple[str, str]:

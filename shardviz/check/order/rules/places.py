@@ -15,7 +15,7 @@ import numpy as np
 from shardviz.check.finding import Finding, Kind
 from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.infer.labels import disorder_between
+from shardviz.check.order.infer.labels import disorder_between, splitting
 from shardviz.check.order.infer.layout import same_region
 from shardviz.check.order.rules.counts import CountError, Counts, count_ids
 from shardviz.check.order.rules.plain import advise_plain, held_in_words
@@ -135,7 +135,7 @@ def _explained(case: Case) -> Finding:
 def _kind(case: Case) -> Kind:
     assert case.claimed is not None
     if case.held is not None:
-        if set(case.held.split_axes) != set(case.claimed.split_axes):
+        if splitting(case.held) != splitting(case.claimed):
             return "wrong-placement"
         if disorder_between(case.claimed, case.held) in OF_ORDER:
             return "misordered"

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 
 from shardviz.dump.ids import ID_NONE
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.run.known.values import NAME
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
+    from shardviz.live.claims.local import Local
     from shardviz.live.run.known.choosing import Chosen
     from shardviz.live.run.known.values import Kept
 
 WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
+AGAIN = "every rank computed it again after it was sharded, with equal results"
 DIFFERED = "ranks had different values before it was sharded"
 
 FEW = 0.1
@@ -30,10 +34,12 @@ class Sifting:
     """Says which tensors were written since.
 
     A tensor of which no rank holds any old value was, and nothing is known of it. If some ranks hold old values and
-    others do not, that is a finding, unless they had different ones from the start.
+    others do not, that is a finding, unless they had different ones from the start. Buffers that have other values than
+    before, the same on every rank, were computed again.
     """
 
-    def __init__(self, kept: Mapping[str, Kept], chosen: Chosen) -> None:
+    def __init__(self, kept: Mapping[str, Kept], chosen: Chosen, equal: Collection[str] = ()) -> None:
+        self._equal = equal
         self._samples = {name: one.sample for name, one in kept.items() if name in chosen.before}
         self._snapshots = chosen.snapshots
 
@@ -41,10 +47,13 @@ class Sifting:
         """Return which of this job's tensors are not to be checked, and why. Every rank calls this."""
         mine = {name: _is_found(ids) for name, ids in places.items() if name in self._snapshots}
         of_all = of_all_ranks((mine, self._samples))
-        not_known: dict[str, str] = {}
+        changed = (name for name, ids in places.items() if ids is not None and name in self._snapshots)
+        not_known = dict.fromkeys((name for name in changed if name in self._equal), AGAIN)
         for name in sorted({name for found, _ in of_all for name in found}):
             of_ranks = [(found[name], samples.get(name)) for found, samples in of_all if name in found]
             first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
+            if name in not_known:
+                continue
             if not any(found for found, _ in of_ranks):
                 not_known[name] = self._written(name)
             elif not all(found or sample in (None, first) for found, sample in of_ranks):
@@ -61,3 +70,14 @@ class Sifting:
 def _is_found(ids: NDArray[np.int64] | None) -> bool:
     """Whether a shard has any of its tensor's old values."""
     return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
+
+
+def equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:
+    """Return the buffers without a claim that are bitwise the same on every rank. Every rank calls this."""
+    sums = {
+        local.name: crc32(bits_of_tensor(local.values).tobytes())
+        for local in locals_
+        if local.role == "buffer" and local.claim is None and not local.values.is_meta
+    }
+    first, *others = of_all_ranks(sums)
+    return frozenset(name for name, own in first.items() if all(other.get(name) == own for other in others))

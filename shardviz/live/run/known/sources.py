@@ -135,7 +135,7 @@ def loaded_whole(model: nn.Module, known: Loaded, load: Callable[[], nn.Module],
         tensors = dict(_named(load()))
     path = Path(options.session) / f"whole-{id(model)}.safetensors"
     entries = write(path, {name: tensors[name] for name in names if is_plain(tensors.get(name))})
-    return Loaded(Path(f"{known.path.name} loaded whole"), Reference(path, entries), weakref.ref(model))
+    return Loaded(known.path, Reference(path, entries), weakref.ref(model))
 
 
 def _has_memory(model: nn.Module, path: Path) -> bool:
