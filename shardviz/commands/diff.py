@@ -4,7 +4,8 @@ Exits with 1 where they differ, with 2 where nothing in them could be compared.
 
 examples:
   shardviz diff before.shardviz after.shardviz
-  shardviz diff checkpoints/step-1000 model.safetensors --map names.txt
+  shardviz diff checkpoints/step-1000 model.safetensors --map my.map
+  shardviz diff meta/ hf/ --map llama
 """
 
 from __future__ import annotations
@@ -25,9 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with")
     parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed")
+    from shardviz.checkpoint.maps.families import families
+    from shardviz.checkpoint.maps.language import LANGUAGE, functions_text
+
     parser.add_argument(
-        "--map", type=Path, metavar="FILE", help="lines `pattern = pattern`: the first checkpoint's names, the second's"
+        "--map",
+        type=Path,
+        metavar="MAP",
+        help=f"how one's tensors are made of the other's: a file, or {', '.join(families())}",
     )
+    parser.add_argument(
+        "--also",
+        type=Path,
+        metavar="CKPT",
+        action="append",
+        default=[],
+        help="another step, from which a tensor may have stayed; those beside either are looked at anyway",
+    )
+    parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
@@ -40,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
 
     if are_checkpoints(args.before, args.after, args.map):
-        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map)
+        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map, args.also)
     return compared(args.before, args.after, args.format, args.color)
 
 
