@@ -13,6 +13,7 @@ from shardviz.checkpoint import stale
 from shardviz.checkpoint.agreement import agree, can_cast, narrower
 from shardviz.checkpoint.casts import cast
 from shardviz.checkpoint.contents import Contents
+from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
+
+LONELY = 4
+"""Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
 
 def compare_checkpoints(
@@ -69,15 +73,25 @@ def compare_checkpoints(
         found.append((_outcome(pair, sides), pair))
     found += [(_lonely(pair), pair) for pair in pairs.lonely]
     found = _with_stale(with_fused(with_moved(found)), before, after, also)
-    return Comparison(tuple(outcome for outcome, _ in found), pairs.notes)
+    outcomes = tuple(outcome for outcome, _ in found)
+    return Comparison(outcomes, (*pairs.notes, *(() if rules else _hint(before, after, outcomes))))
 
 
 def _refuse_strangers(before: Checkpoint, after: Checkpoint) -> None:
     some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
+    family = family_of(before.tensors, after.tensors)
+    hint = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
     raise ShardvizError(
         f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
-        "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`",
+        f"--map {family} knows these names" if family else hint,
     )
+
+
+def _hint(before: Checkpoint, after: Checkpoint, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Name the map that knows the names of both, where many are in one only."""
+    lonely = sum(one.verdict in ("missing", "added", "moved") for one in outcomes)
+    family = family_of(before.tensors, after.tensors) if lonely > len(outcomes) / LONELY else ""
+    return (f"--map {family} knows these names",) if family else ()
 
 
 def _lonely(pair: Pair) -> Outcome:
@@ -151,9 +165,10 @@ def _padding(mine: NDArray[Any], theirs: NDArray[Any]) -> str:
 
 
 def _why_padded(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[str, str]:
-    grew = theirs.size > mine.size
-    cause = "A vocabulary is often padded to a multiple that shards evenly." if grew else "The end was cut off."
-    return cause, "cut the padding off in the conversion" if grew else "keep all indices, or cut off padding only"
+    if theirs.size > mine.size:
+        cause = "It was padded, as a vocabulary is that has to shard evenly."
+        return cause, "cut the padding off in the conversion, or load it into a model of that size"
+    return "The end was cut off.", "keep it, unless it is padding"
 
 
 def _numbers(one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any]) -> str:

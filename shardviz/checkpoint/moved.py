@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.contents import Contents
 from shardviz.checkpoint.fused import find_fused
+from shardviz.checkpoint.maps.made import Made, leaves
+from shardviz.checkpoint.maps.wrong import against
 from shardviz.checkpoint.records import Saved
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardviz.checkpoint.maps.made import Tensor
     from shardviz.checkpoint.outcome import Outcome
@@ -26,8 +28,8 @@ def with_moved(found: Found) -> Found:
     """Find tensors whose values another name has."""
     if not any(outcome.verdict in ("other", "missing", "added") for outcome, _ in found):
         return found
-    mine = Contents.of(pair.one for _, pair in found if pair.one is not None)
-    theirs = Contents.of(pair.other for _, pair in found if pair.other is not None)
+    mine = Contents.of(_with_parts(pair.one for _, pair in found))
+    theirs = Contents.of(_with_parts(pair.other for _, pair in found))
     lost = {id(pair.one) for outcome, pair in found if outcome.verdict == "missing"}
     placed = [_placed(outcome, pair, mine, theirs, lost) for outcome, pair in found]
     sources = {id(source) for _, source in placed if source is not None}
@@ -37,6 +39,14 @@ def with_moved(found: Found) -> Found:
         if outcome.verdict != "missing" or id(pair.one) not in sources
     ]
     return with_ties(left)
+
+
+def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
+    """Yield tensors, and those that they are made of."""
+    for tensor in tensors:
+        if tensor is not None:
+            yield tensor
+            yield from leaves(tensor.node) if isinstance(tensor, Made) else ()
 
 
 def _placed(
@@ -49,12 +59,14 @@ def _placed(
         (one for one in mine.equal_to(pair.other) if one is not pair.one), key=lambda one: id(one) not in lost
     )
     if sources and (outcome.verdict == "other" or id(sources[0]) in lost):
-        words = f"the second has here the first's {printable(sources[0].name)}"
+        words = f"the second has here the first's {against(sources[0].name, outcome.name)}"
         return outcome.became("moved", words), sources[0]
     if outcome.verdict == "other" and pair.one is not None:
         target = next((one for one in theirs.equal_to(pair.one) if one is not pair.other), None)
         if target is not None:
-            return outcome.became("moved", f"the first has here the second's {printable(target.name)}"), None
+            return outcome.became(
+                "moved", f"the first has here the second's {against(target.name, outcome.name)}"
+            ), None
     return outcome, None
 
 
@@ -75,11 +87,19 @@ def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
         return outcome
     at = outcome.verdict == "added"
     own = pair.other if at else pair.one
-    twin = next(sides[at].equal_to(own), None) if own is not None else None
-    if twin is None:
-        return outcome
+    if own is None or (twin := next(sides[at].equal_to(own), None)) is None:
+        return _untied(outcome, own, sides[at])
     side = "second" if at else "first"
     return outcome.became("tied", f"{outcome.why}: a copy of the {side}'s {printable(twin.name)}", other=twin.name)
+
+
+def _untied(outcome: Outcome, own: Tensor | None, side: Contents) -> Outcome:
+    """Say of a lost matrix of a shape that one other tensor has, as a head has its embedding's, that it is no copy."""
+    like = side.by_shape.get(own.shape, []) if own is not None and len(own.shape) == 2 else []
+    if len(like) != 1 or outcome.verdict != "missing":
+        return outcome
+    words = f"{outcome.why}; it is not a copy of {printable(like[0].name)}, which has its shape"
+    return outcome.became("missing", words, "", "write it too: a loader makes it up, or ties it to the other")
 
 
 def with_fused(found: Found) -> Found:

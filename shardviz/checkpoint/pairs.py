@@ -97,7 +97,7 @@ def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right
         number, is_found = _number(unknown, rules, left, right, numbers)
         if number:
             numbers[unknown] = number
-            how = "it fits the contents" if is_found else "nothing fits the contents: give the number in the map"
+            how = "it fits the contents" if is_found else "none fits the contents"
             yield f"{unknown} is taken to be {number}: no config.json beside either says, and {how}"
 
 
@@ -118,15 +118,16 @@ def _number(
     own = [rule for rule in rules if unknown in _variables_in(rule.right)]
     fits = {one: _made(own, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, own, left)}
     for number, made in fits.items():
-        if any(_agree(left.tensors[name], one) for name, one in made):
+        if any(_agree(left.tensors[name], one) for name, one in islice(made, FEW)):
             return number, True
-    usual = [number for number, made in fits.items() if made and unknown == "head_dim"]
+    most = max(map(len, fits.values()), default=0)
+    usual = [number for number, made in fits.items() if len(made) == most > 0 and unknown == "head_dim"]
     return max((number for number in usual if number <= USUAL_HEAD), default=0), False
 
 
 def _candidates(unknown: str, rules: Sequence[Rule], left: Named) -> list[int]:
     names = (name for name in left.tensors if any(pattern_of(rule.left).fullmatch(name) for rule in rules))
-    rows = {left.tensors[name].shape[0] for name in islice(names, FEW) if left.tensors[name].shape}
+    rows = {left.tensors[name].shape[0] for name in names if left.tensors[name].shape}
     step, first = (2, SMALLEST_HEAD) if unknown == "head_dim" else (1, 1)
     return sorted({one for row in rows for one in range(first, min(row, 4096) + 1, step) if row % one == 0})
 
@@ -137,7 +138,7 @@ def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str
     except ShardvizError:
         return []
     short = {full: name for name, full in left.full.items()}
-    return [(short[name], one) for name, one in islice(found.items(), FEW)]
+    return [(short[name], one) for name, one in found.items()]
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

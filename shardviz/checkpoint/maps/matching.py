@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardviz.checkpoint.maps.functions import MisfitError
 from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, names_in
@@ -43,12 +43,12 @@ class Named:
 
     Attributes:
         path: What the checkpoint is called in messages.
-        tensors: Its tensors by the names that maps have for them.
+        tensors: Its tensors by the names that maps have for them; for a left side, anything by those names.
         full: Their names.
     """
 
     path: str
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Any]
     full: Mapping[str, str]
 
     @cached_property
@@ -120,7 +120,7 @@ def filled(pattern: str, words: Sequence[str]) -> str:
     return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
 
 
-def named(path: str, tensors: Mapping[str, Tensor], patterns: Collection[str]) -> Named:
+def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> Named:
     """Return tensors by their names without the beginning behind which most of them fit a map's patterns."""
     before = _beginning(tensors, patterns)
     full = {name.removeprefix(before): name for name in tensors if name.startswith(before)}
@@ -300,7 +300,8 @@ def _node(expression: Expression, groups: Sequence[str], right: Named, numbers: 
         name = filled(expression.pattern, groups)
         if name not in right.tensors:
             raise LackingError(name)
-        return right.tensors[name]
+        found: Tensor = right.tensors[name]
+        return found
     operands = _enumerated(expression, groups, right)
     parts = tuple(_node(operand, words, right, numbers) for operand, words in operands)
     stars = max((one.count("*") for one in names_in(expression.operands[0])), default=0)

@@ -96,7 +96,7 @@ def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
 
 def _in_words(made: Made, variant: Node, words: tuple[str, str]) -> Instead:
     cause, fix = words
-    return Instead(f"it is {starred(called(variant))}, where the map makes {starred(called(made.node))}", cause, fix)
+    return Instead(f"it is {starred(called(variant))}, where the map makes {printable(made.text)}", cause, fix)
 
 
 def starred(text: str) -> str:
@@ -140,24 +140,25 @@ def replace_parts(node: Op, parts: tuple[Node, ...]) -> Op:
 
 def _own_slips(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
     name = node.function
-    if len(node.parts) == 1 and FUNCTIONS[name].views is not None:
+    is_single = len(node.parts) == 1 and FUNCTIONS[name].views is not None
+    if is_single:
         fix = f"apply {name} in the conversion{_in_torch(node)}"
         yield node.parts[0], (f"The conversion left out {name}.", fix)
-        yield Op(name, (node,), node.numbers), (f"The conversion applied {name} twice.", f"apply {name} once")
     if name in INVERSE:
         back = Op(INVERSE[name], node.parts, node.numbers)
         yield back, (f"The conversion applied {name} the other way round.", f"apply {name}{_in_torch(node)}")
+    if is_single:
+        yield Op(name, (node,), node.numbers), (f"The conversion applied {name} twice.", f"apply {name} once")
     for numbers in _other_numbers(node):
-        text = ", ".join(map(str, node.numbers))
-        yield Op(name, node.parts, numbers), (f"The conversion has another number in {name}.", f"use {text}")
+        fix = "use the numbers of the map"
+        yield Op(name, node.parts, numbers), (f"The conversion has another number in {name}.", fix)
     yield from _other_joins(node)
 
 
 def _in_torch(node: Op) -> str:
     if node.function not in INVERSE or len(node.shape) != 2:
         return ""
-    half = node.numbers[0] // 2
-    view = f"{half}, 2" if node.function == "rotary" else f"2, {half}"
+    view = "head_dim // 2, 2" if node.function == "rotary" else "2, head_dim // 2"
     return f": w.view(-1, {view}, w.shape[1]).transpose(1, 2).reshape(w.shape)"
 
 
@@ -247,7 +248,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
         words = words.replace("dim 0's", f"the {_around(names[0], at)}").replace("dim 0 is", "the parts are")
         return Instead(f"its parts come in another order: {words}", "The parts were numbered in another order.", fix)
     shown = [
-        f"{_against(found.name, part.name)} where the map puts {_against(part.name, found.name)}" for part, found in odd
+        f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
     ]
     words = ", ".join(dict.fromkeys(shown[:MAX_NAMED])) + (
         f", and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
@@ -293,7 +294,7 @@ def _around(name: str, at: int) -> str:
     return printable(name[: list(_NUMBER.finditer(name))[at].start()].rstrip(".").rpartition(".")[2])
 
 
-def _against(name: str, other: str) -> str:
+def against(name: str, other: str) -> str:
     """Return a name with `*` for the numbers that it shares with another one."""
     theirs = _NUMBER.findall(other)
     numbers = iter(range(len(theirs) + len(name)))

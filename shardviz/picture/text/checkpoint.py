@@ -109,7 +109,7 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
 
 def why_text(one: Outcome) -> str:
     """Return what became of a tensor in words, with its other name where that is more than another beginning."""
-    is_said = one.verdict in ("moved", "tied") or one.name.endswith(one.other) or one.other.endswith(one.name)
+    is_said = one.verdict in ("moved", "tied", "cast") or one.name.endswith(one.other) or one.other.endswith(one.name)
     return one.why if is_said or "(" in one.other else f"as {starred(one.other)}: {one.why}"
 
 
