@@ -28,7 +28,10 @@ LEVELS = 2
 
 MAX_ENTRIES = 4096
 
-_STEP = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)")
+_STEP = re.compile(
+    r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
+)
+"""A name that counts steps: `checkpoint-100`, `iter_0001000`, `1000`; not `exp2`, which is another run."""
 
 
 def siblings(path: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from shardviz.reference.lookup import is_alike, read_region
 from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -234,7 +234,8 @@ def _with_others(made: Made, tensor: Tensor) -> Instead | None:
     if len(names) == num:
         return None
     more = ", ..." if len(names) > MAX_NAMED else ""
-    return Instead(f"{len(names)} of its {num} parts differ: {', '.join(names[:MAX_NAMED])}{more}")
+    differ = "differs" if len(names) == 1 else "differ"
+    return Instead(f"{len(names)} of its {num} parts {differ}: {', '.join(names[:MAX_NAMED])}{more}")
 
 
 def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead:
@@ -245,7 +246,7 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
     if order is not None:
         at, numbers = order
         _, words, _ = name_order(np.array(numbers), 0)
-        words = words.replace("dim 0's", f"the {_around(names[0], at)}").replace("dim 0 is", "the parts are")
+        words = _of_parts(words, _around(names[0], at))
         return Instead(f"its parts come in another order: {words}", "The parts were numbered in another order.", fix)
     shown = [
         f"{against(found.name, part.name)} where the map puts {against(part.name, found.name)}" for part, found in odd
@@ -257,6 +258,16 @@ def _order_of(made: Made, odd: list[tuple[Tensor, Tensor]], num: int) -> Instead
     return Instead(
         f"it has {words}{several}", "The conversion took another tensor, or joined them in another order.", fix
     )
+
+
+def _of_parts(words: str, what: str) -> str:
+    """Return what is said of a dim's indices as said of parts: `experts`, or whatever their number counts."""
+    return re.sub(r"dim 0's (?:indices|blocks of 1) (are|come)|dim 0 (is)|dim 0 (comes)", _plural(what), words)
+
+
+def _plural(what: str) -> Callable[[re.Match[str]], str]:
+    verbs = {"is": "are", "comes": "come"}
+    return lambda found: f"the {what} {verbs.get(found[found.lastindex or 0], found[found.lastindex or 0])}"
 
 
 def _renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[int]] | None:
