@@ -1,304 +1,202 @@
 """Two checkpoints side by side, of whatever formats: each tensor equal, cast, in another order, another's, or other.
 
-Two tensors are in memory at a time. Names are matched as a reference's are: by patterns, wrappers, one beginning.
+Two tensors are in memory at a time. Names are matched as a reference's are: by a map, wrappers, one beginning.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.casts import cast, is_narrower
-from shardviz.checkpoint.fused import find_fused
-from shardviz.checkpoint.optimizer import state_names
+from shardviz.checkpoint import stale
+from shardviz.checkpoint.agreement import agree, can_cast, narrower
+from shardviz.checkpoint.casts import cast
+from shardviz.checkpoint.contents import Contents
+from shardviz.checkpoint.maps.families import family_of
+from shardviz.checkpoint.maps.language import rules_of
+from shardviz.checkpoint.maps.made import Made
+from shardviz.checkpoint.maps.wrong import instead_of
+from shardviz.checkpoint.moved import with_fused, with_moved
 from shardviz.checkpoint.orders import name_change
+from shardviz.checkpoint.outcome import Comparison, Outcome, Verdict, notable
+from shardviz.checkpoint.pairs import paired
+from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.region import index_of
 from shardviz.reference.lookup import is_alike
-from shardviz.reference.names import Matching, matched, renamed
-from shardviz.text import counted, listed, printable
+from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.records import Checkpoint, Saved
+    from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.pairs import Pair
+    from shardviz.checkpoint.records import Checkpoint
 
-Verdict = Literal["equal", "tied", "cast", "permuted", "moved", "missing", "added", "other", "not-compared"]
-"""What became of a tensor: `moved` has the content of a tensor of another name, `tied` is saved once in one of them."""
+__all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 
-MAX_PARTS = 4
-"""Parts of a fused tensor that are named."""
-
-DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "moved", "missing", "added", "other")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one tensor.
-
-    Attributes:
-        name: Its name in the first checkpoint, or in the second where only that has it.
-        other: Its name in the second; empty where that has none.
-        verdict: What became of it.
-        why: That in words, with the numbers.
-    """
-
-    name: str
-    other: str
-    verdict: Verdict
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What became of every tensor of two checkpoints.
-
-    Attributes:
-        outcomes: One for each tensor, in the first checkpoint's order.
-        notes: What the names were taken for, and what was left out.
-    """
-
-    outcomes: tuple[Outcome, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How many tensors have each verdict."""
-        return Counter(one.verdict for one in self.outcomes)
-
-    @property
-    def differs(self) -> bool:
-        """Whether anything is different."""
-        return any(one.verdict in DIFFERENT for one in self.outcomes)
-
-    @property
-    def compared(self) -> int:
-        """How many tensors were looked at in both."""
-        return sum(one.verdict not in ("missing", "added", "not-compared") for one in self.outcomes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `shardviz diff --format json` prints."""
-        return {"schema": 1, "tensors": [asdict(one) for one in self.outcomes], "notes": list(self.notes)}
+LONELY = 4
+"""Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
 
 
 def compare_checkpoints(
     before: Checkpoint,
     after: Checkpoint,
-    names: Mapping[str, str] | None = None,
+    names: dict[str, str] | Sequence[Rule] = (),
     progress: Callable[[int, int], object] = lambda done, of: None,
+    also: Sequence[Checkpoint] = (),
 ) -> Comparison:
     """Compare all tensors of two checkpoints.
 
     Args:
         before: The first.
         after: The second.
-        names: The second's names where they differ, by pattern over the first's.
+        names: A map, or its lines by their left sides.
         progress: Called with the tensors compared, and their number.
+        also: Checkpoints of other steps, besides those that lie beside the two.
 
     Raises:
-        ShardvizError: They have no tensor in common, or a pattern fits none.
+        ShardvizError: They have no tensor in common, or a line of the map fits none.
     """
-    other_of, notes = _pairs(before, after, names or {})
-    if not other_of and before.tensors and after.tensors:
-        some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
-        raise ShardvizError(
-            f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
-            "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`",
-        )
-    outcomes: list[Outcome] = []
-    for done, (name, other) in enumerate(other_of.items()):
-        progress(done, len(other_of))
-        outcomes.append(_outcome(before.tensors[name], after.tensors[other]))
-    lonely, left_out = _lonely(before, after, other_of)
-    outcomes = _with_fused(_with_moved([*outcomes, *lonely], before, after), before, after)
-    return Comparison(tuple(outcomes), (*notes, *left_out))
+    rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
+    pairs = paired(before, after, rules)
+    if not pairs.both and before.tensors and after.tensors:
+        _refuse_strangers(before, after)
+    found: list[tuple[Outcome, Pair]] = []
+    sides = Contents.of(before.tensors.values()), Contents.of(after.tensors.values())
+    for done, pair in enumerate(pairs.both):
+        progress(done, len(pairs.both))
+        found.append((_outcome(pair, sides), pair))
+    found += [(_lonely(pair), pair) for pair in pairs.lonely]
+    found = _with_stale(with_fused(with_moved(found)), before, after, also)
+    outcomes = tuple(outcome for outcome, _ in found)
+    return Comparison(outcomes, (*pairs.notes, *(() if rules else _hint(before, after, outcomes))))
 
 
-def _pairs(before: Checkpoint, after: Checkpoint, names: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the second's name for each of the first's that it has, and what they were taken for."""
-    known_as = renamed(before.tensors, names)
-    there = matched(list(known_as.values()), after.tensors)
-    back = matched(list(after.tensors), list(known_as.values()))
-    found, how, by = _better(there, back, before, after)
-    pairs = {name: found[known] for name, known in known_as.items() if known in found}
-    return pairs, (f"names: {by} has {how}* where the other has *",) if how else ()
+def _refuse_strangers(before: Checkpoint, after: Checkpoint) -> None:
+    some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
+    family = family_of(before.tensors, after.tensors)
+    hint = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
+    raise ShardvizError(
+        f"no tensor of {before.path} is in {after.path} by its name: the first has {some}, the second {others}",
+        f"--map {family} knows these names" if family else hint,
+    )
 
 
-def _better(
-    there: Matching, back: Matching, before: Checkpoint, after: Checkpoint
-) -> tuple[Mapping[str, str], str, str]:
-    """Return the matching of more names: the words that are before all names may be on either side."""
-    if len(back.names) > len(there.names):
-        return {known: other for other, known in back.names.items()}, back.before, before.path.name
-    return there.names, there.before, after.path.name
+def _hint(before: Checkpoint, after: Checkpoint, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Name the map that knows the names of both, where many are in one only."""
+    lonely = sum(one.verdict in ("missing", "added", "moved") for one in outcomes)
+    family = family_of(before.tensors, after.tensors) if lonely > len(outcomes) / LONELY else ""
+    return (f"--map {family} knows these names",) if family else ()
 
 
-def _lonely(before: Checkpoint, after: Checkpoint, pairs: Mapping[str, str]) -> tuple[list[Outcome], list[str]]:
-    """Return the tensors that only one has; optimizer state is left out where the other has none at all."""
-    states, others = state_names(before), state_names(after)
-    taken = set(pairs.values())
-    missing = [name for name in before.tensors if name not in pairs]
-    added = [name for name in after.tensors if name not in taken]
-    notes = []
-    if states and not others:
-        missing = [name for name in missing if name not in states]
-        notes.append(f"not compared: {counted(len(states), 'tensor')} of optimizer state, which only the first has")
-    if others and not states:
-        added = [name for name in added if name not in others]
-        notes.append(f"not compared: {counted(len(others), 'tensor')} of optimizer state, which only the second has")
-    found = [Outcome(name, "", "missing", "only the first has it") for name in missing]
-    return found + [Outcome(name, "", "added", "only the second has it") for name in added], notes
+def _lonely(pair: Pair) -> Outcome:
+    verdict: Verdict = "missing" if pair.other is None else "added"
+    which = "first" if pair.other is None else "second"
+    more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
+    return Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
 
 
-def _outcome(one: Saved, other: Saved) -> Outcome:
+def _outcome(pair: Pair, sides: tuple[Contents, Contents]) -> Outcome:
+    assert pair.one is not None
+    assert pair.other is not None
+    outcome = Outcome(pair.name, pair.other_name, "equal")
     try:
-        verdict, why = _verdict(one, other)
+        return _judged(outcome, pair.one, pair.other, sides)
     except DumpError as error:
-        verdict, why = "not-compared", error.message
-    return Outcome(one.name, other.name, verdict, why)
+        return outcome.became("not-compared", error.message)
 
 
-def _verdict(one: Saved, other: Saved) -> tuple[Verdict, str]:
-    mine, theirs = one.bits, other.bits
-    if one.dtype == other.dtype and one.shape == other.shape and np.array_equal(mine, theirs):
-        return "equal", ""
-    types = f"{one.dtype} and {other.dtype}"
-    same = one.dtype == other.dtype
-    if not same:
-        narrow = one.dtype if is_narrower(one.dtype, other.dtype) else other.dtype
-        own, their = cast(mine, one.dtype, narrow), cast(theirs, other.dtype, narrow)
-        if own is None or their is None:
-            return "not-compared", f"it is {types}, and how one is rounded to the other is not known"
-        mine, theirs = own, their
-    if one.shape == other.shape and np.array_equal(mine, theirs):
-        return "cast", f"{one.dtype} became {other.dtype}, the values are equal after the cast"
-    if change := name_change(mine, theirs, (other, one)):
-        return "permuted", change if same else f"{change}; {types}"
-    return "other", _numbers(one, other, mine, theirs)
+def _judged(outcome: Outcome, one: Tensor, other: Tensor, sides: tuple[Contents, Contents]) -> Outcome:
+    """Return what became of a tensor that both have."""
+    if not can_cast(one.dtype, other.dtype):
+        why = f"it is {one.dtype} and {other.dtype}, and how one is rounded to the other is not known"
+        return outcome.became("not-compared", why)
+    if agree(one, other):
+        if one.dtype == other.dtype:
+            return outcome
+        return outcome.became("cast", f"{one.dtype} became {other.dtype}, the values are equal after the cast")
+    for at, (made, held) in enumerate(((one, other), (other, one))):
+        if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
+            verdict: Verdict = "permuted" if instead.cause else "other"
+            return outcome.became(verdict, _which(1 - at, instead.why), instead.cause, instead.fix)
+    return _in_another_order(outcome, one, other)
 
 
-def _numbers(one: Saved, other: Saved, mine: NDArray[Any], theirs: NDArray[Any]) -> str:
+def _which(at: int, why: str) -> str:
+    return f"in the {('first', 'second')[at]}, {why}"
+
+
+def _in_another_order(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
+    narrow = narrower(one.dtype, other.dtype)
+    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (one, other))
+    assert mine is not None, "can_cast says so"
+    assert theirs is not None, "can_cast says so"
+    types = "" if one.dtype == other.dtype else f"; {one.dtype} and {other.dtype}"
+    cuts = tuple(side for side in (other, one) if isinstance(side, Saved))
+    if change := name_change(mine, theirs, cuts):
+        return outcome.became("permuted", f"{change}{types}")
+    if padding := _padding(mine, theirs):
+        return outcome.became("padded", f"{padding}{types}", *_why_padded(mine, theirs))
+    return outcome.became("other", _numbers(one, other, mine, theirs))
+
+
+def _padding(mine: NDArray[Any], theirs: NDArray[Any]) -> str:
+    """Say which side has more at the end of one dim, and is else equal; empty where neither is that."""
+    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
+        return ""
+    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
+    if len(odd) != 1:
+        return ""
+    dim, is_longer = odd[0], theirs.shape[odd[0]] > mine.shape[odd[0]]
+    short, long = (mine, theirs) if is_longer else (theirs, mine)
+    size = short.shape[dim]
+    if not np.array_equal(np.moveaxis(long, dim, 0)[:size], np.moveaxis(short, dim, 0)):
+        return ""
+    rest = np.moveaxis(long, dim, 0)[size:]
+    what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
+    which = "second" if is_longer else "first"
+    more = long.shape[dim] - size
+    return f"equal in the first {size:,} indices of dim {dim}; the {which} has {more:,} more, {what}"
+
+
+def _why_padded(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[str, str]:
+    if theirs.size > mine.size:
+        cause = "It was padded, as a vocabulary is that has to shard evenly."
+        return cause, "cut the padding off in the conversion, or load it into a model of that size"
+    return "The end was cut off.", "keep it, unless it is padding"
+
+
+def _numbers(one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any]) -> str:
     if one.shape != other.shape:
         return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
     different = mine != theirs
     at = int(np.argmax(different))
     where = index_of(at, one.shape)
     alike = "; all values of the second are alike" if is_alike(theirs) and theirs.size > 1 else ""
-    return f"{int(different.sum()):,} of {one.size:,} elements differ, the first at {where}{alike}"
+    return f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}{alike}"
 
 
-def _with_moved(outcomes: list[Outcome], before: Checkpoint, after: Checkpoint) -> list[Outcome]:
-    """Find tensors whose content another name has: layers or experts renumbered, other names, ties saved twice."""
-    lost = {one.name for one in outcomes if one.verdict == "missing"}
-    new = {one.name for one in outcomes if one.verdict == "added"}
-    here = [one.other or one.name for one in outcomes if one.verdict in ("other", "added")]
-    if not lost and not here:
-        return outcomes
-    facts = {_facts(after.tensors[name]) for name in here}
-    mine = _by_content(before, facts | {_facts(before.tensors[name]) for name in lost})
-    theirs = _by_content(after, facts)
-    kept = [one for one in outcomes if one.verdict in ("equal", "cast")]
-    whole = {one.name for one in kept}, {one.other for one in kept}
-    found = [_explained(one, mine, theirs, (lost, new), whole) for one in outcomes]
-    moved = {source for one, source in found if one.verdict == "moved"}
-    return [one for one, _ in found if one.verdict != "missing" or one.name not in moved]
+def _with_stale(
+    found: list[tuple[Outcome, Pair]], before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]
+) -> list[tuple[Outcome, Pair]]:
+    """Find tensors that are those of another step."""
+    if not any(outcome.verdict == "other" for outcome, _ in found):
+        return found
+    own = before.path, after.path
+    steps = [[*also, *stale.opened(stale.siblings(path), own)] for path in own]
+    return [(_stale(outcome, pair, *steps) if outcome.verdict == "other" else outcome, pair) for outcome, pair in found]
 
 
-def _with_fused(outcomes: list[Outcome], before: Checkpoint, after: Checkpoint) -> list[Outcome]:
-    """Put together tensors that only one checkpoint has, where the other has the same lines in one tensor."""
-    lost = [before.tensors[one.name] for one in outcomes if one.verdict == "missing"]
-    new = [after.tensors[one.name] for one in outcomes if one.verdict == "added"]
-    fused, split = find_fused(lost, new), find_fused(new, lost)
-    parts = {("missing", name) for names in fused.values() for name in names}
-    parts |= {("added", name) for names in split.values() for name in names}
-    found = []
-    for one in outcomes:
-        if one.verdict == "added" and one.name in fused:
-            words = f"one after the other, the first's {listed(map(printable, fused[one.name]), MAX_PARTS)}"
-            found.append(Outcome(one.name, one.name, "moved", words))
-        elif one.verdict == "missing" and one.name in split:
-            words = (
-                f"the second has it in parts, one after the other: {listed(map(printable, split[one.name]), MAX_PARTS)}"
-            )
-            found.append(Outcome(one.name, "", "moved", words))
-        elif (one.verdict, one.name) not in parts:
-            found.append(one)
-    return found
-
-
-def _explained(
-    one: Outcome,
-    mine: _Contents,
-    theirs: _Contents,
-    lonely: tuple[set[str], set[str]],
-    whole: tuple[set[str], set[str]],
-) -> tuple[Outcome, str]:
-    """Return what became of a tensor, and the tensor of the first that the second has in its place."""
-    name = one.other or one.name
-    if one.verdict in ("other", "added"):
-        sources = [source for source in mine.of(theirs.digests.get(name, "")) if source != one.name]
-        sources.sort(key=lambda source: source not in lonely[0])
-        if sources and (one.verdict == "other" or sources[0] in lonely[0]):
-            words = f"the second has here the first's {printable(sources[0])}"
-            return Outcome(one.name, name, "moved", words), sources[0]
-    if one.verdict in ("missing", "added"):
-        own, same = (mine, whole[0]) if one.verdict == "missing" else (theirs, whole[1])
-        twins = [twin for twin in own.of(own.digests.get(one.name, "")) if twin in same]
-        if twins:
-            side = "first" if one.verdict == "missing" else "second"
-            return Outcome(one.name, twins[0], "tied", f"{one.why}: a copy of the {side}'s {printable(twins[0])}"), ""
-    return one, ""
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """Some tensors of a checkpoint by a hash of their bits.
-
-    Attributes:
-        digests: The hash of each; those whose values are all alike are left out.
-        names: The tensors of each hash.
-    """
-
-    digests: Mapping[str, str]
-    names: Mapping[str, list[str]]
-
-    def of(self, digest: str) -> list[str]:
-        """Return the tensors of a hash; none of an empty one."""
-        return list(self.names.get(digest, ())) if digest else []
-
-
-def _facts(tensor: Saved) -> tuple[tuple[int, ...], str]:
-    return tensor.shape, tensor.dtype
-
-
-def _by_content(checkpoint: Checkpoint, facts: Collection[tuple[tuple[int, ...], str]]) -> _Contents:
-    """Hash the tensors of some shapes and types."""
-    tensors = [one for one in checkpoint.tensors.values() if _facts(one) in facts]
-    digests = {one.name: digest for one in tensors if (digest := _digest(one))}
-    names: dict[str, list[str]] = {}
-    for name, digest in digests.items():
-        names.setdefault(digest, []).append(name)
-    return _Contents(digests, names)
-
-
-def _digest(tensor: Saved) -> str:
-    """Return a hash of a tensor's bits; empty where they are all alike, or cannot be read."""
-    try:
-        bits = tensor.bits
-    except DumpError:
-        return ""
-    if is_alike(bits):
-        return ""
-    return hashlib.blake2b(np.ascontiguousarray(bits).data, digest_size=16).hexdigest()
-
-
-def notable(comparison: Comparison) -> str:
-    """Return how many tensors have each verdict, in words."""
-    counts = comparison.counts
-    return listed((f"{counts[one]:,} {one}" for one in ("equal", "tied", *DIFFERENT, "not-compared") if counts[one]), 9)
+def _stale(outcome: Outcome, pair: Pair, of_first: Sequence[Checkpoint], of_second: Sequence[Checkpoint]) -> Outcome:
+    seen = stale.stale_in(pair, of_first, of_second)
+    if seen is None:
+        return outcome
+    which, step = seen
+    cause = f"It was not gathered, written or loaded again after {step.path.name}."
+    fix = "write it again, from the weights of this step"
+    return outcome.became("stale", f"the {which} has here what {step.path} has", cause, fix)

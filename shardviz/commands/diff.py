@@ -5,7 +5,8 @@ compared, with 2 where nothing in them could be compared.
 
 examples:
   shardviz diff before.shardviz after.shardviz
-  shardviz diff checkpoints/step-1000 model.safetensors --map names.txt
+  shardviz diff checkpoints/step-1000 model.safetensors --map my.map
+  shardviz diff meta/ hf/ --map llama
 """
 
 from __future__ import annotations
@@ -26,9 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with")
     parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed")
+    from shardviz.checkpoint.maps.families import families
+    from shardviz.checkpoint.maps.language import LANGUAGE, functions_text
+
     parser.add_argument(
-        "--map", type=Path, metavar="FILE", help="lines `pattern = pattern`: the first checkpoint's names, the second's"
+        "--map",
+        type=Path,
+        metavar="MAP",
+        help=f"how one's tensors are made of the other's: a file, or {', '.join(families())}",
     )
+    parser.add_argument(
+        "--also",
+        type=Path,
+        metavar="CKPT",
+        action="append",
+        default=[],
+        help="another step, from which a tensor may have stayed; those beside either are looked at anyway",
+    )
+    parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not compared, too")
 
@@ -42,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
 
     if are_checkpoints(args.before, args.after, args.map):
-        return diff_checkpoints(args.before, args.after, args.format, args.color, args.map, strict=args.strict)
+        style, colour, strict = args.format, args.color, args.strict
+        return diff_checkpoints(args.before, args.after, style, colour, args.map, args.also, strict=strict)
     return compared(args.before, args.after, args.format, args.color, strict=args.strict)
 
 

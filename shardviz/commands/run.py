@@ -63,7 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare values with a safetensors file, a folder of them or a DCP folder",
     )
     parser.add_argument(
-        "--map", type=Path, metavar="FILE", help="the reference's names: lines `model's pattern = reference's pattern`"
+        "--map",
+        type=Path,
+        metavar="MAP",
+        help="how the model's tensors are made of the reference's: `shardviz diff --help` says more",
     )
     parser.add_argument(
         "--steps",
@@ -101,12 +104,13 @@ def run(args: argparse.Namespace) -> int:
         0 where nothing is wrong, 1 where there are findings, 2 where nothing was captured or could be checked, 3 if
         the job failed, 130 if it was interrupted.
     """
-    from shardviz.reference.names import read_map
+    from shardviz.checkpoint.maps.families import find_map
+    from shardviz.checkpoint.maps.language import mapping_of
 
     _refuse_contradictions(args)
     output = Path(os.path.abspath(args.output or _named_for(args.job)))
     check_folder(output, force=args.force)
-    names = read_map(args.map) if args.map else {}
+    names = mapping_of(find_map(args.map)) if args.map else {}
     reference = str(_reference(args.reference)) if args.reference else ""
     with _session(output) as session:
         options = Options(

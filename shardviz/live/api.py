@@ -67,7 +67,8 @@ def capture(
             looked up in it, so that no weight has to be stamped; each rank reads the slices that it claims. Without
             stamps and without a reference only copies can be compared.
         reference_names: The reference's names where they are not the model's, by pattern over the model's:
-            `{"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}`.
+            `{"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}`; or what a tensor is made of, as in the
+            lines of a map: `{"layers.*.gate_up": "cat(layers.*.w1, layers.*.w3, 0)"}`.
         step: What the job's own step gave, after backward and before the optimizer: `{"loss": loss, "output": output,
             "log": {"grad_norm": norm}}`, all of it optional. The model's gradients are written with it. Copies of
             gradients must agree between ranks, and what is logged must be the same on all of them.

@@ -1,5 +1,6 @@
-"""A model's names as its reference has them: patterns where a conversion renamed tensors, and what wrappers and nested
-state dicts put before all of them.
+"""A model's names as its reference has them, whatever wrappers and nested state dicts put before all of them.
+
+Where a conversion renamed tensors, or made them of others, a map says so: `shardviz.checkpoint.maps`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.errors import ShardvizError
-from shardviz.text import listed, nearest, printable
+from shardviz.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 MAX_LISTED = 3
 
 MIN_SHARED = 2
 """Names that stand behind the same beginning: one alone may be another tensor that ends alike."""
-
-MAP_LINES = "--map takes a file of lines, the model's name first: layers.*.wq.* = model.layers.*.self_attn.q_proj.*"
-MAX_MAP = 1 << 20
-"""Bytes of a file of patterns."""
 
 WRAPPERS = ("module.", "model.", "_orig_mod.", "base_model.model.")
 """What libraries put before every name."""
@@ -117,80 +113,6 @@ def _beginnings(names: Collection[str], others: Collection[str], least: int) -> 
 def _has_numbers(before: str) -> bool:
     """Whether a beginning chooses a layer: `0.weight` is not any layer's weight."""
     return any(part.isdigit() for part in before.split("."))
-
-
-def read_map(path: Path | str) -> dict[str, str]:
-    """Read a file of patterns: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`, `#` before a comment.
-
-    Returns:
-        The reference's name by pattern over the model's, as `renamed` takes it.
-
-    Raises:
-        ShardvizError: The file cannot be read, or a line is not `pattern = pattern`, or comes twice.
-    """
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_MAP + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ShardvizError(f"cannot read {path}: {why}", MAP_LINES) from error
-    if len(text) > MAX_MAP:
-        raise ShardvizError(f"{path} has more than {MAX_MAP:,} bytes", MAP_LINES)
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        rule = line.partition("#")[0].strip()
-        sides = [side.strip() for side in rule.split("=")]
-        if rule and (len(sides) != 2 or not all(sides) or " " in "".join(sides)):
-            raise ShardvizError(
-                f"{path}, line {number}: {printable(rule)[:80]!r} is not `pattern = pattern`", MAP_LINES
-            )
-        if rule and sides[0] in found:
-            raise ShardvizError(f"{path}, line {number}: {printable(sides[0])} comes twice", "keep one of the lines")
-        if rule:
-            found[sides[0]] = sides[1]
-    return found
-
-
-def renamed(names: Collection[str], patterns: Mapping[str, str]) -> dict[str, str]:
-    """Return what a reference calls each tensor of a model.
-
-    Args:
-        names: The model's names.
-        patterns: The reference's name by pattern over the model's; the first that fits counts. `*` stands for anything,
-            and each `*` of the reference's name for what stood in its place. A name that fits none is kept.
-
-    Raises:
-        ShardvizError: A pattern fits no name, or the name for it has more `*` than the pattern.
-
-    Example:
-        >>> renamed(["layers.3.wq.weight", "norm"], {"layers.*.wq.*": "model.layers.*.self_attn.q_proj.*"})
-        {'layers.3.wq.weight': 'model.layers.3.self_attn.q_proj.weight', 'norm': 'norm'}
-    """
-    rules = [(_compiled(pattern, target), target) for pattern, target in patterns.items()]
-    for (rule, _), pattern in zip(rules, patterns, strict=True):
-        if not any(map(rule.fullmatch, names)):
-            close = nearest(pattern, names)
-            hint = f"did you mean {close}?" if close else f"the model has {listed(sorted(names), MAX_LISTED)}"
-            raise ShardvizError(f"reference_names: no tensor of the model fits {pattern!r}", hint)
-    return {name: _renamed(name, rules) for name in names}
-
-
-def _compiled(pattern: str, target: str) -> re.Pattern[str]:
-    if target.count("*") > pattern.count("*"):
-        raise ShardvizError(
-            f"reference_names: {target!r} has more * than {pattern!r}", "each * of a name stands for one of its pattern"
-        )
-    return re.compile("(.*?)".join(map(re.escape, pattern.split("*"))))
-
-
-def _renamed(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
-    for rule, target in rules:
-        if (found := rule.fullmatch(name)) is not None:
-            pieces = target.split("*")
-            return "".join(
-                piece for pair in zip(pieces, (*found.groups()[: len(pieces) - 1], ""), strict=True) for piece in pair
-            )
-    return name
 
 
 def refuse_strangers(names: Collection[str], others: Collection[str], path: str, several: Collection[str]) -> NoReturn:

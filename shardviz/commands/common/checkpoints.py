@@ -14,6 +14,7 @@ from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import counted, listed, nearest, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from shardviz.checkpoint.records import Checkpoint, Saved
@@ -132,9 +133,25 @@ def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool
 
 
 def diff_checkpoints(
-    before: Path, after: Path, style: str, colour: str, map_: Path | None = None, *, strict: bool = False
+    before: Path,
+    after: Path,
+    style: str,
+    colour: str,
+    map_: Path | None = None,
+    also: Sequence[Path] = (),
+    *,
+    strict: bool = False,
 ) -> int:
     """Print what is different between two checkpoints.
+
+    Args:
+        before: The first.
+        after: The second.
+        style: The format.
+        colour: Whether text is coloured.
+        map_: How one's tensors are made of the other's.
+        also: Checkpoints of other steps.
+        strict: Whether it fails where anything was not compared, too.
 
     Returns:
         0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
@@ -144,14 +161,15 @@ def diff_checkpoints(
         ShardvizError: They have no tensor in common.
     """
     from shardviz.checkpoint.compare import compare_checkpoints
+    from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.text.checkpoint import comparison_lines
-    from shardviz.reference.names import read_map
 
     count = Count("compared {done} of {of} tensors")
-    names = read_map(map_) if map_ is not None else {}
+    rules = find_map(map_) if map_ is not None else ()
+    steps = [open_checkpoint(path) for path in also]
     with progress(lambda: str(count)):
-        found = compare_checkpoints(open_checkpoint(before), open_checkpoint(after), names, count)
+        found = compare_checkpoints(open_checkpoint(before), open_checkpoint(after), rules, count, steps)
     if style == "json":
         with reader_may_leave():
             print(json.dumps(found.to_json(), indent=1))

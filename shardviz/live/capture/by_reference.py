@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from shardviz.checkpoint.maps.inverse import towards
+from shardviz.checkpoint.maps.language import names_in, rules_of
+from shardviz.checkpoint.maps.matching import apply, named
+from shardviz.checkpoint.maps.settings import numbers_beside
 from shardviz.dump.ids import ID_NONE
 from shardviz.dump.records import Stamp
 from shardviz.errors import DumpError
@@ -25,7 +29,7 @@ from shardviz.live.capture.meshes import without_axes
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.files import open_reference
 from shardviz.reference.lookup import has_windows_of, is_alike, locate, read_region
-from shardviz.reference.names import matched, refuse_strangers, renamed
+from shardviz.reference.names import matched, refuse_strangers
 from shardviz.reference.singly import singly
 from shardviz.reference.windows import UNPLACED
 from shardviz.stamping.fill import Fill, looks_filled
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.checkpoint.maps.matching import Mapped
     from shardviz.dump.records import Role
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
@@ -128,14 +133,15 @@ def known_in(
     Args:
         reference: What values are compared with.
         wanted: The model's tensors by name.
-        names: The reference's names where they differ, by pattern over the model's.
+        names: A map, where the reference has other names, or tensors that the model's are made of: `name: expression`.
         strangers: Whether it may have none of them.
 
     Raises:
         ShardvizError: It has none of them and should, or a pattern fits none.
     """
-    known_as = renamed(wanted, names)
-    matching = matched(list(known_as.values()), reference.entries)
+    mapped = _mapped(reference, wanted, names)
+    known_as = {name: mapped.known_as.get(name, name) for name in wanted}
+    matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
     entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
     _say_where(matching, reference.path.name)
     stamps: dict[str, Stamp] = {}
@@ -143,12 +149,14 @@ def known_in(
     unknown: list[tuple[str, str]] = []
     first, path = 1, reference.path.name
     for name, one in wanted.items():
-        found = {other: entry_of.get(known_as.get(other, other)) for other in (name, *one.tied)}
+        found = {
+            other: mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *one.tied)
+        }
         entry = next((entry for entry in found.values() if entry is not None), None)
         same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
         if entry is None:
             called = f"{known_as[name]}, as reference_names has it" if known_as[name] != name else "this name"
-            why = reference.why.get(name, f"{path} has no tensor of {called}")
+            why = mapped.lacking.get(name) or reference.why.get(name, f"{path} has no tensor of {called}")
             unknown.append((name, f"where its elements are: {why}"))
         elif entry.shape != one.shape:
             what = f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
@@ -161,6 +169,16 @@ def known_in(
     if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
         refuse_strangers(list(known_as.values()), reference.entries, path, matching.open)
     return Known(stamps, entries, tuple(unknown))
+
+
+def _mapped(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:
+    """Return what a map says of a model's tensors, whichever side of it has their names."""
+    rules = rules_of(names, "reference_names")
+    patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
+    right = named(str(reference.path), reference.entries, patterns)
+    own = towards(rules, wanted, right.tensors)
+    folder = reference.path if reference.path.is_dir() else reference.path.parent
+    return apply(own, named("the model", wanted, patterns), right, numbers_beside([folder]), strict=False)
 
 
 def _say_where(matching: Matching, path: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.dump.records import Role, Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
@@ -118,6 +119,7 @@ def with_merged(known: Known, reference: Reference, wanted: Mapping[str, Wanted]
         locals_: This rank's, with what they claim.
     """
     used = {id(entry) for entry in known.entries.values()}
+    used |= {id(part) for entry in known.entries.values() if isinstance(entry, Made) for part in leaves(entry.node)}
     sources = {name: entry for name, entry in reference.entries.items() if id(entry) not in used}
     mine = {local.name: local for local in locals_}
     recipes: dict[str, Recipe | None] = {}

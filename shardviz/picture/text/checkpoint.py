@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.compare import notable
+from shardviz.checkpoint.maps.wrong import starred
+from shardviz.checkpoint.outcome import notable
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.tables.table import table
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.finding import Report
-    from shardviz.checkpoint.compare import Comparison, Outcome
+    from shardviz.checkpoint.outcome import Comparison, Outcome
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
     from shardviz.picture.text.terminal import Terminal
 
@@ -91,17 +92,19 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
     lines: list[Text] = []
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for one in comparison.outcomes:
         if one.verdict != "equal":
-            groups.setdefault((one.verdict, why_text(one)), []).append(one.name)
-    for (verdict, why), group in groups.items():
+            groups.setdefault((one.verdict, why_text(one), one.cause, one.fix), []).append(one.name)
+    for (verdict, why, cause, fix), group in groups.items():
         good = verdict in ("tied", "not-compared")
         glyph = terminal.glyphs.unknown if good else terminal.glyphs.differs
         head = line((f"{glyph} {verdict}  ", WARNING if good else BAD))
         folds = [names for names, _ in fold((name, None) for name in group)]
         lines += wrapped(printable(listed(folds, MOST_NAMES)), terminal.width, head, 2)
         lines += wrapped(printable(why), terminal.width, line("  "), 2)
+        for word, text in (("cause", cause), ("fix", fix)):
+            lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, *([line("")] if lines else []), _sum(comparison, terminal)]
@@ -109,8 +112,8 @@ def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
 
 def why_text(one: Outcome) -> str:
     """Return what became of a tensor in words, with its other name where that is more than another beginning."""
-    is_said = one.verdict in ("moved", "tied") or one.name.endswith(one.other) or one.other.endswith(one.name)
-    return one.why if is_said else f"as {one.other}: {one.why}"
+    is_said = one.verdict in ("moved", "tied", "cast") or one.name.endswith(one.other) or one.other.endswith(one.name)
+    return one.why if is_said or "(" in one.other else f"as {starred(one.other)}: {one.why}"
 
 
 def _sum(comparison: Comparison, terminal: Terminal) -> Text:

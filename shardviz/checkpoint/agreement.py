@@ -1,0 +1,100 @@
+"""Whether two tensors, stored or made, have the same values, after a cast too; block by block, so in little memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.casts import cast, is_narrower
+from shardviz.checkpoint.maps.made import Made, pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.maps.made import Tensor
+
+    Turn = Callable[[NDArray[Any]], NDArray[Any]]
+
+BLOCK = 1 << 18
+"""Elements that are compared at a time: as many as a processor keeps near."""
+
+TILE = 256
+"""Rows and columns that are compared at a time where one side lies across the other."""
+
+
+def narrower(one: str, other: str) -> str:
+    """Return the type of two to which the other is rounded."""
+    return one if is_narrower(one, other) else other
+
+
+def can_cast(one: str, other: str) -> bool:
+    """Whether it is known how values of one of two types are rounded to the other."""
+    narrow = narrower(one, other)
+    return all(cast(np.empty(0, f"<u{_width(dtype)}"), dtype, narrow) is not None for dtype in (one, other))
+
+
+def _width(dtype: str) -> int:
+    from shardviz.layout.dtypes import itemsize
+
+    return itemsize(dtype) or 1
+
+
+def agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape and the same values, after a cast where their types differ.
+
+    Raises:
+        DumpError: One of them cannot be read.
+    """
+    types = one.dtype, other.dtype
+    if one.shape != other.shape or not can_cast(*types):
+        return False
+    if isinstance(other, Made) and not isinstance(one, Made):
+        one, other, types = other, one, types[::-1]
+    parts = pieces(one.node, other.bits) if isinstance(one, Made) else [(other.bits, one.bits)]
+    turns = None if types[0] == types[1] else (_to(types[1], narrower(*types)), _to(types[0], narrower(*types)))
+    return all(equal(view, bits, turns) for view, bits in parts)
+
+
+def _to(dtype: str, narrow: str) -> Turn:
+    def turned(bits: NDArray[Any]) -> NDArray[Any]:
+        found = cast(bits, dtype, narrow)
+        assert found is not None, "can_cast says so"
+        return found
+
+    return turned
+
+
+def equal(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None = None) -> bool:
+    """Whether two arrays are equal, block by block: what differs is soon found.
+
+    Args:
+        one: An array.
+        other: Another one.
+        turns: What is done to each of them before.
+    """
+    if one.shape != other.shape:
+        return False
+    if one.size <= BLOCK or one.ndim == 0:
+        return np.array_equal(*(one, other) if turns is None else (turns[0](one), turns[1](other)))
+    if one.ndim == 2 and _is_across(one) != _is_across(other):
+        return _equal_in_tiles(one, other, turns)
+    rows = BLOCK // max(one.size // len(one), 1)
+    if not rows:
+        return all(equal(own, their, turns) for own, their in zip(one, other, strict=True))
+    starts = range(0, len(one), rows)
+    return all(equal(one[at : at + rows], other[at : at + rows], turns) for at in starts)
+
+
+def _is_across(array: NDArray[Any]) -> bool:
+    return abs(array.strides[-1]) > abs(array.strides[-2])
+
+
+def _equal_in_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
+    return all(
+        equal(one[top : top + TILE, left : left + TILE], other[top : top + TILE, left : left + TILE], turns)
+        for top in range(0, one.shape[0], TILE)
+        for left in range(0, one.shape[1], TILE)
+    )

@@ -1,0 +1,103 @@
+"""Tensors found by what is in them: by a few of their values, and then by all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.agreement import agree, can_cast, narrower
+from shardviz.checkpoint.casts import cast
+from shardviz.errors import DumpError
+from shardviz.reference.lookup import is_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.maps.made import Tensor
+
+SAMPLES = 64
+"""Values of a tensor that are looked up."""
+
+
+@dataclass
+class Contents:
+    """Tensors by what is in them.
+
+    Attributes:
+        by_shape: The tensors of each shape.
+    """
+
+    by_shape: dict[tuple[int, ...], list[Tensor]]
+    _samples: dict[int, NDArray[Any] | None] = field(default_factory=dict)
+    _tables: dict[tuple[tuple[int, ...], str, str], dict[bytes, list[Tensor]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Contents:
+        """Return tensors, of which nothing is read before one is looked for."""
+        found: dict[tuple[int, ...], list[Tensor]] = {}
+        for tensor in tensors:
+            found.setdefault(tensor.shape, []).append(tensor)
+        return cls(found)
+
+    def equal_to(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Yield the tensors with the values of another one, after a cast; none where all of these are alike."""
+        own = sample_of(tensor)
+        for dtype in (
+            dict.fromkeys(_dtype(one) for one in self.by_shape.get(tensor.shape, ())) if own is not None else ()
+        ):
+            if not dtype or not can_cast(dtype, tensor.dtype):
+                continue
+            narrow = narrower(dtype, tensor.dtype)
+            key = cast(own, tensor.dtype, narrow) if own is not None else None
+            for one in self._table(tensor.shape, dtype, narrow).get(b"" if key is None else key.tobytes(), ()):
+                if one is not tensor and _agree(one, tensor) and not is_alike(tensor.bits):
+                    yield one
+
+    def _table(self, shape: tuple[int, ...], dtype: str, narrow: str) -> dict[bytes, list[Tensor]]:
+        key = shape, dtype, narrow
+        if key not in self._tables:
+            table: dict[bytes, list[Tensor]] = {}
+            for one in self.by_shape[shape]:
+                sample = self._sample(one) if _dtype(one) == dtype else None
+                turned = None if sample is None else cast(sample, dtype, narrow)
+                if turned is not None:
+                    table.setdefault(turned.tobytes(), []).append(one)
+            self._tables[key] = table
+        return self._tables[key]
+
+    def _sample(self, tensor: Tensor) -> NDArray[Any] | None:
+        """Return some of a tensor's values; None where it cannot be read, or has none."""
+        if id(tensor) not in self._samples:
+            self._samples[id(tensor)] = sample_of(tensor)
+        return self._samples[id(tensor)]
+
+
+def sample_of(tensor: Tensor) -> NDArray[Any] | None:
+    """Return some of a tensor's values; None where it cannot be read, or has none."""
+    try:
+        bits = tensor.bits
+    except (DumpError, OSError):
+        return None
+    if not bits.size or not bits.ndim:
+        return np.array(bits).reshape(-1) if bits.size else None
+    places = np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64)
+    found: NDArray[Any] = bits[np.unravel_index(places, bits.shape)]
+    return found
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    try:
+        return agree(one, other)
+    except (DumpError, OSError):
+        return False
+
+
+def _dtype(tensor: Tensor) -> str:
+    try:
+        return tensor.dtype
+    except DumpError:
+        return ""

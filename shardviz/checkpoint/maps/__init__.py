@@ -1,0 +1,6 @@
+"""Maps: small tables that say how the tensors of one checkpoint, or of a model, are made of those of another.
+
+`language` reads a table, `functions` says what each function does to elements, `made` is a tensor made of others and
+reads no more than it has to, `matching` finds which tensors a rule is about, `settings` the numbers that a model's own
+settings have; `wrong` names what a conversion did instead, `families` are the tables that come with shardviz.
+"""

@@ -1,0 +1,247 @@
+"""The language of maps: lines `name = expression`, read into rules. What it says is in `LANGUAGE`, for users too."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardviz.checkpoint.maps.functions import FUNCTIONS
+from shardviz.errors import ShardvizError
+from shardviz.text import did_you_mean, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+LANGUAGE = """\
+a map has lines `name = expression`: how a tensor of one checkpoint is made of those of the other
+  layers.*.wq.* = model.layers.*.self_attn.q_proj.*    each * stands for what stood in its place
+  layers.*.gate_up = cat(layers.*.w1, layers.*.w3, 0)  dims are as torch counts them; the default is 0
+  experts.w1 = stack(experts.*.w1)                     a * that the left side lacks: all numbers, in order
+  w1.* = take(w1, *)                                   a * as a number
+  q = rotary(wq, head_dim)                             head_dim, heads, kv_heads: from a config.json beside either
+  name ?= expression                                   if it is there; the first such line that fits counts
+  name = none, none = name                             only one of them has it, and that is right
+functions:
+"""
+"""What `shardviz diff --help` says of maps; the functions follow."""
+
+MAP_LINES = "lines of a map: layers.*.wq.* = model.layers.*.self_attn.q_proj.*; `shardviz diff --help` lists functions"
+MAX_MAP = 1 << 20
+"""Bytes of a map."""
+
+MAX_NESTED = 16
+"""Functions within functions."""
+
+NOTHING = "none"
+VARIABLES = ("head_dim", "heads", "kv_heads")
+_TOKEN = re.compile(r"\s*([(),]|[^\s(),]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A tensor by its name, or the tensors that a pattern with `*` fits."""
+
+    pattern: str
+
+    def __str__(self) -> str:
+        return self.pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of tensors.
+
+    Attributes:
+        function: Its name.
+        operands: The tensors, or what makes them.
+        numbers: Its numbers: as written, a variable, or `*`.
+    """
+
+    function: str
+    operands: tuple[Expression, ...]
+    numbers: tuple[int | str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(map(str, (*self.operands, *self.numbers)))})"
+
+
+Expression: TypeAlias = Name | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of a map.
+
+    Attributes:
+        left: The name of a tensor, or a pattern; `none` for what only the right side has.
+        right: What it is made of; None where the other side has nothing in its place.
+        where: The file and line, for messages.
+        optional: Whether it may fit nothing.
+    """
+
+    left: str
+    right: Expression | None
+    where: str
+    optional: bool = False
+
+
+def names_in(expression: Expression | None) -> Iterator[str]:
+    """Yield the names, or patterns, of the tensors in an expression, from left to right."""
+    if isinstance(expression, Name):
+        yield expression.pattern
+    elif expression is not None:
+        for operand in expression.operands:
+            yield from names_in(operand)
+
+
+def read_rules(path: Path | str) -> tuple[Rule, ...]:
+    """Read a map from a file.
+
+    Raises:
+        ShardvizError: The file cannot be read, or one of its lines: the message has its number.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_MAP + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ShardvizError(f"cannot read {path}: {why}", MAP_LINES) from error
+    if len(text) > MAX_MAP:
+        raise ShardvizError(f"{path} has more than {MAX_MAP:,} bytes", MAP_LINES)
+    return parse_rules(text, str(path))
+
+
+def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
+    """Read a map from its text.
+
+    Args:
+        text: The lines.
+        source: What it is called in messages.
+
+    Raises:
+        ShardvizError: A line cannot be read, or is a second rule for a name.
+
+    Example:
+        >>> parse_rules("gate_up = cat(w1, w3, 0)  # halves", "my.map")[0].right.operands
+        (Name(pattern='w1'), Name(pattern='w3'))
+    """
+    rules: dict[tuple[str, str], Rule] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        written = line.partition("#")[0].strip()
+        if written:
+            rule = _rule(written, f"{source}, line {number}")
+            key = rule.left, str(rule.right) if rule.optional or rule.left == NOTHING else ""
+            if key in rules:
+                name = printable(rule.left)
+                raise ShardvizError(f"{rule.where}: {name} comes twice", f"keep one of the lines: {rules[key].where}")
+            rules[key] = rule
+    return tuple(rules.values())
+
+
+def rules_of(names: Mapping[str, str], source: str) -> tuple[Rule, ...]:
+    """Return the rules of a mapping, as the functions of the API take it; a name that ends in `?` may fit nothing.
+
+    Raises:
+        ShardvizError: One of them cannot be read.
+    """
+    return tuple(
+        _parsed(left.rstrip("?").strip(), right, source, optional=left.endswith("?")) for left, right in names.items()
+    )
+
+
+def mapping_of(rules: tuple[Rule, ...]) -> dict[str, str]:
+    """Return rules as text, for the processes of a job: what `rules_of` reads."""
+    found: dict[str, str] = {}
+    for rule in rules:
+        key = f"{rule.left}?" if rule.optional else rule.left
+        while key in found:  # lines for one name, of which the first that fits counts
+            key += "?"
+        found[key] = str(rule.right or NOTHING)
+    return found
+
+
+def _rule(written: str, where: str) -> Rule:
+    left, _, right = (part.strip() for part in written.partition("="))
+    optional = left.endswith("?")
+    left = left.removesuffix("?").strip()
+    if not left or not right or "=" in right or re.search(r"[\s(),]", left):
+        shown = repr(printable(written)[:80])
+        raise ShardvizError(f"{where}: {shown} is not `name = expression`", MAP_LINES)
+    return _parsed(left, right, where, optional=optional)
+
+
+def _parsed(left: str, right: str, where: str, *, optional: bool = False) -> Rule:
+    tokens = [found[1] for found in _TOKEN.finditer(right)]
+    expression, rest = _expression(tokens, where, right, 0)
+    if rest:
+        shown = repr(printable(right)[:80])
+        raise ShardvizError(f"{where}: {shown} goes on after its end, at {printable(rest[0])[:40]!r}", MAP_LINES)
+    if isinstance(expression, Name) and expression.pattern == NOTHING:
+        return Rule(left, None, where, optional)
+    if isinstance(expression, Name) and expression.pattern.count("*") > left.count("*") and left != NOTHING:
+        hint = "each * of a name stands for one of its pattern"
+        raise ShardvizError(f"{where}: {printable(str(expression))!r} has more * than {printable(left)!r}", hint)
+    return Rule(left, expression, where, optional)
+
+
+def _expression(tokens: list[str], where: str, text: str, depth: int) -> tuple[Expression, list[str]]:
+    """Read an expression; return it and what follows."""
+    shown = repr(printable(text)[:80])
+    if depth > MAX_NESTED:
+        raise ShardvizError(f"{where}: more than {MAX_NESTED} functions within each other", "use two lines")
+    if not tokens or tokens[0] in "(),":
+        raise ShardvizError(f"{where}: {shown} lacks a name" + (f" before {tokens[0]!r}" if tokens else ""), MAP_LINES)
+    word, rest = tokens[0], tokens[1:]
+    if not rest or rest[0] != "(":
+        return Name(word), rest
+    if word not in FUNCTIONS:
+        hint = did_you_mean(word, FUNCTIONS) or f"functions: {', '.join(FUNCTIONS)}"
+        raise ShardvizError(f"{where}: unknown function {printable(word)[:40]!r}", hint)
+    parts: list[Expression] = []
+    rest = rest[1:]
+    while True:
+        part, rest = _expression(rest, where, text, depth + 1)
+        parts.append(part)
+        if not rest:
+            raise ShardvizError(f"{where}: {shown} lacks a ) at its end", MAP_LINES)
+        separator, rest = rest[0], rest[1:]
+        if separator == ")":
+            return _call(word, parts, where), rest
+        if separator != ",":
+            raise ShardvizError(f"{where}: {shown} lacks a comma before {printable(separator)[:40]!r}", MAP_LINES)
+
+
+def _call(function: str, parts: list[Expression], where: str) -> Call:
+    """Tell tensors from numbers: these come last."""
+    numbers: list[int | str] = []
+    while parts and isinstance(parts[-1], Name) and (number := _number(parts[-1].pattern)) is not None:
+        numbers.insert(0, number)
+        parts = parts[:-1]
+    kind = FUNCTIONS[function]
+    written = f"{where}: {function}({', '.join(map(str, (*parts, *numbers)))})"
+    if any(isinstance(part, Name) and _number(part.pattern) is not None for part in parts) or not parts:
+        raise ShardvizError(f"{written}: tensors come first, then numbers", f"as in {kind.usage}")
+    few, many = kind.operands
+    if not few <= len(parts) <= many or not kind.numbers[0] <= len(numbers) <= kind.numbers[1]:
+        raise ShardvizError(f"{printable(written)}: {function} takes {kind.takes}", f"as in {kind.usage}")
+    return Call(function, tuple(parts), tuple(numbers))
+
+
+def _number(word: str) -> int | str | None:
+    """Return a number, a variable or `*` that stands for one; None for a tensor's name."""
+    if re.fullmatch(r"-?[0-9]{1,15}", word):
+        return int(word)
+    return word if word == "*" or word in VARIABLES else None
+
+
+def functions_text() -> str:
+    """Return a line for each function, for `--help`."""
+    width = max(len(kind.usage) for kind in FUNCTIONS.values())
+    return "".join(f"  {kind.usage:<{width}}  {kind.text}\n" for kind in FUNCTIONS.values())
+
+
+def some(names: Iterator[str]) -> str:
+    """Return a few names, for a message."""
+    return listed(map(printable, names), 3)

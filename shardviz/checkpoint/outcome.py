@@ -1,0 +1,82 @@
+"""What became of the tensors of two checkpoints, as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from shardviz.text import listed
+
+Verdict = Literal[
+    "equal", "tied", "cast", "permuted", "padded", "moved", "stale", "missing", "added", "other", "not-compared"
+]
+"""What became of a tensor: `moved` has the values of a tensor of another name, `tied` is saved once in one of them,
+`padded` has more at the end of a dim, `stale` is of another step."""
+
+DIFFERENT: tuple[Verdict, ...] = ("cast", "permuted", "padded", "moved", "stale", "missing", "added", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one tensor.
+
+    Attributes:
+        name: Its name in the first checkpoint, or in the second where only that has it, or has it in one piece.
+        other: Its name in the other, or how a map makes it; empty where that has nothing in its place.
+        verdict: What became of it.
+        why: That in words, with the numbers.
+        cause: What was done; empty where that is not known.
+        fix: What to do about it.
+    """
+
+    name: str
+    other: str
+    verdict: Verdict
+    why: str = ""
+    cause: str = ""
+    fix: str = ""
+
+    def became(self, verdict: Verdict, why: str, cause: str = "", fix: str = "", other: str | None = None) -> Outcome:
+        """Return it with another verdict."""
+        named = self.other if other is None else other
+        return replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What became of every tensor of two checkpoints.
+
+    Attributes:
+        outcomes: One for each tensor, in the first checkpoint's order.
+        notes: What the names were taken for, and what was left out.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many tensors have each verdict."""
+        return Counter(one.verdict for one in self.outcomes)
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is different."""
+        return any(one.verdict in DIFFERENT for one in self.outcomes)
+
+    @property
+    def compared(self) -> int:
+        """How many tensors were looked at in both."""
+        return sum(one.verdict not in ("missing", "added", "not-compared") for one in self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `shardviz diff --format json` prints."""
+        return {"schema": 1, "tensors": [asdict(one) for one in self.outcomes], "notes": list(self.notes)}
+
+
+def notable(comparison: Comparison) -> str:
+    """Return how many tensors have each verdict, in words."""
+    counts = comparison.counts
+    verdicts = ("equal", "tied", *DIFFERENT, "not-compared")
+    return listed((f"{counts[one]:,} {one}" for one in verdicts if counts[one]), len(verdicts))

@@ -1,0 +1,206 @@
+"""Which tensor of one checkpoint is compared with which of another: by a map, by names, by wrappers and beginnings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.agreement import agree
+from shardviz.checkpoint.maps.language import VARIABLES, names_in
+from shardviz.checkpoint.maps.made import Made, leaves
+from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
+from shardviz.checkpoint.maps.settings import numbers_beside
+from shardviz.checkpoint.optimizer import state_names
+from shardviz.errors import DumpError, ShardvizError
+from shardviz.reference.names import Matching, matched
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.checkpoint.maps.language import Expression, Rule
+    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.maps.matching import Mapped, Named
+    from shardviz.checkpoint.records import Checkpoint
+
+FEW = 4
+"""Tensors in which a number is looked for that no settings have."""
+
+USUAL_HEAD = 128
+SMALLEST_HEAD = 4
+"""With two rows for each head nothing is exchanged: any conversion that leaves rotary out would fit."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tensors that should have the same values.
+
+    Attributes:
+        name: What the pair is called.
+        one: The first checkpoint's; None where it has none.
+        other: The second's; None where it has none.
+        lacking: Why one of them cannot be made, as a map says.
+    """
+
+    name: str
+    one: Tensor | None
+    other: Tensor | None
+    lacking: str = ""
+
+    @property
+    def other_name(self) -> str:
+        """What the other side has in the place of the name: a tensor's name, or how it is made."""
+        made = next((side for side in (self.one, self.other) if isinstance(side, Made)), None)
+        return made.text if made is not None else self.other.name if self.other is not None else ""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Everything that two checkpoints have.
+
+    Attributes:
+        both: What both have.
+        lonely: What one of them has.
+        notes: What the names were taken for, and what was left out.
+    """
+
+    both: tuple[Pair, ...]
+    lonely: tuple[Pair, ...]
+    notes: tuple[str, ...]
+
+
+def paired(before: Checkpoint, after: Checkpoint, rules: Sequence[Rule]) -> Pairs:
+    """Return which tensors of two checkpoints are compared.
+
+    Args:
+        before: The first.
+        after: The second.
+        rules: The map; either checkpoint may be the one that its left sides name.
+
+    Raises:
+        ShardvizError: A rule of the map fits nothing, or its tensors do not fit each other.
+    """
+    patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
+    first, second = (named(str(one.path), one.tensors, patterns) for one in (before, after))
+    turned = {rule: is_turned(rule, first.tensors, second.tensors) for rule in rules}
+    forth, back = ([rule for rule in rules if turned[rule] is way] for way in (False, True))
+    numbers = numbers_beside((before.folder, after.folder))
+    notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
+    made = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
+    return _without_states(made.both, list(made.lonely), (*notes, *made.notes), (before, after))
+
+
+def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:
+    """Find out the numbers that no settings have; yield what was taken for them."""
+    for unknown in sorted(_variables(rules) - set(numbers)):
+        number, is_found = _number(unknown, rules, left, right, numbers)
+        if number:
+            numbers[unknown] = number
+            how = "it fits the contents" if is_found else "none fits the contents"
+            yield f"{unknown} is taken to be {number}: no config.json beside either says, and {how}"
+
+
+def _variables(rules: Sequence[Rule]) -> set[str]:
+    return {one for rule in rules for one in _variables_in(rule.right)}
+
+
+def _variables_in(expression: Expression | None) -> Iterator[str]:
+    for operand in getattr(expression, "operands", ()):
+        yield from _variables_in(operand)
+    yield from (one for one in getattr(expression, "numbers", ()) if one in VARIABLES)
+
+
+def _number(
+    unknown: str, rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]
+) -> tuple[int, bool]:
+    """Find out the number that makes a few tensors equal; the usual one where none does, if one fits; else 0."""
+    own = [rule for rule in rules if unknown in _variables_in(rule.right)]
+    fits = {one: _made(own, left, right, {**numbers, unknown: one}) for one in _candidates(unknown, own, left)}
+    for number, made in fits.items():
+        if any(_agree(left.tensors[name], one) for name, one in islice(made, FEW)):
+            return number, True
+    most = max(map(len, fits.values()), default=0)
+    usual = [number for number, made in fits.items() if len(made) == most > 0 and unknown == "head_dim"]
+    return max((number for number in usual if number <= USUAL_HEAD), default=0), False
+
+
+def _candidates(unknown: str, rules: Sequence[Rule], left: Named) -> list[int]:
+    names = (name for name in left.tensors if any(pattern_of(rule.left).fullmatch(name) for rule in rules))
+    rows = {left.tensors[name].shape[0] for name in names if left.tensors[name].shape}
+    step, first = (2, SMALLEST_HEAD) if unknown == "head_dim" else (1, 1)
+    return sorted({one for row in rows for one in range(first, min(row, 4096) + 1, step) if row % one == 0})
+
+
+def _made(rules: Sequence[Rule], left: Named, right: Named, numbers: Mapping[str, int]) -> list[tuple[str, Made]]:
+    try:
+        found = apply(rules, left, right, numbers, strict=False).made
+    except ShardvizError:
+        return []
+    short = {full: name for name, full in left.full.items()}
+    return [(short[name], one) for name, one in found.items()]
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    try:
+        return agree(one, other)
+    except DumpError:
+        return False
+
+
+def _completed(before: Checkpoint, after: Checkpoint, forth: Mapped, back: Mapped) -> Pairs:
+    """Return the pairs of a map, and of the names that it says nothing of."""
+    made = [Pair(name, before.tensors[name], one) for name, one in forth.made.items()]
+    made += [Pair(name, one, after.tensors[name]) for name, one in back.made.items()]
+    taken = _taken(forth, back), _taken(back, forth)
+    known_as = {name: name for name in before.tensors if name not in taken[0]}
+    known_as |= {other: name for name, other in back.known_as.items() if other in known_as}
+    known_as |= {name: other for name, other in forth.known_as.items() if name in known_as}
+    free = [name for name in after.tensors if name not in taken[1]]
+    renamed, how = _by_names(known_as, free, (before, after))
+    both = [*made, *(Pair(name, before.tensors[name], after.tensors[other]) for name, other in renamed.items())]
+    lonely = [
+        Pair(name, one, None, forth.lacking.get(name, ""))
+        for name, one in before.tensors.items()
+        if name not in renamed and (name not in taken[0] or name in forth.lacking)
+    ]
+    used = set(renamed.values())
+    lonely += [
+        Pair(name, None, one, back.lacking.get(name, ""))
+        for name, one in after.tensors.items()
+        if name not in used and (name not in taken[1] or name in back.lacking)
+    ]
+    place = {name: at for at, name in enumerate([*before.tensors, *after.tensors])}
+    return Pairs(tuple(sorted(both, key=lambda pair: place[pair.name])), tuple(lonely), how)
+
+
+def _taken(own: Mapped, other: Mapped) -> set[str]:
+    """Return the names of one side that a map has settled: made, part of what is made, or needed by nobody."""
+    parts = {leaf.name for one in other.made.values() for leaf in leaves(one.node)}
+    return {*own.made, *own.lacking, *own.left_alone, *other.right_alone, *parts}
+
+
+def _by_names(
+    known_as: Mapping[str, str], others: Sequence[str], sides: tuple[Checkpoint, Checkpoint]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Match names; the words that are before all names may be on either side."""
+    there = matched(list(known_as.values()), others)
+    back = matched(list(others), list(known_as.values()))
+    turned = len(back.names) > len(there.names)
+    best = Matching({known: other for other, known in back.names.items()}, back.before) if turned else there
+    pairs = {name: best.names[known] for name, known in known_as.items() if known in best.names}
+    path = sides[0 if turned else 1].path.name
+    return pairs, (f"names: {path} has {best.before}* where the other has *",) if best.before else ()
+
+
+def _without_states(
+    both: tuple[Pair, ...], lonely: list[Pair], notes: tuple[str, ...], sides: tuple[Checkpoint, Checkpoint]
+) -> Pairs:
+    """Leave optimizer state out where one side has none at all."""
+    states = [state_names(one) for one in sides]
+    for at, which in enumerate(("first", "second")):
+        if states[at] and not states[1 - at]:
+            lonely = [one for one in lonely if one.name not in states[at] or (one.one, one.other)[at] is None]
+            what = counted(len(states[at]), "tensor")
+            notes = (*notes, f"not compared: {what} of optimizer state, which only the {which} has")
+    return Pairs(both, tuple(lonely), notes)

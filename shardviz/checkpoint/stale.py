@@ -1,0 +1,128 @@
+"""Tensors that another step's checkpoint has: they were not gathered, written or loaded again after that step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.agreement import agree
+from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
+from shardviz.errors import DumpError
+from shardviz.reference.lookup import is_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from shardviz.checkpoint.maps.made import Node, Tensor
+    from shardviz.checkpoint.pairs import Pair
+    from shardviz.checkpoint.records import Checkpoint
+
+MAX_SIBLINGS = 8
+"""Checkpoints of other steps that are looked at, the nearest ones first."""
+
+LEVELS = 2
+"""Folders above a checkpoint whose names may have its step: `checkpoint-100/model`."""
+
+MAX_ENTRIES = 4096
+
+_STEP = re.compile(
+    r"((?:.*(?:step|checkpoint|ckpt|iter|iteration|epoch)[-_=.]?)?)([0-9]{1,18})([^0-9]*)", re.IGNORECASE
+)
+"""A name that counts steps: `checkpoint-100`, `iter_0001000`, `1000`; not `exp2`, which is another run."""
+
+
+def siblings(path: Path) -> list[Path]:
+    """Return the checkpoints of other steps beside one: the same path but for the last number of a name.
+
+    Example:
+        >>> siblings(Path("runs/checkpoint-200"))  # doctest: +SKIP
+        [PosixPath('runs/checkpoint-100'), PosixPath('runs/checkpoint-300')]
+    """
+    path = path.absolute()
+    for level in range(LEVELS):
+        folder = path if level == 0 else path.parents[level - 1]
+        step = _STEP.fullmatch(folder.name)
+        found = list(_others(folder, step)) if step else []
+        rest = path.relative_to(folder)
+        near = sorted(found, key=lambda pair: abs(pair[0] - int(step[2]) if step else 0))
+        there = [other / rest for _, other in near if is_checkpoint(other / rest)]
+        if there:
+            return there[:MAX_SIBLINGS]
+    return []
+
+
+def _others(folder: Path, step: re.Match[str]) -> Iterator[tuple[int, Path]]:
+    try:
+        names = [one.name for _, one in zip(range(MAX_ENTRIES), folder.parent.iterdir(), strict=False)]
+    except OSError:
+        return
+    for name in names:
+        other = _STEP.fullmatch(name)
+        if other is not None and name != folder.name and (other[1], other[3]) == (step[1], step[3]):
+            yield int(other[2]), folder.parent / name
+
+
+def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
+    """Open what can be opened of some checkpoints, but for those that are compared."""
+    own = {path.absolute() for path in but}
+    found = []
+    for path in paths:
+        if path.absolute() not in own:
+            try:
+                found.append(open_checkpoint(path))
+            except (DumpError, OSError):  # of another step; nothing depends on it
+                continue
+    return found
+
+
+def stale_in(
+    pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
+) -> tuple[str, Checkpoint] | None:
+    """Return which side of a pair has what another step has, `first` or `second`, and that step's checkpoint.
+
+    Args:
+        pair: Two tensors that differ.
+        of_first: Checkpoints of other steps with the first one's names.
+        of_second: And with the second one's.
+    """
+    if pair.one is None or pair.other is None or is_alike(pair.one.bits) or is_alike(pair.other.bits):
+        return None
+    for which, own, held, steps in (
+        ("second", pair.one, pair.other, of_first),
+        ("first", pair.other, pair.one, of_second),
+    ):
+        for step in steps:
+            there = _in(step, own)
+            if there is not None and _agree(there, held):
+                return which, step
+    return None
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    try:
+        return agree(one, other)
+    except (DumpError, OSError):
+        return False
+
+
+def _in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
+    """Return the same tensor of another step; None where that lacks it or has another shape."""
+    if not isinstance(tensor, Made):
+        found = step.tensors.get(tensor.name)
+        return found if found is not None and found.shape == tensor.shape else None
+    node = _node_in(step, tensor.node)
+    return replace(tensor, node=node) if isinstance(node, Op) else None
+
+
+def _node_in(step: Checkpoint, node: Node) -> Node | None:
+    if not isinstance(node, Op):
+        return _in(step, node)
+    parts = [_node_in(step, part) for part in node.parts]
+    return (
+        None
+        if any(part is None for part in parts)
+        else replace(node, parts=tuple(part for part in parts if part is not None))
+    )
