@@ -24,6 +24,8 @@ MOST_IN_FULL = 8
 """Causes that are told in full."""
 WRONG = "wrong: "
 """What the clause with the ranks and rows of a finding begins with."""
+CHANGED = "They were computed on the way, come from elsewhere, or were changed since"
+TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
 WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
 """How a sentence about all tensors of a role begins."""
@@ -213,39 +215,39 @@ def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     if name in received.each:
         cause = "Every rank has values of its own under this name, and these ranks have another's"
         return _finding("foreign", received, name, parts, text, (cause, "give each rank the file that it saved itself"))
-    cause = "They were computed on the way, come from another file, or were changed since"
-    return _finding("foreign", received, name, parts, text, (cause, words.to_place))
+    return _finding("foreign", received, name, parts, text, (CHANGED, words.to_place))
 
 
 def _advised(finding: Finding, received: Received) -> Finding:
     """Return a finding of places with the cause and the fix that fit a trip."""
     words = received.words
     details = (*finding.details, *([words.trips] if words.trips else []))
-    if finding.kind in ("foreign", "name-collision"):
-        return replace(
-            finding,
-            details=details,
-            cause=_why_swapped(received, finding.tensor, finding.held.removeprefix("the elements of ")),
-            fix=TO_MATCH,
-            refs=(),
-        )
-    return replace(finding, details=details, fix=words.to_place, refs=())
+    if finding.kind not in ("foreign", "name-collision"):
+        return replace(finding, details=details, fix=words.to_place, refs=())
+    said = f"{finding.sentence} {finding.held} "
+    others = [name for name in received.parts if name != finding.tensor and f"{name} " in said]
+    whose = max(others, key=len, default="")
+    cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, words.to_place)
+    sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
+    return replace(finding, sentence=sentence, details=details, cause=cause, fix=fix, refs=())
 
 
 def _swapped(received: Received, name: str, parts: Sequence[Part], whose: str) -> Finding:
     text = f"it has the values of {whose} on {_where(received, name, parts)}"
-    why = _why_swapped(received, name, whose), TO_MATCH
-    return _finding("foreign", received, name, parts, text, why)
+    return _finding("foreign", received, name, parts, text, _why_swapped(received, name, whose))
 
 
-def _why_swapped(received: Received, name: str, whose: str) -> str:
+def _why_swapped(received: Received, name: str, whose: str) -> tuple[str, str]:
+    """Return the cause and the fix where one tensor has another's values."""
     mine, _, own_key = name.partition(" ")
     theirs, _, key = whose.partition(" ")
+    if received.roles[name] != "optim" and own_key and mine == theirs:
+        return "The fused tensor is cut in one piece, or its parts are in another order", TO_CUT
     if received.roles[name] == "optim" and mine == theirs:
-        return f"States of one parameter were exchanged: {' and '.join(sorted((own_key, key)))}"
+        return f"States of one parameter were exchanged: {' and '.join(sorted((own_key, key)))}", TO_MATCH
     if received.roles[name] == "optim" and own_key == key:
         return (
             "The optimizer's state is matched by position: its numbers are of parameters in another order, or of "
             "others that are left out"
-        )
-    return "Another tensor was written under this name: names were matched by position, or two of them exchanged"
+        ), TO_MATCH
+    return "Another tensor was written under this name: names were matched by position, or two exchanged", TO_MATCH
