@@ -78,6 +78,17 @@ def _split(name: str) -> re.Match[str] | None:
     return _OF_MEGATRON.fullmatch(name) or _STATE.fullmatch(name)
 
 
+def state_of(name: str) -> tuple[str, str] | None:
+    """Return the parameter and the key of an optimizer's state by its name in a checkpoint; None for other tensors.
+
+    Example:
+        >>> state_of("optim.state.layers.0.w1.exp_avg"), state_of("layers.0.w1")
+        (('layers.0.w1', 'exp_avg'), None)
+    """
+    parts = _split(name)
+    return (parts["name"], parts["key"]) if parts is not None and parts["key"] in OF_OPTIMIZERS else None
+
+
 def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
     found: dict[str, _Optimizer] = {}
     for name, tensor in checkpoint.tensors.items():

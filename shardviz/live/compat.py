@@ -42,6 +42,7 @@ __all__ = [
     "asks_for_shapes",
     "clean_name",
     "computed_buffers",
+    "count_groups",
     "default_store",
     "distribute_tensor",
     "dividing_float64_once",
@@ -62,6 +63,7 @@ __all__ = [
     "torch_placement",
     "unit_of",
     "use_public_names",
+    "world_of",
 ]
 
 
@@ -211,6 +213,32 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """
     flat: DeviceMesh = mesh._flatten() if hasattr(mesh, "_flatten") else mesh
     return flat
+
+
+@contextmanager
+def world_of(group: Any) -> Iterator[None]:
+    """Let a process group be the whole world for its members: its first ranks are the job's first ranks.
+
+    Names of groups are counted, and the members make groups that the others do not: their count is where the caller
+    sets it right with `count_groups`. `_update_default_pg` and `_world.default_pg`, tried on torch 2.13.0.
+    """
+    c10d = torch.distributed.distributed_c10d
+    before = c10d._world.default_pg
+    c10d._update_default_pg(group)
+    try:
+        yield
+    finally:
+        c10d._update_default_pg(before)
+
+
+def count_groups(at_least: int = 0) -> int:
+    """Return how many process groups were named, after setting it to a number if it is smaller.
+
+    `_world.group_count`, tried on torch 2.13.0.
+    """
+    world = torch.distributed.distributed_c10d._world
+    world.group_count = max(world.group_count, at_least)
+    return int(world.group_count)
 
 
 def in_backward() -> bool:

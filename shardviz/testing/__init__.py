@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from shardviz.testing.assertions.message import ShardAssertionError
     from shardviz.testing.assertions.same import assert_same
     from shardviz.testing.plugin.marks import spmd
+    from shardviz.testing.trips.roundtrip import assert_checkpoint_roundtrip
+    from shardviz.testing.trips.transfer import assert_transferred
 
 _HOMES = {
     "ShardAssertionError": "shardviz.testing.assertions.message",
+    "assert_checkpoint_roundtrip": "shardviz.testing.trips.roundtrip",
     "assert_clean": "shardviz.testing.assertions.calls",
     "assert_layout": "shardviz.testing.assertions.calls",
     "assert_ordered": "shardviz.testing.assertions.calls",
@@ -39,6 +42,7 @@ _HOMES = {
     "assert_replicated": "shardviz.testing.assertions.calls",
     "assert_same": "shardviz.testing.assertions.same",
     "assert_tied": "shardviz.testing.assertions.calls",
+    "assert_transferred": "shardviz.testing.trips.transfer",
     "load_probe": "shardviz.live.probe",
     "spmd": "shardviz.testing.plugin.marks",
     "stamp": "shardviz.live.capture.stamp",
@@ -46,6 +50,7 @@ _HOMES = {
 
 __all__ = [
     "ShardAssertionError",
+    "assert_checkpoint_roundtrip",
     "assert_clean",
     "assert_layout",
     "assert_ordered",
@@ -53,6 +58,7 @@ __all__ = [
     "assert_replicated",
     "assert_same",
     "assert_tied",
+    "assert_transferred",
     "load_probe",
     "spmd",
     "stamp",

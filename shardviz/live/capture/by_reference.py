@@ -237,7 +237,7 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
 def is_as_claimed(local: Local, entry: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
     try:
-        claimed = _claimed(local, local.shape)
+        claimed = claimed_region(local, local.shape)
         return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return False
@@ -247,7 +247,7 @@ def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Regi
     """Return a shard's ids, or the region that it claims where it is that; neither where all values are alike."""
     entry, bits = known.entries[local.name], bits_of_tensor(local.values)
     shape = (math.prod(local.shape),) if local.flat else local.shape
-    claimed = _claimed(local, shape)
+    claimed = claimed_region(local, shape)
     if claimed is None or not _is_slice(local, bits, entry, claimed, shape):
         return _ids(local, bits, entry, known, claimed), None
     if bits.shape != shape and bits.size and is_alike(bits) and is_alike(entry.bits):
@@ -287,7 +287,7 @@ def _ids(
     return np.where((ids == ID_NONE) & (bits == 0), 0, ids)
 
 
-def _claimed(local: Local, shape: tuple[int, ...]) -> Region | None:
+def claimed_region(local: Local, shape: tuple[int, ...]) -> Region | None:
     """Return the part that this rank claims; all of it for a plain tensor of the whole shape."""
     if local.claim is None:
         return Region.whole(shape) if tuple(local.values.shape) == shape else None

@@ -161,8 +161,8 @@ def _headlines(subject: Subject) -> list[Drawn]:
     """Write the kind of each finding, and what is wrong in numbers."""
     return [
         _stacked(
-            _paragraph(f"{UNICODE.of(finding.severity)} {finding.kind}", "sv-bad"),
-            _paragraph(finding.summary, "sv-bad sv-said"),
+            paragraph(f"{UNICODE.of(finding.severity)} {finding.kind}", "sv-bad"),
+            paragraph(finding.summary, "sv-bad sv-said"),
         )
         for finding in subject.findings
     ]

@@ -79,13 +79,16 @@ def gather_ids(model: nn.Module, mesh: DeviceMesh | None, stamps: Stamped, stage
     return gather(lambda seen: add_model(seen, inner, mesh, stamps, part), mesh, Stamped(part.stamps))
 
 
-def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None) -> Dump:
+def gather(
+    add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: Stamped | None = None, reference: str = ""
+) -> Dump:
     """Let every rank capture, and return the tensors of all ranks. Every rank of the job calls this.
 
     Args:
         add: Captures this rank's tensors.
         mesh: The mesh of the job; by default all ranks in a row.
         stamps: The result of stamping the model before it was sharded.
+        reference: What values were compared with, in words, where that is what ids stand for.
 
     Raises:
         ShardvizError: No process group is initialised.
@@ -99,7 +102,7 @@ def gather(add: Callable[[Capture], object], mesh: DeviceMesh | None, stamps: St
     sent = of_all_ranks((msgspec.json.encode(seen.record()), save(seen.dense) if seen.dense else b""))
     records = map(partial(msgspec.json.decode, type=RankRecord), (record for record, _ in sent))
     arrays = {at: load(dense) for at, (_, dense) in enumerate(sent) if dense}
-    run = run_record(_job_mesh(mesh), stamps, None)
+    run = run_record(_job_mesh(mesh), stamps, None, reference=reference)
     return dump_of(Gathered(Path("this job"), run, dict(enumerate(records)), {}, arrays))
 
 

@@ -76,9 +76,13 @@ def _rank_in_job() -> int:
 
 def report(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut | None = None) -> str:
     """Return the text for findings: the first ones in full, and one cause on many tensors once."""
-    whole = grouped(ungrouped(findings), ranks_by_name(dump) if dump else {})
-    parts = [_in_full(dump, finding, laid_out) for finding in whole[:MAX_IN_FULL]]
-    if rest := [finding.title or finding.kind for finding in whole[MAX_IN_FULL:]]:
+    return told(dump, grouped(ungrouped(findings), ranks_by_name(dump) if dump else {}), laid_out)
+
+
+def told(dump: Dump | None, whole: Sequence[Finding], laid_out: LaidOut | None = None, most: int = MAX_IN_FULL) -> str:
+    """Return the text for findings that are already put together: the first ones in full, the others by name."""
+    parts = [_in_full(dump, finding, laid_out) for finding in whole[:most]]
+    if rest := [finding.title or finding.kind for finding in whole[most:]]:
         parts.append(f"and {len(rest)} more: {printable('; '.join(rest))}")
     return "\n\n".join(parts)
 

@@ -1,0 +1,5 @@
+"""Values that travel: through a checkpoint and back, or from a trainer to an engine.
+
+What is sent is filled with values that say where they belong, and what receives it with others. `contents` says what a
+job has, `filling` writes, `judging` compares, `disk` looks at what was saved; `roundtrip` and `transfer` assert.
+"""

@@ -1,0 +1,253 @@
+"""Findings about what was received: never written, rounded, of another shape, or another tensor's, with the fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.grouping import grouped
+from shardviz.testing.assertions.message import told
+from shardviz.testing.trips.judging import with_parts
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from shardviz.dump.records import Role
+    from shardviz.testing.trips.judging import Part
+
+MOST = 4
+MOST_ROWS = 12
+"""Tensors of one cause whose rows are told one by one."""
+MOST_IN_FULL = 8
+"""Causes that are told in full."""
+WRONG = "wrong: "
+"""What the clause with the ranks and rows of a finding begins with."""
+CHANGED = "They were computed on the way, come from elsewhere, or were changed since"
+TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
+TO_MATCH = "match by name, and move each name with its tensor; never by position"
+WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
+"""How a sentence about all tensors of a role begins."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a trip is called in findings.
+
+    Attributes:
+        trip: What should have written the values: `load`, `sync`.
+        sender: Where they come from: `what was saved`, `the source`.
+        to_write: What to do where a whole model was not written.
+        to_place: What to do where values are in the wrong places.
+        trips: Where it went, in words: `saved on (fsdp=2, tp=2), loaded on (fsdp=4)`.
+    """
+
+    trip: str
+    sender: str
+    to_write: str
+    to_place: str
+    trips: str = ""
+
+
+@dataclass(frozen=True)
+class Received:
+    """What became of every tensor.
+
+    Attributes:
+        parts: Every rank's part of each, by name.
+        roles: Their roles.
+        each: Those of which each rank has one of its own.
+        words: How the trip is called.
+    """
+
+    parts: Mapping[str, Sequence[Part]]
+    roles: Mapping[str, Role]
+    each: Collection[str]
+    words: Words
+
+    def wrong(self, *fates: str) -> dict[str, list[Part]]:
+        """Return the parts with one of some fates, of the tensors that have any."""
+        found = {name: [one for one in parts if one.fate in fates] for name, parts in self.parts.items()}
+        return {name: parts for name, parts in found.items() if parts}
+
+    def owner(self, name: str) -> str:
+        """Return the one tensor whose values every wrong part of a tensor has; empty where there is none."""
+        owners = {part.why if part.fate == "swapped" else "" for part in self.parts[name] if part.fate != "right"}
+        return owners.pop() if len(owners) == 1 else ""
+
+    @property
+    def unplaced(self) -> list[str]:
+        """The tensors whose wrong values are neither the old ones nor rounded: they may be others'."""
+        known = self.wrong("kept", "rounded", "shape")
+        wrong = self.wrong("other", "zeros", "swapped")
+        return [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
+
+
+def told_of(findings: Iterable[Finding]) -> str:
+    """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty where none is."""
+    return told(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
+
+
+def _with_rows(finding: Finding) -> Finding:
+    """Return the finding of several tensors with the rows of each of them."""
+    rows = [(one.tensor, _wrong(one)) for one in finding.members]
+    if len({text for _, text in rows}) < 2:
+        return finding
+    more = [f"{len(rows) - MOST_ROWS} more tensors"] if len(rows) > MOST_ROWS else []
+    each = ", ".join([*(f"{name} {text}" for name, text in rows[:MOST_ROWS]), *more])
+    others = (one for one in finding.details if not one.startswith(WRONG))
+    return replace(finding, details=(f"{WRONG}{each}", *others))
+
+
+def _wrong(finding: Finding) -> str:
+    return next((one.removeprefix(WRONG) for one in finding.details if one.startswith(WRONG)), "")
+
+
+def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what is wrong with what was received.
+
+    Args:
+        received: What became of every tensor.
+        placed: Where the elements are that the unplaced tensors have.
+    """
+    kept = received.wrong("kept")
+    for name, parts in kept.items():
+        yield _kept(received, name, parts)
+    for name, parts in received.wrong("rounded").items():
+        if name not in kept:
+            yield _rounded(received, name, parts)
+    for name, parts in received.wrong("shape").items():
+        if name not in kept:
+            yield _misshapen(received, name, parts)
+    for name, parts in received.wrong("swapped").items():
+        if whose := received.owner(name):
+            yield _swapped(received, name, parts, whose)
+    explained = {finding.tensor for finding in placed} | {name for name in received.parts if received.owner(name)}
+    for finding in placed:
+        yield with_parts(_advised(finding, received), received.parts[finding.tensor])
+    for name, parts in received.wrong("other", "zeros", "swapped").items():
+        if name not in explained and name not in kept and name not in received.wrong("rounded", "shape"):
+            yield _other(received, name, parts)
+
+
+def _where(received: Received, name: str, parts: Sequence[Part]) -> str:
+    return f"{len(parts)} of {len(received.parts[name])} ranks"
+
+
+def _rows(parts: Sequence[Part]) -> str:
+    return listed((part.text for part in parts), MOST)
+
+
+def _finding(
+    kind: str, received: Received, name: str, parts: Sequence[Part], text: str, why: tuple[str, str]
+) -> Finding:
+    details = (f"{WRONG}{_rows(parts)}", *([received.words.trips] if received.words.trips else []))
+    ranks = tuple(part.rank for part in parts)
+    return Finding(kind, "error", name, ranks, text, details=details, cause=why[0], fix=why[1])  # type: ignore[arg-type]
+
+
+def _kept(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    words = received.words
+    count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
+    much = "" if count == size else f"{count:,} of {size:,} elements of "
+    text = f"the {words.trip} did not write {much}it on {_where(received, name, parts)}: what was there before is there"
+    return _finding("write-not-applied", received, name, parts, text, _why_kept(received, name, parts))
+
+
+def _why_kept(received: Received, name: str, parts: Sequence[Part]) -> tuple[str, str]:
+    """Return the cause and the fix of old values: the whole trip, a rank, a kind of tensor or this one."""
+    words, kept, role = received.words, received.wrong("kept"), received.roles[name]
+    if any(part.wrong < part.size for part in parts):
+        return (
+            "Only a part of these ranks' shards is written: the pieces that arrive are fewer or smaller than the shard",
+            f"compare the offsets and lengths of the pieces that arrive with the rows named here; {words.to_place}",
+        )
+    if {part.rank for part in parts} < _ranks_of(received, name):
+        return (
+            f"The {words.trip} left it alone on these ranks, and wrote it on the others",
+            f"run the {words.trip} on every rank, with the same keys, or broadcast from a rank that did",
+        )
+    if set(kept) >= set(received.parts):
+        return f"The {words.trip} wrote into copies, under other names, or not at all", words.to_write
+    same = [other for other in received.parts if received.roles[other] == role]
+    if len(same) > 1 and all(one in kept for one in same):
+        return f"{WHOLE[role]} left out: none of them was written", (
+            "save and load model.state_dict(), which has persistent buffers too, not named_parameters()"
+            if role == "buffer"
+            else words.to_write
+        )
+    return (
+        "It is not among what was written: a filter, a missing or renamed key with strict=False, or it was not sent",
+        "list the keys that were missing or unexpected (load_state_dict returns them; strict=True raises), and send it",
+    )
+
+
+def _ranks_of(received: Received, name: str) -> set[int]:
+    return {part.rank for part in received.parts[name] if part.size}
+
+
+def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    dtype = parts[0].why
+    text = f"its values were rounded to {dtype} on the way on {_where(received, name, parts)}"
+    cause = f"They were saved, sent or received in {dtype} and cast back without a word"
+    if received.words.trip == "sync":
+        fix = f"send it in its own dtype, or, if {dtype} is meant, let the target be {dtype} too"
+    else:
+        fix = "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
+    return _finding("wrong-value", received, name, parts, text, (cause, fix))
+
+
+def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
+    cause = "One rank's part was taken for the whole, or another tensor has its name"
+    return _finding("wrong-shape", received, name, parts, text, (cause, received.words.to_place))
+
+
+def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    words = received.words
+    if all(part.fate == "zeros" for part in parts):
+        text = f"it has zeros on {_where(received, name, parts)}, where {words.sender} has other values"
+        cause = "It was made or reset, and never written"
+        return _finding("foreign", received, name, parts, text, (cause, words.to_write))
+    count, size = sum(part.wrong for part in parts), sum(part.size for part in parts)
+    text = f"{count:,} of {size:,} elements are not those of {words.sender} on {_where(received, name, parts)}"
+    if name in received.each:
+        cause = "Every rank has values of its own under this name, and these ranks have another's"
+        return _finding("foreign", received, name, parts, text, (cause, "give each rank the file that it saved itself"))
+    return _finding("foreign", received, name, parts, text, (CHANGED, words.to_place))
+
+
+def _advised(finding: Finding, received: Received) -> Finding:
+    """Return a finding of places with the cause and the fix that fit a trip."""
+    words = received.words
+    details = (*finding.details, *([words.trips] if words.trips else []))
+    if finding.kind not in ("foreign", "name-collision"):
+        return replace(finding, details=details, fix=words.to_place, refs=())
+    said = f"{finding.sentence} {finding.held} "
+    others = [name for name in received.parts if name != finding.tensor and f"{name} " in said]
+    whose = max(others, key=len, default="")
+    cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, words.to_place)
+    sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
+    return replace(finding, sentence=sentence, details=details, cause=cause, fix=fix, refs=())
+
+
+def _swapped(received: Received, name: str, parts: Sequence[Part], whose: str) -> Finding:
+    text = f"it has the values of {whose} on {_where(received, name, parts)}"
+    return _finding("foreign", received, name, parts, text, _why_swapped(received, name, whose))
+
+
+def _why_swapped(received: Received, name: str, whose: str) -> tuple[str, str]:
+    """Return the cause and the fix where one tensor has another's values."""
+    mine, _, own_key = name.partition(" ")
+    theirs, _, key = whose.partition(" ")
+    if received.roles[name] != "optim" and own_key and mine == theirs:
+        return "The fused tensor is cut in one piece, or its parts are in another order", TO_CUT
+    if received.roles[name] == "optim" and mine == theirs:
+        return f"States of one parameter were exchanged: {' and '.join(sorted((own_key, key)))}", TO_MATCH
+    if received.roles[name] == "optim" and own_key == key:
+        return (
+            "The optimizer's state is matched by position: its numbers are of parameters in another order, or of "
+            "others that are left out"
+        ), TO_MATCH
+    return "Another tensor was written under this name: names were matched by position, or two exchanged", TO_MATCH

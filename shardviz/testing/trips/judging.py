@@ -1,0 +1,241 @@
+"""What each rank received, beside what it should have: its own part, what was there before, or something else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import distributed
+
+from shardviz.check.run import report_on
+from shardviz.dump.records import Stamp
+from shardviz.layout.region import indices
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.by_reference import Known, add_by_reference, cast_bits
+from shardviz.live.capture.meshes import plain_mesh, without_axes
+from shardviz.live.capture.stamp import Stamped, bits_of_tensor, dtype_name
+from shardviz.reference.lookup import FEW_EQUAL
+from shardviz.testing.assertions.gathering import gather
+from shardviz.testing.trips.filling import part_of, region_of
+from shardviz.text import join_numbers, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Literal
+
+    from numpy.typing import NDArray
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.check.finding import Finding
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+    from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.locals import Local
+    from shardviz.reference.files import Entry
+
+    Fate = Literal["right", "kept", "rounded", "zeros", "shape", "swapped", "other"]
+
+NARROWER = {
+    "float64": ("float32", "bfloat16", "float16"),
+    "float32": ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    "bfloat16": ("float8_e4m3fn", "float8_e5m2"),
+    "float16": ("bfloat16", "float8_e4m3fn", "float8_e5m2"),
+}
+"""The element types through which values may have gone on their way, by the type that they have."""
+PLACED = "what was sent"
+"""What ids stand for, in the words of findings."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one tensor should have after it was received.
+
+    Attributes:
+        entry: What was sent.
+        old: Returns what this rank had before; None where that is not known.
+        also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
+    """
+
+    entry: Entry
+    old: Callable[[], NDArray[Any] | None] | None = None
+    also: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """What became of one rank's part of a tensor.
+
+    Attributes:
+        rank: The rank.
+        fate: What became of it.
+        rows: The rows that are wrong, counted in the whole tensor, as text; empty where all of the part is.
+        why: The element type that values went through, the shape that it has instead, or the tensor whose part it has.
+        wrong: How many elements are wrong.
+        size: How many it has.
+    """
+
+    rank: int
+    fate: Fate
+    rows: str = ""
+    why: str = ""
+    wrong: int = 0
+    size: int = 0
+
+    @property
+    def text(self) -> str:
+        """The rank and its wrong rows: `rank 3 rows 4-7`."""
+        return f"rank {self.rank} {self.rows}".rstrip()
+
+
+def part_received(local: Local, target: Target, rank: int) -> Part:
+    """Return what became of this rank's part of a tensor."""
+    if tuple(target.entry.shape) != local.shape:
+        return Part(rank, "shape", why=f"{list(local.shape)}, not {list(target.entry.shape)}")
+    got = bits_of_tensor(local.values)
+    parts = [_wanted(local, entry) for entry in (target.entry, *target.also)]
+    wanted = parts[0]
+    if wanted is None:
+        return Part(rank, "shape", why=f"{list(got.shape)} on this rank, which its placements do not give it")
+    if any(one is not None and np.array_equal(one, got) for one in parts):
+        return Part(rank, "right", size=got.size)
+    wrong = wanted != got
+    region = region_of(local)
+    rows = rows_text(wrong, region) if region is not None and not local.flat else ""
+    fate, why = _fate(local, target, got, wrong)
+    return Part(rank, fate, rows, why, int(wrong.sum()), got.size)
+
+
+def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
+    part = part_of(local, entry)
+    return None if part is None else cast_bits(part, entry.dtype, local.values.dtype)
+
+
+def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
+    old = target.old() if target.old is not None else None
+    if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= _most(wrong):
+        return "kept", ""
+    for dtype in NARROWER.get(dtype_name(local.values.dtype), ()):
+        if np.array_equal(_rounded(local, target.entry, dtype), got):
+            return "rounded", dtype
+    return ("zeros" if not got[wrong].any() else "other"), ""
+
+
+def _most(wrong: NDArray[np.bool_]) -> float:
+    """How many of the wrong elements must be the old ones: of narrow values some are equal by chance."""
+    return max(1.0, (1 - FEW_EQUAL) * int(wrong.sum()))
+
+
+def _rounded(local: Local, entry: Entry, dtype: str) -> NDArray[Any]:
+    import torch
+
+    part = part_of(local, entry)
+    assert part is not None, "its shape was compared before"
+    return cast_bits(cast_bits(part, entry.dtype, getattr(torch, dtype)), dtype, local.values.dtype)
+
+
+def rows_text(wrong: NDArray[np.bool_], region: Region) -> str:
+    """Return the wrong rows of a part as the whole tensor counts them, and the columns where only some are wrong.
+
+    Example:
+        >>> from shardviz.layout.region import Region
+        >>> rows_text(np.array([[False, True], [False, True]]), Region((((4, 6),), ((0, 2),))))
+        'rows 4-5, columns 1'
+    """
+    if not wrong.ndim:
+        return ""
+    words = ("rows", "columns") if wrong.ndim == 2 else tuple(f"dim {dim} at" for dim in range(wrong.ndim))
+    words = ("rows",) if wrong.ndim == 1 else words
+    found = []
+    for dim, word in enumerate(words):
+        others = tuple(other for other in range(wrong.ndim) if other != dim)
+        hit = wrong.any(axis=others) if others else wrong
+        if dim == 0 or not hit.all():
+            found.append(f"{word} {join_numbers(indices(region.dims[dim])[hit].tolist())}")
+    return ", ".join(found)
+
+
+def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) -> dict[str, list[Part]]:
+    """Return what became of every rank's part of every tensor. Every rank of the world calls this."""
+    rank = distributed.get_rank()
+    mine = {name: part_received(local, targets[name], rank) for name, local in locals_.items() if name in targets}
+    for name, part in mine.items():
+        if part.fate == "other" and (whose := _owner(locals_[name], targets)):
+            mine[name] = replace(part, fate="swapped", why=whose)
+    found: dict[str, list[Part]] = {}
+    for of_rank in of_all_ranks(mine):
+        for name, part in of_rank.items():
+            found.setdefault(name, []).append(part)
+    return found
+
+
+def _owner(local: Local, targets: Mapping[str, Target]) -> str:
+    """Return the other tensor of which a rank has the part that it should have of this one; empty where of none."""
+    got = bits_of_tensor(local.values)
+    for name, target in targets.items():
+        if name != local.name and tuple(target.entry.shape) == local.shape:
+            other = _wanted(local, target.entry)
+            if other is not None and np.array_equal(other, got):
+                return name
+    return ""
+
+
+def places(
+    locals_: Mapping[str, Local],
+    targets: Mapping[str, Target],
+    names: Sequence[str],
+    mesh: DeviceMesh | None,
+    reference: str = PLACED,
+) -> list[Finding]:
+    """Return where the elements are that some tensors have instead of their own. Every rank of the world calls this.
+
+    Args:
+        locals_: What this rank has.
+        targets: What it should have; the others' elements are looked for in these too.
+        names: The tensors to look at.
+        mesh: The mesh of the job.
+        reference: What was sent, in words.
+    """
+    known = _known(targets)
+    dropped = _stage_axes(locals_, mesh)
+    rank = distributed.get_rank()
+    own = [
+        replace(one, role="param", claim=one.claim and without_axes(one.claim, dropped, rank))
+        for name in names
+        if (one := locals_.get(name)) is not None
+    ]
+
+    def add(seen: Capture) -> None:
+        add_by_reference(seen, own, known)
+
+    dump = gather(add, mesh, Stamped(tuple(known.stamps.values())), reference)
+    report = report_on(dump)
+    each = [one for finding in report.findings for one in finding.each]
+    return [one for one in each if one.tensor in names and one.kind not in ("incomplete", "untied")]
+
+
+def _known(targets: Mapping[str, Target]) -> Known:
+    stamps: dict[str, Stamp] = {}
+    first = 1
+    for name, target in targets.items():
+        stamps[name] = Stamp(name, first, tuple(target.entry.shape), "param")
+        first += int(np.prod(target.entry.shape))
+    return Known(stamps, {name: target.entry for name, target in targets.items()}, is_stamped=True)
+
+
+def _stage_axes(locals_: Mapping[str, Local], mesh: DeviceMesh | None) -> list[str]:
+    """Return the axes along which ranks have different tensors, as the stages of a pipeline have."""
+    if mesh is None:
+        return []
+    of_all = of_all_ranks(frozenset(locals_))
+    plain: Mesh = plain_mesh(mesh)
+    return [
+        axis for axis in plain.axes if any(len({of_all[rank] for rank in group}) > 1 for group in plain.groups(axis))
+    ]
+
+
+def with_parts(finding: Finding, parts: Sequence[Part], most: int = 4) -> Finding:
+    """Return a finding of exactly the ranks whose parts are wrong, with the rows of each."""
+    wrong = [part for part in parts if part.fate != "right"]
+    where = listed((part.text for part in wrong), most)
+    return replace(finding, ranks=tuple(part.rank for part in wrong), details=(*finding.details, f"wrong: {where}"))

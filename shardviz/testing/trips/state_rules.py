@@ -1,0 +1,180 @@
+"""What a load must bring beside tensors: every state and step, hyperparameters, ties, an optimizer of the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+from shardviz.check.finding import Finding
+from shardviz.live.capture.agreement import of_all_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from shardviz.testing.trips.contents import Contents
+
+ROUNDING = 1e-6
+"""How far a hyperparameter may be off, relative to itself: some formats store float32."""
+TO_LOAD = (
+    "load the optimizer's state by parameter, with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, "
+    "or in place with the optimizer's own load_state_dict"
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was saved beside tensors, of all ranks.
+
+    Attributes:
+        states: The names of all state tensors and numbers: `up.weight exp_avg`, `up.weight step`.
+        numbers: The numbers among them.
+        settings: Hyperparameters by name: `up.weight lr`.
+    """
+
+    states: Collection[str]
+    numbers: Mapping[str, float]
+    settings: Mapping[str, float]
+
+
+def facts_of(seen: Contents) -> Facts:
+    """Return what all ranks have beside tensors. Every rank of the world calls this."""
+    states = [name for name, local in seen.tensors.items() if local.role == "optim"] + list(seen.numbers)
+    numbers = {name: one.value for name, one in seen.numbers.items()}
+    of_all = of_all_ranks((states, numbers, seen.settings))
+    return Facts(
+        tuple(dict.fromkeys(name for one in of_all for name in one[0])),
+        {name: value for one in of_all for name, value in one[1].items()},
+        {name: value for one in of_all for name, value in one[2].items()},
+    )
+
+
+def check_states(saved: Facts, before: Contents, after: Contents, of: Collection[str], trips: str) -> Iterator[Finding]:
+    """Yield what a load did not bring, or broke. Every rank of the world calls this.
+
+    Args:
+        saved: What was saved.
+        before: What this rank had before the load.
+        after: What it has now.
+        of: What to compare.
+        trips: Where it was saved and loaded, in words.
+    """
+    wrong = _lost(before, after) | _strangers(before, after)
+    if "optim" in of:
+        wrong |= _missing(saved, after) | _numbers(saved, after)
+    if "setting" in of:
+        wrong |= _settings(saved, after)
+    wrong |= _untied(before, after)
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for rank, of_rank in enumerate(of_all_ranks(wrong)):
+        for name, (kind, text) in of_rank.items():
+            found.setdefault((name, kind, text), []).append(rank)
+    size = distributed.get_world_size()
+    for (name, kind, text), ranks in found.items():
+        cause, fix = ADVICE[kind]
+        sentence = f"{text}, on {len(ranks)} of {size} ranks"
+        yield Finding(_KINDS[kind], "error", name, tuple(ranks), sentence, details=(trips,), cause=cause, fix=fix)  # type: ignore[arg-type]
+
+
+_KINDS = {
+    "state": "incomplete",
+    "extra": "foreign",
+    "number": "write-not-applied",
+    "setting": "write-not-applied",
+    "tie": "untied",
+    "stranger": "wrong-value",
+    "name": "incomplete",
+}
+ADVICE = {
+    "state": (
+        "The optimizer's state was not loaded, or what was loaded has none of this parameter: saved by number, under "
+        "another name, or of another stage",
+        TO_LOAD,
+    ),
+    "extra": (
+        "The optimizer's state is matched by position: this parameter had none when it was saved",
+        TO_LOAD,
+    ),
+    "number": (
+        "The step is not among what was saved, or the load left the one that was there: bias correction starts again",
+        "save the whole state of each parameter, with its numbers, and load all of it",
+    ),
+    "setting": (
+        "The groups' hyperparameters were not saved, or the load kept those that the optimizer was built with",
+        "save and load param_groups beside the state; if the new run is to set its own, leave 'setting' out of `of`",
+    ),
+    "tie": (
+        "The load put a new tensor in the place of one of them (assign=True, setattr): they drift apart from now on",
+        "load in place, or tie them again after the load, before the optimizer is made",
+    ),
+    "stranger": (
+        "The load put new parameters into the model (assign=True, setattr), and the optimizer still steps the old ones",
+        "load the model before the optimizer is made, or load in place: copy_ into the parameters that are there",
+    ),
+    "name": (
+        "The load replaced the model by one that lacks it, or renamed it",
+        "load into a model with the same modules",
+    ),
+}
+
+
+def _lost(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+    gone = before.tensors.keys() - after.tensors.keys() - after.not_known.keys()
+    weights = [name for name in gone if before.tensors[name].role != "optim"]
+    return dict.fromkeys(weights, ("name", "the model has no such tensor after the load"))
+
+
+def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
+    have = [name for name, local in after.tensors.items() if local.role == "optim"] + list(after.numbers)
+    owners, known = _owners(after), {name.partition(" ")[2] for name in saved.states}
+    found = {}
+    for name in saved.states:
+        if name.partition(" ")[0] in owners and name not in have:
+            found[name] = "state", "the optimizer has no such state after the load"
+    for name in have:
+        owner, _, key = name.partition(" ")
+        if name not in saved.states and key in known and f"{owner} " in " ".join((*saved.settings, "")):
+            found[name] = "extra", "the optimizer has such a state after the load, and had none when it was saved"
+    return found
+
+
+def _owners(seen: Contents) -> set[str]:
+    """Return the parameters that the optimizer steps, of which this rank has elements: empty shards need no state."""
+    owners = {name.partition(" ")[0] for name in seen.settings}
+    return {name for name in owners if name not in seen.tensors or seen.tensors[name].values.numel()}
+
+
+def _numbers(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
+    return {
+        name: ("number", f"it is {after.numbers[name].value:g} after the load, and was saved as {value:g}")
+        for name, value in saved.numbers.items()
+        if name in after.numbers and after.numbers[name].value != value
+    }
+
+
+def _settings(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
+    return {
+        name: ("setting", f"it is {after.settings[name]:g} after the load, and was saved as {value:g}")
+        for name, value in saved.settings.items()
+        if name in after.settings and not math.isclose(after.settings[name], value, rel_tol=ROUNDING)
+    }
+
+
+def _untied(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+    group_of = {name: group for group in after.tied for name in group}
+    return {
+        name: ("tie", f"it shared storage with {group[0]} before the load, and does not now")
+        for group in before.tied
+        for name in group[1:]
+        if name in after.tensors and group[0] in after.tensors and name not in group_of.get(group[0], ())
+    }
+
+
+def _strangers(before: Contents, after: Contents) -> dict[str, tuple[str, str]]:
+    if after.strangers <= before.strangers:
+        return {}
+    more = after.strangers - before.strangers
+    name = next((one.partition(" ")[0] for one in after.settings if one.startswith("param_groups[")), "")
+    return {name: ("stranger", f"the optimizer steps {more} tensors that are not the model's any more")}

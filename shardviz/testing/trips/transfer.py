@@ -1,0 +1,261 @@
+"""`assert_transferred`: weights that a trainer sends to an engine, in another layout, fused, or under other names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
+from shardviz.live.capture.locals import of_tensor
+from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
+from shardviz.reference.lookup import read_region
+from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.testing.assertions.subjects import device_mesh_of
+from shardviz.testing.trips import filling
+from shardviz.testing.trips.contents import Contents, contents_of
+from shardviz.testing.trips.cutting import Cut
+from shardviz.testing.trips.findings import Received, Words, findings_of, told_of
+from shardviz.testing.trips.judging import Target, parts_of_all, places
+from shardviz.testing.trips.mapping import expressions, rules_of
+from shardviz.testing.trips.roundtrip import refuse_unchecked
+from shardviz.testing.trips.trip import RoundTrip
+from shardviz.text import counted, listed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.layout.region import Region
+    from shardviz.reference.files import Entry
+    from shardviz.testing.trips.cutting import Piece
+    from shardviz.testing.trips.mapping import AnyMap, Expression
+
+Weights = nn.Module | Mapping[str, torch.Tensor] | None
+MOST = 3
+WORDS = Words(
+    trip="sync",
+    sender="the source",
+    to_write="copy what arrives into the target's own tensors, on every rank, and wait for the transfer to finish",
+    to_place="cut what is sent by the target's layout: the whole tensor, or each part of a fused one, narrowed to this "
+    "rank's rows",
+)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A source's tensor, put together from what ranks have of it.
+
+    Attributes:
+        bits: Its values.
+        dtype: Its element type.
+    """
+
+    bits: NDArray[Any]
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.bits.shape)
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """Return the values of a part."""
+        return read_region(self.bits, region)
+
+
+def assert_transferred(
+    source: Weights,
+    target: Weights,
+    sync: Callable[[], object] | None = None,
+    *,
+    map: AnyMap | None = None,
+    layouts: Mapping[str, str] | None = None,
+    mesh: DeviceMesh | None = None,
+    strict: bool = False,
+) -> RoundTrip:
+    """Assert that a target has a source's weights, each element in its place. Every rank of the job calls this.
+
+    With `sync`, the source is filled with values that say where they belong and the target with others, `sync` is
+    called, and the target is compared: what it did not write, what it wrote elsewhere, and what it took from another
+    tensor is named with rank and rows. The source's own values are put back and sent again. Without `sync`, the target
+    is compared with what the source has now.
+
+    Args:
+        source: The trainer's model, or its weights by name: DTensors, or whole tensors. None on ranks that have none.
+        target: The engine's: DTensors, plain tensors that `layouts` describes, or whole ones. None on other ranks.
+        sync: Sends the weights; called on every rank.
+        map: What the target's tensors are made of, by pattern over its names, where names differ:
+            `{"*.qkv_proj.weight": "cat(*.q_proj.weight, *.k_proj.weight, *.v_proj.weight)"}`; or a file of such lines.
+        layouts: Layouts in the notation of the target's plain tensors, by pattern over its names:
+            `{"*.qkv_proj.weight": "[*/tp, *]"}`. Where `cat` puts parts one after the other along a dim that is split,
+            each part is split; a part may have a layout of its own: `{"*.qkv_proj.weight (*.k_proj.weight)": ...}`.
+        mesh: The mesh of those layouts, on every rank of it; by default the test's, or that of the target's DTensors.
+        strict: Fail, too, where something could not be checked.
+
+    Returns:
+        How many tensors were compared, and what could not be: the target's that nothing is sent to, and the source's
+        of which nothing is made.
+
+    Raises:
+        ShardAssertionError: The target differs, or nothing could be compared.
+        ShardvizError: The map names a tensor that is not there, or a layout does not fit.
+
+    Example:
+        @spmd(mesh={"tp": 2})
+        def test_the_engine_gets_every_row(mesh):
+            trainer, engine = build_trainer(mesh), build_engine(mesh)
+            assert_transferred(
+                trainer, engine, lambda: send(trainer, engine), mesh=mesh,
+                map={"*.gate_up.weight": "cat(*.w1.weight, *.w3.weight)"},
+                layouts={"*.gate_up.weight": "[*/tp, *]", "*.down.weight": "[*, */tp]", "*": "[*]"},
+            )
+
+        If gate and up are exchanged on rank 1, it fails with
+
+            layers.0.gate_up.weight (layers.0.w1.weight): it has the values of layers.0.gate_up.weight ...
+    """
+    __tracebackhide__ = True
+    refuse_without_group("call assert_transferred in a rank of a distributed job")
+    known = mesh if mesh is not None else device_mesh_of(target if target is not None else {}, None)
+    trip = Transfer(source, target, known, rules_of(map), dict(layouts or {}))
+    text, done = trip.after(sync) if sync is not None else trip.now()
+    if text:
+        raise ShardAssertionError(text)
+    refuse_unchecked(done, strict=strict, what="weights")
+    return done
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One transfer.
+
+    Attributes:
+        source: Where weights come from.
+        target: Where they go.
+        mesh: The target's mesh.
+        rules: What its tensors are made of.
+        layouts: How its plain tensors are laid out.
+    """
+
+    source: Weights
+    target: Weights
+    mesh: DeviceMesh | None
+    rules: Mapping[str, str]
+    layouts: Mapping[str, str]
+
+    def after(self, sync: Callable[[], object]) -> tuple[str, RoundTrip]:
+        """Fill both sides, send, and compare. Every rank calls this."""
+        ours, theirs = weights_of(self.source), weights_of(self.target)
+        sent = filling.sent_by_all(ours)
+        before = {name: local.values.clone() for name, local in ours.tensors.items()}
+        salt = filling.salt_of("sync", *sorted(sent))
+        old = filling.old_entries(theirs, salt)
+        filling.fill(theirs, old, 0)
+        spoiled = {name: bits_of_tensor(local.values).copy() for name, local in theirs.tensors.items()}
+        rank = distributed.get_rank()
+        mine = {name: sent[name].entry(salt, rank) for name in ours.tensors}
+        refused = filling.fill(ours, mine, 0)
+        distributed.barrier()
+        sync()
+        distributed.barrier()
+        entries = {
+            name: entry
+            for name, one in sent.items()
+            if not one.each and name not in refused and (entry := one.entry(salt, rank)) is not None
+        }
+        result = self._judged(weights_of(self.target), entries, spoiled)
+        with torch.no_grad():
+            for name, values in before.items():
+                ours.tensors[name].values.copy_(values)
+        sync()
+        return result
+
+    def now(self) -> tuple[str, RoundTrip]:
+        """Compare the target with what the source has. Every rank calls this."""
+        return self._judged(weights_of(self.target), _whole(weights_of(self.source)), {})
+
+    def _judged(
+        self, theirs: Contents, entries: Mapping[str, Entry], old: Mapping[str, NDArray[Any]]
+    ) -> tuple[str, RoundTrip]:
+        """Compare what every rank has of the target with what it should have. Every rank calls this."""
+        names = list(dict.fromkeys(name for of_rank in of_all_ranks(list(theirs.tensors)) for name in of_rank))
+        made = expressions(names, list(entries), self.rules)
+        cut = Cut(made, entries, self.layouts, self.mesh)
+        pieces, not_known = cut.of_rank(theirs)
+        of_all = {
+            name: one for of_rank in of_all_ranks({n: p.of for n, p in pieces.items()}) for name, one in of_rank.items()
+        }
+        targets = {
+            name: Target(cut.entry(*of), _old_of(pieces[name], old) if name in pieces else None)
+            for name, of in of_all.items()
+        }
+        locals_ = {name: piece.local for name, piece in pieces.items()}
+        parts = parts_of_all(locals_, targets)
+        received = Received(parts, dict.fromkeys(parts, "param"), (), WORDS)
+        placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
+        findings = list(findings_of(received, placed))
+        notes = (*_of_target(names, made), *_of_source(made, entries), *_once(not_known))
+        return told_of(findings), RoundTrip(len(parts), 0, notes)
+
+
+def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:
+    """Return what a piece was filled with before; None where that is not known."""
+    bits = old.get(piece.of[0])
+    return None if bits is None else lambda: bits[piece.cut]
+
+
+def _of_target(names: Sequence[str], made: Mapping[str, Expression]) -> list[str]:
+    lone = [name for name in names if name not in made]
+    return [f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"] if lone else []
+
+
+def _of_source(made: Mapping[str, Expression], entries: Mapping[str, Entry]) -> list[str]:
+    used = {name for one in made.values() for name in one.names}
+    lone = [name for name in entries if name not in used]
+    return [f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"] if lone else []
+
+
+def _once(not_known: Mapping[str, str]) -> list[str]:
+    return list(dict.fromkeys(f"{name}: {why}" for of_rank in of_all_ranks(not_known) for name, why in of_rank.items()))
+
+
+def weights_of(weights: Weights) -> Contents:
+    """Return what this rank has of one side.
+
+    Raises:
+        ShardvizError: It is neither a module nor tensors by name.
+    """
+    if weights is None:
+        return Contents()
+    if isinstance(weights, nn.Module):
+        return contents_of(weights, None, None)
+    if not isinstance(weights, Mapping):
+        raise ShardvizError(f"a {type(weights).__name__} has no weights", "pass a module, or tensors by name")
+    found = {name: of_tensor(name, "param", tensor) for name, tensor in weights.items()}
+    return Contents(
+        {name: local for name, local in found.items() if not local.unknown},
+        not_known={name: local.unknown for name, local in found.items() if local.unknown},
+    )
+
+
+def _whole(ours: Contents) -> dict[str, Entry]:
+    """Put together what ranks have of the source. Every rank calls this, and has the memory for all of it."""
+    mine = {}
+    for name, local in ours.tensors.items():
+        region = filling.region_of(local)
+        if region is not None and not local.flat:
+            mine[name] = (local.shape, dtype_name(local.values.dtype), region, bits_of_tensor(local.values))
+    found: dict[str, Entry] = {}
+    made: dict[str, NDArray[Any]] = {}
+    for of_rank in of_all_ranks(mine):
+        for name, (shape, dtype, region, bits) in of_rank.items():
+            whole = made.setdefault(name, np.zeros(shape, bits.dtype))
+            whole.reshape(-1)[region.flat_ids(shape).ravel()] = bits.ravel()
+            found[name] = Whole(whole, dtype)
+    return found

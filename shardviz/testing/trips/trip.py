@@ -1,0 +1,278 @@
+"""One trip of a checkpoint: build, fill and save on one mesh; build, spoil and load on another; judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import distributed, nn
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.reference.names import renamed
+from shardviz.testing.assertions.message import ShardAssertionError
+from shardviz.testing.trips import disk, filling
+from shardviz.testing.trips.contents import Contents, contents_of
+from shardviz.testing.trips.findings import Received, Words, findings_of, told_of
+from shardviz.testing.trips.judging import Target, parts_of_all, places
+from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
+from shardviz.testing.trips.worlds import on_mesh
+from shardviz.text import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.check.finding import Finding
+    from shardviz.reference.files import Entry
+    from shardviz.testing.trips.worlds import AnyMesh
+
+What = Literal["param", "buffer", "optim", "setting", "disk"]
+ALL: tuple[What, ...] = ("param", "buffer", "optim", "setting", "disk")
+MOST = 3
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """What was looked at.
+
+    Attributes:
+        compared: How many tensors were compared, over all trips.
+        on_disk: How many were compared on disk too, by name.
+        not_checked: What could not be looked at, and why.
+    """
+
+    compared: int = 0
+    on_disk: int = 0
+    not_checked: tuple[str, ...] = ()
+
+    def __add__(self, other: RoundTrip) -> RoundTrip:
+        noted = tuple(dict.fromkeys((*self.not_checked, *other.not_checked)))
+        return RoundTrip(self.compared + other.compared, self.on_disk + other.on_disk, noted)
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was saved, known on every rank of the job.
+
+    Attributes:
+        sent: Its tensors by name.
+        facts: What was saved beside tensors.
+        refused: Tensors that could not be filled, and why.
+        mesh: The mesh, in words.
+        found: What is wrong on disk.
+        on_disk: How many tensors were compared there.
+        notes: What was not looked at there.
+    """
+
+    sent: Mapping[str, filling.Sent]
+    facts: Facts
+    refused: Mapping[str, str]
+    mesh: str
+    found: list[Finding] = field(default_factory=list)
+    on_disk: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One save and one load.
+
+    Attributes:
+        save: Saves.
+        load: Loads.
+        model: The model, or its builder.
+        optimizer: The optimizer, its builder, or None.
+        of: What to compare.
+        names: The checkpoint's names, by pattern over the model's.
+        folder: Where to save.
+        number: How many were made before.
+    """
+
+    save: Callable[[Any, Any, Path], Any]
+    load: Callable[[Any, Any, Path], Any]
+    model: Any
+    optimizer: Any
+    of: set[What]
+    names: dict[str, str]
+    folder: Path
+    number: int
+
+    def run(self, here: AnyMesh, there: AnyMesh) -> RoundTrip:
+        """Save on one mesh, load on another. Every rank of the job calls this.
+
+        Raises:
+            ShardAssertionError: What was loaded is not what was saved.
+        """
+        __tracebackhide__ = True
+        with on_mesh(here) as mesh:
+            before = self._saved(mesh) if mesh is not None else None
+        before = next(one for one in of_all_ranks(before) if one is not None)
+        with on_mesh(there) as mesh:
+            text, done = self._loaded(mesh, before) if mesh is not None else ("", RoundTrip())
+        of_all = of_all_ranks((text, done))
+        if text := next((one for one, _ in of_all if one), ""):
+            raise ShardAssertionError(text)
+        return of_all[0][1]
+
+    @property
+    def salt(self) -> str:
+        """What makes the values of this trip its own."""
+        return filling.salt_of(self.number, str(self.folder))
+
+    def _saved(self, mesh: DeviceMesh) -> Before:
+        """Build, fill and save on this rank of the first mesh, and look at what is on disk."""
+        model, optimizer = self._built(mesh)
+        give_state(optimizer)
+        seen = contents_of(model, optimizer, mesh)
+        sent = filling.sent_by_all(seen)
+        rank = distributed.get_rank()
+        refused = filling.fill(
+            seen, {name: sent[name].entry(self.salt, rank) for name in seen.tensors}, filling.SAVED_NUMBER
+        )
+        filling.settings_times(optimizer, filling.SAVED_FACTOR)
+        facts = facts_of(contents_of(model, optimizer, mesh))
+        refused = {name: why for of_rank in of_all_ranks(refused) for name, why in of_rank.items()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        distributed.barrier()
+        self.save(model, optimizer, self.folder)
+        distributed.barrier()
+        before = Before(sent, facts, refused, str(plain_mesh(mesh)))
+        return self._with_disk(before) if "disk" in self.of else before
+
+    def _with_disk(self, before: Before) -> Before:
+        """Compare what is on disk, on the first rank only."""
+        if distributed.get_rank() != 0:
+            return of_all_ranks(before)[0]
+        sent = self._entries(before, 0, own=False)
+        found, refused = disk.saved_in(self.folder)
+        called = _as_called(sent, self.names)
+        wrong, absent = disk.check_disk(self.folder, called, found, f"saved on {before.mesh}")
+        notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
+        done = len(sent) - len(absent)
+        return of_all_ranks(replace(before, found=wrong, on_disk=done, notes=notes))[0]
+
+    def _entries(self, before: Before, rank: int, *, own: bool) -> dict[str, Entry]:
+        """Return what was saved of the tensors to compare, by name; of those that each rank has for itself if asked."""
+        found = {}
+        for name, sent in before.sent.items():
+            entry = sent.entry(self.salt, rank)
+            if name not in before.refused and sent.role in self.of and entry is not None and (own or not sent.each):
+                found[name] = entry
+        return found
+
+    def _built(self, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
+        model = self.model if isinstance(self.model, nn.Module) else self.model(mesh)
+        if not isinstance(model, nn.Module):
+            raise ShardvizError(f"model(mesh) returned a {type(model).__name__}", "return the sharded nn.Module")
+        made = callable(self.optimizer) and not hasattr(self.optimizer, "param_groups")
+        return model, self.optimizer(model) if made else self.optimizer
+
+    def _loaded(self, mesh: DeviceMesh, before: Before) -> tuple[str, RoundTrip]:
+        """Build, spoil and load on this rank of the second mesh; return the report and what was looked at."""
+        model, optimizer = self._built(mesh)
+        old = contents_of(model, optimizer, mesh)
+        filling.fill(old, filling.old_entries(old, self.salt), filling.OLD_NUMBER)
+        if isinstance(self.model, nn.Module):
+            filling.settings_times(optimizer, filling.OLD_FACTOR)
+        distributed.barrier()
+        model, optimizer = _returned(self.load(model, optimizer, self.folder), model, optimizer)
+        distributed.barrier()
+        now = contents_of(model, optimizer, mesh)
+        return self._judged(mesh, before, old, now)
+
+    def _judged(self, mesh: DeviceMesh, before: Before, old: Contents, now: Contents) -> tuple[str, RoundTrip]:
+        here, rank = str(plain_mesh(mesh)), distributed.get_rank()
+        trips = f"saved on {before.mesh}, loaded on {here}"
+        entries = self._entries(before, rank, own=here == before.mesh)
+        notes = [*before.notes, *_left_out(before, now, self.of, same=here == before.mesh)]
+        targets = _targets(entries, old, now, self.salt)
+        parts = parts_of_all(now.tensors, targets)
+        roles = {name: before.sent[name].role for name in parts}
+        each = {name for name in parts if before.sent[name].each}
+        received = Received(parts, roles, each, _words(trips))
+        placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
+        beside = check_states(before.facts, old, now, self.of, trips)
+        findings = [*before.found, *findings_of(received, placed), *beside]
+        return told_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
+
+
+def _words(trips: str) -> Words:
+    return Words(
+        trip="load",
+        sender="what was saved",
+        to_write="write what was read into the tensors that are there: load_state_dict(...), set_state_dict(...) or "
+        "copy_ under torch.no_grad(), on every rank",
+        to_place="save and load DTensors, whose placements say which rows a rank has (torch.distributed.checkpoint), "
+        "or the whole tensor, cut by distribute_tensor(whole, mesh, placements)",
+        trips=trips,
+    )
+
+
+def _returned(result: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+    if isinstance(result, nn.Module):
+        return result, optimizer
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
+        return result
+    return model, optimizer
+
+
+def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: str) -> dict[str, Target]:
+    group_of = {name: group for group in now.tied for name in group}
+    spoiled = filling.old_entries(old, salt)
+    return {
+        name: Target(
+            entry,
+            _old_of(old, name, spoiled.get(name)),
+            tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
+        )
+        for name, entry in entries.items()
+    }
+
+
+def _old_of(old: Contents, name: str, entry: Entry | None) -> Callable[[], NDArray[Any] | None] | None:
+    local = old.tensors.get(name)
+    return partial(filling.part_of, local, entry) if local is not None and entry is not None else None
+
+
+def _left_out(before: Before, now: Contents, of: set[What], *, same: bool) -> Iterator[str]:
+    """Yield what was not compared."""
+    if before.refused:
+        name, why = next(iter(before.refused.items()))
+        yield f"{counted(len(before.refused), 'tensor')}: {name}: {why}"
+    own = [name for name, sent in before.sent.items() if sent.each and sent.role in of]
+    if own and not same:
+        yield (
+            f"{listed(own, MOST)}: each rank has values of its own under this name and no placements say which part "
+            "they are, so they can be compared on the mesh of the save only"
+        )
+
+
+def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    """Return tensors by the names that the checkpoint is to have for them; states keep those of their parameters."""
+    if not names:
+        return dict(sent)
+    weights = [name for name in sent if " " not in name]
+    called = renamed(weights, names)
+    return {called.get(name, name): entry for name, entry in sent.items()}
+
+
+def give_state(optimizer: Any) -> None:
+    """Let an optimizer make the state that it makes in its first step, where it has none. Gradients are zero and gone.
+
+    Args:
+        optimizer: An optimizer, or None.
+    """
+    if optimizer is None or len(optimizer.state):
+        return
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,84 @@
+"""Worlds of fewer ranks within a job: its first ranks work as if they were all, while the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardviz.errors import MeshError
+from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.meshes import plain_mesh
+from shardviz.live.compat import count_groups, world_of
+from shardviz.testing.assertions import current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AnyMesh = DeviceMesh | Mesh | Mapping[str, int] | str
+
+
+def mesh_of(given: AnyMesh) -> Mesh:
+    """Return a mesh as axes and sizes.
+
+    Raises:
+        MeshError: It is not a mesh, has more ranks than the job, or is a device mesh of other ranks than the first.
+    """
+    if isinstance(given, DeviceMesh):
+        mesh = plain_mesh(given)
+    elif isinstance(given, Mapping):
+        mesh = Mesh(tuple(given), tuple(given.values()))
+    else:
+        mesh = parse_mesh(given) if isinstance(given, str) else given
+    size = distributed.get_world_size()
+    if mesh.size > size:
+        raise MeshError(
+            f"mesh {mesh} has {mesh.size} ranks, this job has {size}",
+            f"run the test on {mesh.size} ranks, or choose a smaller mesh: meshes of fewer ranks use the first ones",
+        )
+    if sorted(mesh.ranks) != list(range(mesh.size)):
+        raise MeshError(f"mesh {mesh} is of ranks {list(mesh.ranks)}, not of the first {mesh.size}")
+    return mesh
+
+
+@contextmanager
+def on_mesh(given: AnyMesh) -> Iterator[DeviceMesh | None]:
+    """Yield a mesh as torch's object, in a world of its ranks alone; None on the other ranks. Every rank calls this.
+
+    Within it the world's size is the mesh's, so that code which never heard of a larger job runs as in one of that
+    size.
+
+    Raises:
+        MeshError: As `mesh_of`.
+    """
+    mesh = mesh_of(given)
+    if mesh.size == distributed.get_world_size():
+        with _as_current(given if isinstance(given, DeviceMesh) else _made(mesh)) as whole:
+            yield whole
+        return
+    group = distributed.new_group(list(range(mesh.size)))
+    if distributed.get_rank() < mesh.size:
+        with world_of(group), _as_current(_made(mesh)) as part:
+            yield part
+    else:
+        yield None
+    count_groups(max(of_all_ranks(count_groups())))
+
+
+def _made(mesh: Mesh) -> DeviceMesh:
+    kind = "cuda" if "nccl" in distributed.get_backend() else "cpu"
+    return init_device_mesh(kind, mesh.shape, mesh_dim_names=mesh.axes)
+
+
+@contextmanager
+def _as_current(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Let assertions take this mesh for the test's."""
+    token = current.device_mesh.set(mesh)
+    try:
+        yield mesh
+    finally:
+        current.device_mesh.reset(token)

@@ -1,0 +1,77 @@
+"""Trainer to engine: every fault is named with its tensor, its rank and its rows, and right transfers stay quiet."""
+
+import pytest
+from torch import distributed
+
+from shardviz.testing import ShardAssertionError, assert_transferred, spmd
+from shardviz.text import join_numbers
+from tests.lanes import nightly
+from tests.testing.trips.transfers import FAULTS, drawn, sync
+
+DAILY, NIGHTLY = 10, 200
+
+
+def text_of(pair, fault="", seed=0):
+    """Return the report of an assertion, empty where it passes; the same on every rank."""
+    try:
+        options = {"map": pair.map, "layouts": pair.layouts, "mesh": pair.mesh}
+        assert_transferred(pair.source, pair.target, sync(pair, fault, seed), **options)
+    except ShardAssertionError as error:
+        return str(error)
+    return ""
+
+
+def fault_of(pair, seed):
+    """Return a fault that this pair can have: another one for each seed."""
+    from tests.testing.trips.transfers import _can
+
+    possible = [one for one in FAULTS if any(_can(pair, one, name) for name in pair.made)]
+    return possible[seed % len(possible)]
+
+
+def assert_placed(pair, text, what):
+    """The report of every rank names the tensor, the rank and the rows."""
+    known = [None] * distributed.get_world_size()
+    distributed.all_gather_object(known, pair.wrong)
+    wrong = next(filter(None, known))
+    assert wrong["rows"], (what, "the fault changed nothing")
+    assert text.startswith(wrong["name"]), (what, wrong, text)
+    for rows in wrong["rows"].values():
+        assert f"rank {wrong['rank']} rows {join_numbers(rows)}" in text, (what, wrong, text)
+    assert all(f"rank {rank} rows" not in text for rank in range(len(known)) if rank != wrong["rank"]), (what, text)
+
+
+def check_faults(count, first):
+    for seed in range(first, first + count):
+        pair = drawn(seed)
+        fault = fault_of(pair, seed)
+        assert_placed(pair, text_of(pair, fault, seed), (seed, fault))
+
+
+def check_healthy(count, first):
+    for seed in range(first, first + count):
+        assert not (text := text_of(drawn(seed))), (seed, text)
+
+
+@spmd(mesh={"rank": 4}, timeout=240)
+def test_a_fault_in_a_sync_is_named_with_its_tensor_its_rank_and_its_rows(mesh):
+    check_faults(DAILY, 1000)
+
+
+@spmd(mesh={"rank": 4}, timeout=240)
+def test_a_right_sync_is_quiet_whatever_the_meshes_names_and_fusions(mesh):
+    check_healthy(DAILY, 1000)
+
+
+@nightly
+@spmd(mesh={"rank": 8}, timeout=1800)
+@pytest.mark.parametrize("part", range(4))
+def test_two_hundred_random_syncs_with_a_fault_are_all_placed(mesh, part):
+    check_faults(NIGHTLY // 4, NIGHTLY // 4 * part)
+
+
+@nightly
+@spmd(mesh={"rank": 8}, timeout=1800)
+@pytest.mark.parametrize("part", range(4))
+def test_two_hundred_random_right_syncs_are_quiet(mesh, part):
+    check_healthy(NIGHTLY // 4, NIGHTLY // 4 * part)
