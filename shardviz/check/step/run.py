@@ -29,6 +29,7 @@ from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
+from shardviz.check.step.trace.told import placed
 from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
 
@@ -74,6 +75,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = told_of_micro_batches(evidence, found)
     yield from (*said, *of_parts)
+    found = placed(evidence, found)
     yield from without_consequences(found)
 
 

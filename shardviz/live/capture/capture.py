@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import CallRecord, CollectiveRecord, MaskRecord, StageRecord, Stamp
+    from shardviz.dump.records import CallRecord, CollectiveRecord, MaskRecord, PointRecord, StageRecord, Stamp
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
@@ -72,6 +72,7 @@ class Capture:
         raised: Errors that only the sharded model's step raised: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step.
         masks: The masks that a step in training mode drew.
+        trace: What went in and out of every module of the step, beside the unsharded model's.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         run_id: What names the run in all of its files.
     """
@@ -91,6 +92,7 @@ class Capture:
     raised: list[tuple[str, str]] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     masks: list[MaskRecord] = field(default_factory=list)
+    trace: list[PointRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
@@ -208,6 +210,7 @@ class Capture:
             raised=tuple(self.raised),
             held_back=tuple(self.held_back),
             masks=tuple(self.masks),
+            trace=tuple(self.trace),
             not_stepped=tuple(self.not_stepped),
             run_id=self.run_id,
         )
