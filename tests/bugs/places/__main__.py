@@ -1,4 +1,4 @@
-"""`python -m tests.bugs.places [--narrow] [WORD ...]`: run faults and right programs, print a table and what was said."""
+"""`python -m tests.bugs.places [--narrow] [--talk] [WORD ...]`: run faults and right programs, print a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def main(words: list[str], *, narrow: bool, talk: bool) -> None:
         marks = (True, verdict.is_found, verdict.is_placed, verdict.is_placed and verdict.is_explained)
         counts = [count + mark for count, mark in zip(counts, marks, strict=True)]
         row = " ".join("✓" if mark else "✗" for mark in marks[1:])
-        print(f"{row}  {fault.program.name:32} {fault.name:52} {verdict.place or '-'} (due {fault.places[0]})", flush=True)
+        print(
+            f"{row}  {fault.program.name:32} {fault.name:52} {verdict.place or '-'} (due {fault.places[0]})", flush=True
+        )
         if talk and not marks[-1]:
             said = [verdict.report] if isinstance(verdict.report, str) else [x for x in lines_of(verdict.report) if x]
             print("\n".join(f"          {line}" for line in said), flush=True)

@@ -1,4 +1,4 @@
-"""A transformer of three layers under tensor parallel written by hand, plain tensors throughout, beside data parallel."""
+"""A transformer of three layers under tensor parallel by hand, plain tensors throughout, beside data parallel."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ FAULTS = (
     Fault(
         "a row-parallel bias on every rank",
         BY_HAND_TP,
-        _spoiled("left = layer.mlp.left; layer.mlp.left = lambda x: left(x + layer.mlp.down.bias) - layer.mlp.down.bias"),
+        _spoiled(
+            "left = layer.mlp.left; layer.mlp.left = lambda x: left(x + layer.mlp.down.bias) - layer.mlp.down.bias"
+        ),
         ("layers.1.mlp",),
         ("down.bias", "2 times|every rank"),
     ),
@@ -195,7 +197,9 @@ FAULTS = (
     Fault(
         "values of another rank's heads",
         BY_HAND_TP,
-        _spoiled("layer.attn.v.register_forward_hook(lambda module, inputs, output: Other.apply(output, layer.attn.group))"),
+        _spoiled(
+            "layer.attn.v.register_forward_hook(lambda module, inputs, output: Other.apply(output, layer.attn.group))"
+        ),
         ("layers.1.attn.v",),
         ("tp", "head"),
     ),

@@ -103,9 +103,7 @@ FAULTS = (
     Fault(
         "a variance around each rank's own mean",
         CONVOLUTION,
-        _spoiled(
-            "layer.norm.variance = lambda x, mean: layer.norm.averaged(x.var((0, 2, 3), correction=0))"
-        ),
+        _spoiled("layer.norm.variance = lambda x, mean: layer.norm.averaged(x.var((0, 2, 3), correction=0))"),
         ("layers.1.norm",),
         ("norm",),
     ),
@@ -129,8 +127,13 @@ FAULTS = (
     Fault(
         "gradients of a layer divided once more",
         CONVOLUTION,
-        ((NOTHING, "    layer.conv.weight.register_hook(lambda gradient: gradient / 4)\n"),),
-        ("layers.1.conv",),
+        (
+            (
+                "    fully_shard(model, mesh=mesh)\n",
+                "    fully_shard(model, mesh=mesh)\n    model.layers[1].set_gradient_divide_factor(16.0)\n",
+            ),
+        ),
+        ("layers.1.conv", "layers.1.norm"),
         ("1/4",),
     ),
 )

@@ -26,7 +26,8 @@ class Gather(torch.autograd.Function):
     def backward(ctx, grad):
         grad = grad.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(grad, group=ctx.group)
-        size, rank = distributed.get_world_size(ctx.group), distributed.get_group_rank(ctx.group, distributed.get_rank())
+        size = distributed.get_world_size(ctx.group)
+        rank = distributed.get_group_rank(ctx.group, distributed.get_rank())
         return grad.chunk(size, 1)[rank], None
 
 

@@ -38,7 +38,12 @@ FAULTS = (
     Fault(
         "the gradient that is sent back divided twice",
         PIPELINE,
-        (("        distributed.send(x.grad, dst=ranks[stage - 1])", "        distributed.send(x.grad / PARTS, dst=ranks[stage - 1])"),),
+        (
+            (
+                "        distributed.send(x.grad, dst=ranks[stage - 1])",
+                "        distributed.send(x.grad / PARTS, dst=ranks[stage - 1])",
+            ),
+        ),
         ("layers.1", "layers.2"),
         ("1/3|divided by 3", "backward"),
     ),

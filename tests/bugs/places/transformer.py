@@ -185,12 +185,16 @@ POSITIONED = Program(
     "transformer with positions, FSDP2 + TP + SP",
     "fsdp=2,tp=2",
     TEXT.replace("self.norm2, self.mlp = ", "self.pos = Positions()\n        self.norm2, self.mlp = ")
-    .replace("        x = x + self.attn(self.norm1(x))\n", "        x = self.pos(x)\n        x = x + self.attn(self.norm1(x))\n")
+    .replace(
+        "        x = x + self.attn(self.norm1(x))\n",
+        "        x = self.pos(x)\n        x = x + self.attn(self.norm1(x))\n",
+    )
     .replace(
         "    spoil(model",
         "    for number, layer in model.layers.items():\n"
         "        layer.pos.first = first_of(number, mesh)\n"
-        "        layer.pos.table = nn.Parameter(distribute_tensor(layer.pos.table.detach(), mesh['tp'], [Replicate()]))\n"
+        "        table = distribute_tensor(layer.pos.table.detach(), mesh['tp'], [Replicate()])\n"
+        "        layer.pos.table = nn.Parameter(table)\n"
         "    spoil(model",
     )
     .replace(

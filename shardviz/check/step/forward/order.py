@@ -78,7 +78,13 @@ def check_ungathered(evidence: Evidence, one: Compared) -> Reason | None:
     """Return the reason if ranks have right slices of a dim of their own up to a module whose output is not."""
     before, odd = evidence.activations.first_odd
     axis, dim = _split_before(evidence, one, before)
-    if odd is None or not axis or not _is_split_alike(evidence, before[-1], odd, dim):
+    first = evidence.divergence
+    if (
+        odd is None
+        or (first is not None and odd.name not in (first.module, first.before))
+        or not axis
+        or not _is_split_alike(evidence, before[-1], odd, dim)
+    ):
         return None
     right = _right_slices(odd)
     return Reason(

@@ -19,8 +19,8 @@ def advice_on(evidence: Evidence, first: Divergence) -> Advice:
         return _unsummed(first) if first.way == "unsummed" else _in_forward(evidence, first, name)
     if first.way == "unsummed":
         return (
-            f"Each rank along {first.axis} sends back its own part of the gradient of what {name} is given, and nothing "
-            f"sums them: {name} reads what is the same on all ranks and uses it for a part of its own",
+            f"Each rank along {first.axis} sends back its own part of the gradient of what {name} is given, and "
+            f"nothing sums them: {name} reads what is the same on all ranks and uses it for a part of its own",
             f"sum the gradient over {first.axis} where {name} begins: a torch.autograd.Function that returns its input "
             "in forward and all_reduces in backward (ColwiseParallel does so), or PrepareModuleInput",
         )
@@ -81,14 +81,15 @@ def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | No
 
 def _in_backward(first: Divergence, name: str) -> Advice:
     if first.way == "between":
+        after = first.after or "what reads its output"
         return (
-            f"{UNEXPLAINED} in backward, between {name} and what reads its output: a gradient that is sent between "
-            "ranks or stages, scaled or cut on the way",
-            f"look at what is done with the output of {name}, and at what comes back for it",
+            f"{UNEXPLAINED} in backward, between {after} and {name}: a collective without a backward, or with another "
+            "one than its forward needs, or a gradient that is scaled or cut as it is sent between stages",
+            f"look at what is done with the output of {name} before {after}, and at what comes back for it",
         )
     return (
-        f"{UNEXPLAINED} in the backward of {name}: a collective without a backward, or with another one than its forward "
-        "needs (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)",
+        f"{UNEXPLAINED} in the backward of {name}: a collective without a backward, or with another one than its "
+        "forward needs (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)",
         f"look at the collectives in {name}: torch.distributed's have no backward, those of "
         "torch.distributed.nn.functional sum in backward over all ranks",
     )

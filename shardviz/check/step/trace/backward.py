@@ -6,21 +6,31 @@ its gradient is wrong, those are not to blame beside which another reader was gi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.divergence import Divergence, pending_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.check.step.trace.divergence import Way
+    from shardviz.dump.records import What
 
-INPUT, OUTPUT = "gradient of input", "gradient of output"
+INPUT: Literal["gradient of input"] = "gradient of input"
+OUTPUT: Literal["gradient of output"] = "gradient of output"
 
 
 def first_in_backward(calls: Calls) -> Divergence | None:
     """Return the first divergence of a step in backward; None where the gradients of activations are right."""
-    return _cut(calls) or _descended(calls) or _between_calls(calls)
+    return _cut(calls) or (_descended(calls) or _between_calls(calls) if _begins_right(calls) else None)
+
+
+def _begins_right(calls: Calls) -> bool:
+    """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
+    given = [call for call in calls.in_order if call.state(OUTPUT) is not None]
+    return bool(given) and given[-1].is_good(OUTPUT)
 
 
 def _cut(calls: Calls) -> Divergence | None:
@@ -34,8 +44,8 @@ def _cut(calls: Calls) -> Divergence | None:
     return None
 
 
-def _is_expected(calls: Calls, call: Call, what: str) -> bool:
-    return calls.is_contained(call, INPUT) or calls.is_habit(call, what)  # type: ignore[arg-type]
+def _is_expected(calls: Calls, call: Call, what: What) -> bool:
+    return calls.is_contained(call, INPUT) or calls.is_habit(call, what)
 
 
 def _goes_wrong(calls: Calls, call: Call) -> bool:
@@ -55,11 +65,17 @@ def _descended(calls: Calls) -> Divergence | None:
     return _within(calls, found)
 
 
-def _blamed(calls: Calls, inner: Iterable[Call]) -> Call | None:
+def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
     """Return the last call that goes wrong whose wrong inputs nothing else explains."""
     wrong = [call for call in inner if _goes_wrong(calls, call)]
-    given = {tensor for call in inner if call.is_bad(OUTPUT) for tensor in call.tensors(INPUT)}
-    return next((call for call in reversed(wrong) if not call.tensors(INPUT, "odd", "repeated", "none") & given), None)
+    return next((call for call in reversed(wrong) if not _is_explained(call, inner)), None)
+
+
+def _is_explained(call: Call, others: Sequence[Call]) -> bool:
+    """Whether a call that is given a wrong gradient itself reads what a call gives back a wrong gradient of."""
+    apart = [one for one in others if one.is_bad(OUTPUT) and not is_within(one.module, call.module)]
+    given = {tensor for one in apart for tensor in one.tensors(INPUT)}
+    return bool(call.tensors(INPUT, "odd", "repeated", "none") & given)
 
 
 def _within(calls: Calls, call: Call) -> Divergence:
@@ -88,6 +104,13 @@ def _between_calls(calls: Calls) -> Divergence | None:
     for call in reversed(calls.in_order):
         if call.is_bad(OUTPUT) and not _is_expected(calls, call, OUTPUT):
             state = call.state(OUTPUT)
-            way = "lost" if state == "none" else "between"
-            return Divergence("backward", way, call, call.point(OUTPUT, "odd", "repeated"), before=call.module)
+            way: Way = "lost" if state == "none" else "between"
+            point, reader = call.point(OUTPUT, "odd", "repeated"), _right_after(calls, call)
+            return Divergence("backward", way, call, point, after=reader, before=call.module)
     return None
+
+
+def _right_after(calls: Calls, call: Call) -> str:
+    """Return the name of the first call after one whose gradient is right."""
+    later = (one for one in calls.in_order if one.order > call.order and one.module)
+    return next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")

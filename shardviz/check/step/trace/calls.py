@@ -138,9 +138,10 @@ class Calls:
         ]
 
     def is_habit(self, call: Call, what: What) -> bool:
-        """Whether another layer has the same side bad, and nothing comes of it there."""
+        """Whether another layer has the same side in the same bad state, and nothing comes of it there."""
         leaving: What = "gradient of input" if what.startswith("gradient") else "output"
-        return any(one.is_bad(what) and self.is_contained(one, leaving) for one in self.alike(call))
+        own = call.state(what)
+        return any(one.state(what) == own and self.is_contained(one, leaving) for one in self.alike(call))
 
 
 def enclosing(module: str) -> Iterator[str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
+from shardviz.check.finding import Finding
 from shardviz.check.step.compared import Compared, Rounding
+from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
-from shardviz.check.step.rules.ratios.factors import batch_axes
-from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.terms import added_too_often, mixed_shards
+from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_other_part, check_own_statistics
 from shardviz.dump.records import of_point
 from shardviz.errors import ShardvizError
@@ -25,7 +26,6 @@ from shardviz.layout.placements import Placement, Replicate, Shard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardviz.check.finding import Finding
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.calls import Calls
     from shardviz.check.step.trace.divergence import Divergence
@@ -45,16 +45,23 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
             continue
         explained = (
             check_unreduced(one)
-            or check_scale(one, batch_axes(evidence.dump))
+            or check_times(evidence, one, found)
             or added_too_often(evidence.dump, one)
             or check_order(one)
             or check_other_part(one)
             or mixed_shards(one)
+            or _beside_a_vector(evidence, one)
             or check_own_statistics(one)
         )
         if explained is not None:
             return explained
     return None
+
+
+def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:
+    reason = check_sum_beside_a_vector(evidence, one) if one.role == "output" and one.wanted.ndim else None
+    base = Finding("wrong-value", "error", one.name, one.wrong, f"the output is not {one.whose}")
+    return reason.of(base) if reason is not None else None
 
 
 def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator[Compared]:
@@ -80,9 +87,7 @@ def _rounding(evidence: Evidence) -> Rounding:
     return Rounding(min(of_step.epsilon, POINT_ROUNDING), of_step.terms, 0.0)
 
 
-def _layouts(
-    dump: Dump, calls: Calls, found: Divergence, tensor: Tensor, shape: tuple[int, ...]
-) -> Iterator[Layout]:
+def _layouts(dump: Dump, calls: Calls, found: Divergence, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Layout]:
     """Yield the layouts that give every rank the shape it has, first what other layers have there."""
     mesh = dump.files.mesh
     local = {rank: shard.body.local_shape for rank, shard in tensor.shards.items()}
@@ -96,7 +101,9 @@ def _layouts(
 
 def _of_others(dump: Dump, calls: Calls, found: Divergence, shape: tuple[int, ...]) -> Iterator[Layout]:
     point = found.point
-    own = next((one for one in calls.in_order if point and (one.module, one.number) == (point.module, point.call)), None)
+    own = next(
+        (one for one in calls.in_order if point and (one.module, one.number) == (point.module, point.call)), None
+    )
     for other in calls.alike(own) if own is not None and point is not None else ():
         right = other.point(point.what, "right")  # type: ignore[union-attr]
         if right is not None and right.layout:
@@ -111,5 +118,7 @@ def _candidates(dump: Dump, shape: tuple[int, ...]) -> Iterator[Layout]:
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
     if len(kinds) ** mesh.ndim > MAX_CANDIDATES:
         return
-    for placements in sorted(product(kinds, repeat=mesh.ndim), key=lambda all_: sum(isinstance(x, Shard) for x in all_)):
+    for placements in sorted(
+        product(kinds, repeat=mesh.ndim), key=lambda all_: sum(isinstance(x, Shard) for x in all_)
+    ):
         yield Layout.from_placements(mesh, shape, placements)

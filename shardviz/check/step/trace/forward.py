@@ -12,14 +12,15 @@ from shardviz.check.step.trace.divergence import Divergence, pending_axis
 
 if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.dump.records import What
 
 
 def first_in_forward(calls: Calls) -> Divergence | None:
     """Return the first divergence of a step in forward; None where all outputs are right, or nothing is known."""
     for at, call in enumerate(calls.in_order):
-        side = "output" if call.is_bad("output") else "input" if call.is_bad("input") else None
+        side: What | None = "output" if call.is_bad("output") else "input" if call.is_bad("input") else None
         if side is not None and not calls.is_contained(call, "output") and not calls.is_habit(call, side):
-            return _unsummed(calls, at) or (_between(calls, call) if call.is_bad("input") else _within(call))
+            return _before(calls, at) or (_between(calls, call) if call.is_bad("input") else _within(call))
     return None
 
 
@@ -35,14 +36,18 @@ def _between(calls: Calls, call: Call) -> Divergence:
     return Divergence("forward", "between", outer, point, before[-1].module if before else "", call.module)
 
 
-def _unsummed(calls: Calls, at: int) -> Divergence | None:
-    """Blame the call just before, where the terms of a sum that it returns are summed in other layers."""
+def _before(calls: Calls, at: int) -> Divergence | None:
+    """Blame the call just before, where what it returns is summed, or in order, in other layers."""
     call = calls.in_order[at]
     last = calls.in_order[at - 1] if at else None
-    point = last.point("output", "pending") if last is not None else None
-    if last is None or point is None or last.state("output") != "pending":
+    state = last.state("output") if last is not None else None
+    if last is None or state not in ("pending", "moved"):
         return None
-    alike = [one.state("output") for one in calls.alike(last)]
-    if "pending" in alike or not (call.is_bad("input") or "right" in alike):
+    point, alike = last.point("output", state), [one.state("output") for one in calls.alike(last)]
+    if state in alike:
+        return None
+    if state == "moved":
+        return Divergence("forward", "within", last, point) if "right" in alike else None
+    if not (call.is_bad("input") or "right" in alike):
         return None
     return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))

@@ -74,8 +74,12 @@ def check_own_statistics(one: Compared) -> Finding | None:
     if one.role != "output":
         return None
     for dims in _kept(one.wanted.ndim):
-        if all(_is_affine(one, rank, dims) for rank in one.wrong):
-            return _of_statistics(one, dims)
+        axes = [axis for axis in one.mesh.axes if _splits(one, axis, dims)]
+        factors = [_factors(one, rank, dims) for rank in one.wrong] if axes else []
+        if factors and all(own is not None for own in factors):
+            joined = np.concatenate([own for own in factors if own is not None])
+            if float(joined.max() - joined.min()) > LEAST:
+                return _of_statistics(one, dims, " and ".join(axes))
     return None
 
 
@@ -87,19 +91,19 @@ def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
         yield (ndim - 1,)
 
 
-def _is_affine(one: Compared, rank: int, dims: tuple[int, ...]) -> bool:
+def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.float64] | None:
+    """Return the factor of each slice; None where slices are not those wanted times a number plus a number."""
     got, due = (_grouped(values, dims) for values in (one.reduced[rank], one.wanted_of(rank)))
     if got.shape != due.shape or got.shape[1] < FEWEST or not np.all(np.isfinite(got)):
-        return False
+        return None
     centred, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
     squares = (other * other).sum(1, keepdims=True)
     if not np.all(squares > 0):
-        return False
+        return None
     factors = (centred * other).sum(1, keepdims=True) / squares
     left = float(np.abs(centred - factors * other).max())
-    return left <= 4 * one.tolerance * max(1.0, float(np.abs(factors).max())) and bool(
-        np.any(np.abs(factors - 1) > LEAST)
-    )
+    fits = left <= 4 * one.tolerance * max(1.0, float(np.abs(factors).max()))
+    return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST) else None
 
 
 def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.float64]:
@@ -108,8 +112,7 @@ def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.f
     return moved.reshape(int(np.prod(moved.shape[: len(dims)])), -1)
 
 
-def _of_statistics(one: Compared, dims: tuple[int, ...]) -> Finding:
-    axes = " and ".join(axis for axis in one.mesh.axes if _splits(one, axis, dims)) or "the mesh"
+def _of_statistics(one: Compared, dims: tuple[int, ...], axes: str) -> Finding:
     per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
     return Finding(
         "wrong-value",
@@ -130,5 +133,3 @@ def _splits(one: Compared, axis: str, kept: tuple[int, ...]) -> bool:
     """Whether an axis splits a dim that the numbers are taken over."""
     chains = one.claimed.chains if one.claimed is not None else ()
     return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept)
-
-

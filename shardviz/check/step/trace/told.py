@@ -6,19 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.trace.advice import advice_on
-from shardviz.check.step.trace.causes import cause_of, compared_at
+from shardviz.check.step.trace.causes import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardviz.check.finding import Kind, NotChecked
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
 
     Found = tuple[Compared, Finding]
-
 
 
 def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
@@ -27,8 +26,27 @@ def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
     if first is None:
         return list(found)
     if first.direction == "forward":
-        return [(one, _of_output(evidence, first, finding)) if one.role == "output" else (one, finding) for one, finding in found]
+        return [
+            (one, _of_output(evidence, first, finding)) if one.role == "output" else (one, finding)
+            for one, finding in found
+        ]
     return _of_gradients(evidence, first, found)
+
+
+def with_cut(
+    evidence: Evidence, absent: Sequence[Finding | NotChecked], found: Sequence[Found]
+) -> tuple[list[Finding | NotChecked], list[Found]]:
+    """Return what is said of absent gradients with the place where the graph is cut, and what is left of the others."""
+    first = evidence.divergence
+    cut = next((one for one in absent if isinstance(one, Finding) and one.kind == "wrong-value"), None)
+    if first is None or cut is None or first.way not in ("cut", "lost"):
+        return list(absent), list(found)
+    own = [pair for pair in found if pair[1].module == first.module and pair[0].role == "grad"]
+    left = [pair for pair in found if pair not in own]
+    details = (*cut.details, where(first), *(detail for _, finding in own for detail in finding.details))
+    cause, fix = advice_on(evidence, first)
+    told = replace(cut, details=details, cause=cause, fix=fix, module=first.module)
+    return [told if one is cut else one for one in absent], left
 
 
 def _of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
@@ -39,7 +57,9 @@ def _of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findi
     if cause is None:
         own, fix = advice_on(evidence, first)
         kind = "unreduced-output" if first.way == "unsummed" else finding.kind
-        return replace(finding, kind=kind, details=(*finding.details, where(first)), cause=own, fix=fix, module=first.module)
+        return replace(
+            finding, kind=kind, details=(*finding.details, where(first)), cause=own, fix=fix, module=first.module
+        )
     return replace(
         finding,
         kind=cause.kind,
@@ -58,14 +78,7 @@ def _explained(evidence: Evidence, first: Divergence) -> Finding | None:
     """Return what a rule says of the first wrong values, where they are not a sum that is pending."""
     if first.way in ("unsummed", "cut", "lost"):
         return None
-    found = cause_of(evidence, evidence.calls, first)
-    if found is not None:
-        return found
-    for one in compared_at(evidence, evidence.calls, first):
-        reason = check_sum_beside_a_vector(evidence, one) if one.wrong and not one.incomparable else None
-        if reason is not None:
-            return reason.of(Finding("wrong-value", "error", one.name, one.wrong, f"it is not {one.whose}"))
-    return None
+    return cause_of(evidence, evidence.calls, first)
 
 
 def where(first: Divergence) -> str:
@@ -76,7 +89,8 @@ def where(first: Divergence) -> str:
             return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
-            return f"{name} is the first module that is wrong: its inputs are right, what it gives {first.before}{after} is not"
+            given = f"what it gives {first.before}{after}"
+            return f"{name} is the first module that is wrong: its inputs are right, {given} is not"
         return f"{name} is the first module whose inputs are the unsharded model's and whose output is not"
     return _in_backward(first, name)
 
@@ -88,9 +102,11 @@ def _in_backward(first: Divergence, name: str) -> str:
         through = f" through {first.before}" if first.before else ""
         return f"in backward {name} is the first module that is wrong: nothing flows back{through}"
     if first.way == "lost":
-        return f"in backward {name} is the first module that is wrong: no gradient comes back to what {first.before} returns"
+        lost = f"no gradient comes back to what {first.before} returns"
+        return f"in backward {name} is the first module that is wrong: {lost}"
     if first.way == "between":
-        return f"in backward the gradient of what {name} returns is the first that is wrong: it is so when it arrives"
+        right = f", and right where {first.after} is" if first.after else ""
+        return f"in backward the gradient of what {name} returns is the first that is wrong, as it arrives there{right}"
     return (
         f"in backward {name} is the first module that is wrong: the gradient of its output is the unsharded model's, "
         "that of its input is not"
@@ -99,7 +115,12 @@ def _in_backward(first: Divergence, name: str) -> str:
 
 def _of_gradients(evidence: Evidence, first: Divergence, found: Sequence[Found]) -> list[Found]:
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
-    follow = [(one, finding) for one, finding in found if one.role == "grad" and _follows(evidence, first, one.name)]
+    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first) is not None
+    follow = [
+        (one, finding)
+        for one, finding in found
+        if one.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, one.name)
+    ]
     if not follow:
         return list(found)
     ids = {id(finding) for _, finding in follow}
@@ -133,10 +154,19 @@ def _folded(evidence: Evidence, first: Divergence, nearest: Finding, others: int
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {others} others" if others else "")
     if cause is None:
         why, fix = advice_on(evidence, first)
-        kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
+        kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
         return replace(
-            nearest, kind=kind, sentence=sentence, details=(also,), cause=why, fix=fix, module=first.module,
-            held="", claimed="", refs=(), generic=False,
+            nearest,
+            kind=kind,
+            sentence=sentence,
+            details=(also,),
+            cause=why,
+            fix=fix,
+            module=first.module,
+            held="",
+            claimed="",
+            refs=(),
+            generic=False,
         )
     return replace(
         cause,
@@ -146,5 +176,3 @@ def _folded(evidence: Evidence, first: Divergence, nearest: Finding, others: int
         module=first.module,
         generic=False,
     )
-
-

@@ -1,4 +1,4 @@
-"""Which part of the unsharded model's values a rank has, found by content: a split over the mesh, or a term of a sum."""
+"""Find by content which part of the unsharded model's values a rank has: a split over the mesh, or a term of a sum."""
 
 from __future__ import annotations
 

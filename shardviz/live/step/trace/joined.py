@@ -25,13 +25,13 @@ class Place(NamedTuple):
         module: Its name; empty for the model itself.
         call: The number of the call, micro-batches counted as one.
         what: Input, output, or the gradient of either.
-        index: Which of several tensors.
+        tensor: Which of several tensors.
     """
 
     module: str
     call: int
     what: What
-    index: int
+    tensor: int
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ micro-batch: they are the unsharded model's times one number. The last module's 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from shardviz.dump.records import PointRecord
@@ -25,6 +25,9 @@ from shardviz.live.step.trace.slices import Slices, places_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardviz.dump.records import State
     from shardviz.layout.mesh import Mesh
@@ -44,6 +47,7 @@ MAX_WHOLE = 1 << 20
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """How far rounding in a dtype may take an element, relative to the largest one; else `EXACT`."""
 EXACT = 1e-9
+NUMBER = re.compile(r"\d+")
 MAX_DENOMINATOR = 64
 """The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
 
@@ -128,9 +132,7 @@ class Judged:
         last = max(at for at, _ in of_all)
         at_end = {scale for at, scale in of_all if at == last}
         common = at_end.pop() if len(at_end) == 1 else None
-        return {
-            rank: scale if at == last or common is None else common for rank, (at, scale) in enumerate(of_all)
-        }
+        return {rank: scale if at == last or common is None else common for rank, (at, scale) in enumerate(of_all)}
 
     def _own_scale(self) -> tuple[int, float]:
         """Return the scale of the last gradient on this rank that is the unsharded model's times a number, and when."""
@@ -236,12 +238,20 @@ class Judged:
         backward = sorted((one for one in odd if one.what.startswith("gradient")), key=self._order, reverse=True)
         found: list[Place] = []
         elements = 0
-        for place in (*forward[:MAX_ODD], *backward[:MAX_ODD]):
+        for place in (*forward[:MAX_ODD], *backward[:MAX_ODD], *self._moved[:MAX_ODD]):
             whole = self._wanted(place)
             elements += 0 if whole is None else whole.numel()
             if whole is not None and elements <= MAX_WHOLE:
                 found.append(place)
         return found
+
+    @cached_property
+    def _moved(self) -> list[Place]:
+        """The places of outputs that have their slices in another order, and that are in order in other layers."""
+        outputs = [place for place in self.places if place.what == "output"]
+        in_order = {NUMBER.sub("*", place.module) for place in outputs if self.state(place) == "right"}
+        moved = [place for place in outputs if self.state(place) == "moved"]
+        return [place for place in moved if NUMBER.sub("*", place.module) in in_order]
 
     def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
         """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
@@ -277,7 +287,7 @@ class Judged:
                 self._order(place),
                 self.state(place),
                 place.call,
-                place.index,
+                place.tensor,
                 self.own[place].tensor,
                 self._text(place),
                 self._scale(place, self.rank),
@@ -306,9 +316,7 @@ def judged(
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the whole is no module to compare.
     """
     points = {
-        place: point
-        for place, point in points_of(own, reference.counts).items()
-        if place.module or not is_pipeline
+        place: point for place, point in points_of(own, reference.counts).items() if place.module or not is_pipeline
     }
     narrow = [TOLERANCE.get(dtype, EXACT) for dtype in TOLERANCE if torch.finfo(dtype).eps <= precision]
     narrow += [TOLERANCE.get(point.values.dtype, EXACT) for point in points.values() if point.values is not None]
@@ -331,5 +339,5 @@ def _scales(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, ne
                 return
 
 
-def _numpy(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _numpy(values: torch.Tensor) -> NDArray[np.float64]:
     return values.detach().double().cpu().numpy()

@@ -71,6 +71,7 @@ class Trace:
     is_paused: Callable[[], bool] = lambda: False
     num_elements: int = 0
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
+    _count: int = 0
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
     _again: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -107,12 +108,13 @@ class Trace:
 
     def _one(self, tensor: torch.Tensor) -> Seen:
         """Return what is kept of a tensor, once where it goes through several modules unchanged."""
-        known, version, seen = self._known.get(id(tensor), (None, 0, None))
-        if seen is not None and known() is tensor and version == tensor._version:
-            return seen
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
         with torch.no_grad():
             values = of_tensor("", "activation", tensor).values
-            seen = Seen(None if self.is_full else values.clone(), tensor.requires_grad, len(self._known))
+            seen = Seen(None if self.is_full else values.clone(), tensor.requires_grad, self._count)
+            self._count += 1
         self.num_elements += 0 if seen.values is None else values.numel()
         self._known[id(tensor)] = ref(tensor), tensor._version, seen
         self._hook(tensor, seen)
