@@ -236,6 +236,24 @@ class StageRecord(Record, frozen=True):
     backward: bool = False
 
 
+class NoiseRecord(Record, frozen=True):
+    """How far the unsharded model's result moved when its weights and batch were moved by a rounding of the step.
+
+    Attributes:
+        role: Gradient, output or scalar.
+        name: Its name.
+        largest: The largest change of an element.
+        typical: The root of the mean square of all changes.
+        factor: How far the number by which the result came nearest to the first one is from 1.
+    """
+
+    role: Role
+    name: str
+    largest: float
+    typical: float
+    factor: float
+
+
 class PointRecord(Record, frozen=True):
     """What this rank has of what went in or out of a module, beside the unsharded model's.
 
@@ -250,6 +268,7 @@ class PointRecord(Record, frozen=True):
             order or on other ranks; `repeated`, the same, with slices that no rank has; `odd`, something else; `cut`,
             a gradient that cannot come, because the tensor needs none; `none`, one that did not come.
         layout: Which part, in the notation, where it is `right` or `pending`.
+        near: How far an element was allowed to be off.
         scale: What all gradients of this rank's activations are the unsharded model's times.
     """
 
@@ -261,6 +280,7 @@ class PointRecord(Record, frozen=True):
     index: Count = 0
     tensor: Count = 0
     layout: str = ""
+    near: float = 0.0
     scale: float = 1.0
 
 
@@ -313,6 +333,7 @@ class RankRecord(Record, frozen=True):
         not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         masks: The masks that a step in training mode drew, in order.
+        noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
         run_id: That of its run.
     """
@@ -339,6 +360,7 @@ class RankRecord(Record, frozen=True):
     not_stepped: tuple[str, ...] = ()
     without_ids: tuple[str, ...] = ()
     masks: tuple[MaskRecord, ...] = ()
+    noise: tuple[NoiseRecord, ...] = ()
     trace: tuple[PointRecord, ...] = ()
     run_id: RunId = ""
 

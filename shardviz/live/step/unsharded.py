@@ -21,8 +21,9 @@ from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
 from shardviz.live.step.means import is_weighted_mean
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import StepResult, logged_by, loss_of, part_of
+from shardviz.live.step.step import StepResult, each, logged_by, loss_of, part_of
 from shardviz.live.step.trace.judged import Judged, Reference, judged
+from shardviz.live.step.trace.noise import moved, moved_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,7 @@ class UnshardedStep:
         is_mean_of_means: Whether it is the loss alone that depends on the parts, and not the outputs.
         parts: The number of parts of the batch that it ran on, one after the other.
         dim: The dim of the batch that was parted.
+        moved: The same step with weights and batch moved by its rounding; None in float64.
     """
 
     model: nn.Module
@@ -71,16 +73,29 @@ class UnshardedStep:
     is_mean_of_means: bool = False
     parts: int = 1
     dim: int = 0
+    moved: UnshardedStep | None = None
 
     @cached_property
     def points(self) -> Reference:
         """What it has at every point of its trace."""
         return Reference.of(self.step.seen.trace, self.parts, self.dim)
 
+    def once_more(
+        self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
+    ) -> UnshardedStep | None:
+        """Step the model once more with everything moved by the step's rounding; None for a step in float64."""
+        precision = max(of_all_ranks(max(_precision(step), _precision(self.step), _own_precision(self.model))))
+        if not precision:
+            return None
+        apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
+        model = self.mode(moved(build, precision)())
+        return _stepped(probe, model, apart, self.parts, self.dim)
+
     def judge(self, step: StepResult, mesh: Mesh, rank: int, *, is_pipeline: bool) -> Judged:
         """Judge the sharded step's modules beside this one's. Every rank calls this."""
         precision = max(_precision(step), _precision(self.step))
-        return judged(step.seen.trace, self.points, mesh, rank, precision, is_pipeline=is_pipeline)
+        moved_points = self.moved.points if self.moved is not None else None
+        return judged(step.seen.trace, self.points, mesh, rank, precision, moved_points, is_pipeline=is_pipeline)
 
     def beside(self, step: StepResult, judge: Callable[[UnshardedStep], Judged]) -> UnshardedStep:
         """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
@@ -235,6 +250,12 @@ def _number(loss: torch.Tensor) -> float:
     """Return a rank's loss, with any pending sum computed."""
     with quiet_redistribution():
         return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
+
+
+def _own_precision(model: nn.Module) -> float:
+    """Return the relative precision of a model's weights, where these are narrower than float64."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return max((torch.finfo(dtype).eps for dtype in dtypes - {torch.float64}), default=0.0)
 
 
 def _precision(step: StepResult) -> float:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.compared import Compared, Rounding
+from shardviz.check.step.compared import NOISE, Compared, Rounding
 from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
@@ -74,12 +74,12 @@ def compared_at(evidence: Evidence, calls: Calls, found: Divergence) -> Iterator
     if tensor is None or reference is None:
         return
     wanted = dump.values(reference.first, name)
-    rounding = _rounding(evidence)
+    rounding, noise = _rounding(evidence), point.near / NOISE / (abs(point.scale) or 1.0)
     role = "grad" if point.what.startswith("gradient") else "output"
     values = {rank: dump.values(shard, name) for rank, shard in tensor.shards.items()}
     for layout in _layouts(dump, calls, found, tensor, wanted.shape):
         regions = {rank: layout.region(layout.mesh.coord_of(rank)) for rank in values}
-        yield Compared(point.module, role, layout.mesh, layout, wanted, values, regions, rounding)
+        yield Compared(point.module, role, layout.mesh, layout, wanted, values, regions, rounding, noise=noise)
 
 
 def _rounding(evidence: Evidence) -> Rounding:

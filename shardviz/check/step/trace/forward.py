@@ -18,14 +18,39 @@ if TYPE_CHECKING:
 def first_in_forward(calls: Calls) -> Divergence | None:
     """Return the first divergence of a step in forward; None where all outputs are right, or nothing is known."""
     for at, call in enumerate(calls.in_order):
-        side: What | None = "output" if call.is_bad("output") else "input" if call.is_bad("input") else None
+        side = _bad_side(calls, call)
         if side is not None and not calls.is_contained(call, "output") and not calls.is_habit(call, side):
-            return _before(calls, at) or (_between(calls, call) if call.is_bad("input") else _within(call))
+            return _unsummed(calls, at) or (_between(calls, call) if call.is_bad("input") else _within(call))
     return None
 
 
+def first_unlike_others(calls: Calls) -> Divergence | None:
+    """Return the first call whose inputs are right and whose output is not, where it is right in another layer.
+
+    In narrow numbers what is wrong in a module can be lost in the rounding of what is around it.
+    """
+    for call in calls.in_order:
+        if call.is_bad("output") and call.is_good("input"):
+            others = [one.state("output") for one in calls.alike(call)]
+            if "right" in others and call.state("output") not in others:
+                return _within(call)
+    return None
+
+
+def _bad_side(calls: Calls, call: Call) -> What | None:
+    if call.is_bad("output") or _is_out_of_order(calls, call):
+        return "output"
+    return "input" if call.is_bad("input") else None
+
+
+def _is_out_of_order(calls: Calls, call: Call) -> bool:
+    """Whether what a call returns has its slices in another order, and in other layers they are in order."""
+    alike = [one.state("output") for one in calls.alike(call)]
+    return call.state("output") == "moved" and "right" in alike and "moved" not in alike
+
+
 def _within(call: Call) -> Divergence:
-    return Divergence("forward", "within", call, call.point("output", "odd", "repeated"))
+    return Divergence("forward", "within", call, call.point("output", "odd", "repeated", "moved"))
 
 
 def _between(calls: Calls, call: Call) -> Divergence:
@@ -36,18 +61,14 @@ def _between(calls: Calls, call: Call) -> Divergence:
     return Divergence("forward", "between", outer, point, before[-1].module if before else "", call.module)
 
 
-def _before(calls: Calls, at: int) -> Divergence | None:
-    """Blame the call just before, where what it returns is summed, or in order, in other layers."""
+def _unsummed(calls: Calls, at: int) -> Divergence | None:
+    """Blame the call just before, where the terms of a sum that it returns are summed in other layers."""
     call = calls.in_order[at]
     last = calls.in_order[at - 1] if at else None
-    state = last.state("output") if last is not None else None
-    if last is None or state not in ("pending", "moved"):
+    if last is None or last.state("output") != "pending":
         return None
-    point, alike = last.point("output", state), [one.state("output") for one in calls.alike(last)]
-    if state in alike:
+    alike = [one.state("output") for one in calls.alike(last)]
+    if "pending" in alike or not (call.is_bad("input") or "right" in alike):
         return None
-    if state == "moved":
-        return Divergence("forward", "within", last, point) if "right" in alike else None
-    if not (call.is_bad("input") or "right" in alike):
-        return None
+    point = last.point("output", "pending")
     return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
 
-FEWEST = 4
+FEWEST = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
+
+LEFT = 0.1
+"""A factor and an offset explain numbers of which no more than this part of the difference is left."""
 
 LEAST = 1e-3
 """Factors that are nearer to 1 than this show nothing."""
@@ -102,7 +105,8 @@ def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.floa
         return None
     factors = (centred * other).sum(1, keepdims=True) / squares
     left = float(np.abs(centred - factors * other).max())
-    fits = left <= 4 * one.tolerance * max(1.0, float(np.abs(factors).max()))
+    apart = float(np.abs(got - due).max())
+    fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), LEFT * apart)
     return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST) else None
 
 
@@ -122,7 +126,7 @@ def _of_statistics(one: Compared, dims: tuple[int, ...], axes: str) -> Finding:
         f"on each rank every {per} of the {WHAT[one.role]} is the unsharded model's times a number, plus a number, of "
         "its own",
         claimed=claimed_text(one),
-        cause=f"Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} splits "
+        cause=f"Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} cut "
         "what they are taken over",
         fix=f"sum counts, values and squares over {axes} before the division, in a function whose backward sums too; "
         "for BatchNorm, SyncBatchNorm over all ranks that have a part of the batch",

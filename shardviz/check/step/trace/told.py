@@ -25,7 +25,7 @@ def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
     first = evidence.divergence if found else None
     if first is None:
         return list(found)
-    if first.direction == "forward":
+    if first.direction == "forward" and any(one.role == "output" for one, _ in found):
         return [
             (one, _of_output(evidence, first, finding)) if one.role == "output" else (one, finding)
             for one, finding in found

@@ -47,6 +47,10 @@ MAX_WHOLE = 1 << 20
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """How far rounding in a dtype may take an element, relative to the largest one; else `EXACT`."""
 EXACT = 1e-9
+NOISE = 4
+"""A point may be off by so many times what it moves by when weights and batch are moved by a rounding."""
+LARGEST_NOISE = 0.25
+"""But by no more than this of its largest element, as where a router chooses otherwise after a rounding."""
 NUMBER = re.compile(r"\d+")
 MAX_DENOMINATOR = 64
 """The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
@@ -94,6 +98,8 @@ class Judged:
         mesh: The run's mesh.
         rank: This rank.
         epsilon: How far an element may be off, relative to the largest of its tensor.
+        moved: The unsharded model's points where all that it starts from is moved by rounding; None in float64.
+        precision: The relative precision of the narrowest dtype.
     """
 
     own: Mapping[Place, Point]
@@ -101,6 +107,8 @@ class Judged:
     mesh: Mesh
     rank: int
     epsilon: float
+    moved: Reference | None = None
+    precision: float = 0.0
 
     @cached_property
     def places(self) -> list[Place]:
@@ -140,15 +148,22 @@ class Judged:
         for place in sorted(last, key=self._order, reverse=True):
             values, whole = self.own[place].values, self._wanted(place)
             if values is not None and whole is not None and bool(whole.any()):
-                for scale in _scales(values, whole, self.mesh, self.rank, self._near(whole)):
+                for scale in _scales(values, whole, self.mesh, self.rank, self._near(place)):
                     return self._order(place), scale
         return -1, 1.0
 
     def _order(self, place: Place) -> int:
         return self.reference.order.get((place.module, place.call), 0)
 
-    def _near(self, whole: torch.Tensor) -> float:
-        return self.epsilon * float(whole.abs().max()) if whole.numel() else 0.0
+    def _near(self, place: Place) -> float:
+        """Return how far an element may be off: in narrow numbers some times what rounding alone did to the point."""
+        whole = self._wanted(place)
+        size = float(whole.abs().max()) if whole is not None and whole.numel() else 0.0
+        other = self.moved.points.get(place) if self.moved is not None else None
+        if whole is None or other is None or other.values is None or other.values.shape != whole.shape:
+            return self.epsilon * size
+        apart = float((whole.double() - other.values.double()).abs().max()) if whole.numel() else 0.0
+        return min(LARGEST_NOISE * size, max(NOISE * apart, self.precision * size))
 
     def _scale(self, place: Place, rank: int) -> float:
         return self.scales[rank] if place.what.startswith("gradient") else 1.0
@@ -169,7 +184,7 @@ class Judged:
         values, whole = self.own[place].values, self._wanted(place)
         if values is not None and whole is not None:
             scale = self._scale(place, self.rank)
-            yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._near(whole), scale)
+            yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._near(place), scale)
 
     def _pending(self, odd: Sequence[Place]) -> dict[Place, Placements]:
         """Return the placements of what is the terms of a sum along one axis. Every rank calls this."""
@@ -188,7 +203,7 @@ class Judged:
             if whole is not None:
                 cpu, scales = whole.cpu(), {rank: self._scale(place, rank) for rank in terms}
                 terms = {rank: values.to(cpu.dtype) for rank, values in terms.items()}
-                placements = placements_of_sum(terms, cpu, self.mesh, self._near(whole), scales)
+                placements = placements_of_sum(terms, cpu, self.mesh, self._near(place), scales)
                 if placements is not None:
                     found[place] = placements
         return found
@@ -210,7 +225,7 @@ class Judged:
         if values is None or whole is None:
             return None
         scale = self._scale(place, self.rank)
-        return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self._near(whole))
+        return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self._near(place))
 
     def settle(self) -> None:
         """Exchange what is exchanged between ranks, in one order on all of them. Every rank calls this."""
@@ -290,6 +305,7 @@ class Judged:
                 place.tensor,
                 self.own[place].tensor,
                 self._text(place),
+                self._near(place) if self.moved is not None else 0.0,
                 self._scale(place, self.rank),
             )
             for place in self.places
@@ -303,7 +319,14 @@ class Judged:
 
 
 def judged(
-    own: Trace, reference: Reference, mesh: Mesh, rank: int, precision: float, *, is_pipeline: bool = False
+    own: Trace,
+    reference: Reference,
+    mesh: Mesh,
+    rank: int,
+    precision: float,
+    moved: Reference | None = None,
+    *,
+    is_pipeline: bool = False,
 ) -> Judged:
     """Judge a step. Every rank calls this.
 
@@ -313,6 +336,7 @@ def judged(
         mesh: The run's mesh.
         rank: This rank.
         precision: The relative precision of the narrowest dtype in either; 0 where both are in float64 throughout.
+        moved: The unsharded model's points where what it starts from is moved by rounding.
         is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the whole is no module to compare.
     """
     points = {
@@ -320,7 +344,7 @@ def judged(
     }
     narrow = [TOLERANCE.get(dtype, EXACT) for dtype in TOLERANCE if torch.finfo(dtype).eps <= precision]
     narrow += [TOLERANCE.get(point.values.dtype, EXACT) for point in points.values() if point.values is not None]
-    found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))))
+    found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
     found.settle()
     return found
 
