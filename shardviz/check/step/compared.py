@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 SAFETY = 16.0
+FEWEST = 16
+"""Of so many elements the mean square tells more than the largest difference."""
+TYPICAL = 4.0
+"""The root of the mean square difference may be so many times that which rounding alone makes of the whole tensor."""
 NOISE = 4.0
 """A result may be off by so many times what it moves by when weights and batch are moved by a rounding."""
 EPSILONS = {
@@ -99,6 +103,7 @@ class Compared:
         rounding: What the step allows for rounding.
         whose: What findings call the wanted values.
         noise: How far rounding alone was seen to take an element; 0 where that was not tried.
+        typical: The root of the mean square of how far it took all elements.
     """
 
     name: str
@@ -111,6 +116,7 @@ class Compared:
     rounding: Rounding
     whose: str = "the unsharded model's"
     noise: float = 0.0
+    typical: float = 0.0
 
     @cached_property
     def tolerance(self) -> float:
@@ -143,7 +149,15 @@ class Compared:
 
     def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
         """Whether values are what a rank should hold, rounding apart."""
-        return self.near(values, self.wanted_of(rank))
+        wanted = self.wanted_of(rank)
+        return self.near(values, wanted) and self._is_typical(values, wanted)
+
+    def _is_typical(self, values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
+        """Whether values are no farther from those wanted on the whole than rounding takes them."""
+        if not self.typical or values.size < FEWEST:
+            return True
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
+        return _root(values - wanted) <= allowed
 
     def near(self, one: NDArray[np.float64], other: NDArray[np.float64], scale: float = 1.0) -> bool:
         """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
@@ -246,8 +260,12 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
         regions[rank] = _region(dump, shard, name, wanted.shape)
     mesh = claimed.mesh if claimed else dump.files.mesh
     noise = noises(dump).get((tensor.role, name))
-    largest = noise.largest if noise is not None else 0.0
-    return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding, noise=largest)
+    largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
+    return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding, noise=largest, typical=typical)
+
+
+def _root(values: NDArray[np.float64]) -> float:
+    return math.sqrt(float(np.mean(values * values))) if values.size else 0.0
 
 
 def noises(dump: Dump) -> Mapping[tuple[str, str], NoiseRecord]:

@@ -116,9 +116,11 @@ def _split_before(evidence: Evidence, one: Compared, before: list[Activation]) -
     last = before[-1]
     tensor = evidence.dump.by_name("step", "activation")[last.name]
     for axis in one.mesh.axes:
+        if axis in _splitting(one):
+            continue
         if last.places is not None and last.dim < len(tensor.shape) - 1 and _differ(last.places, one.mesh, axis):
             return axis, last.dim
-        if last.places is None and tensor.claimed is not None and axis not in _splitting(one):
+        if last.places is None and tensor.claimed is not None:
             for dim, chain in enumerate(tensor.claimed.chains[:-1]):
                 if axis in chain:
                     return axis, dim

@@ -136,9 +136,15 @@ def mixed_shards(one: Compared) -> Finding | None:
         if not groups or not alike or not splits(one, axis):
             continue
         for name, mixed in _mixtures(one, axis, wanted, groups):
-            if set(mixed) == set(one.reduced) and all(one.near(one.reduced[rank], mixed[rank]) for rank in mixed):
+            if set(mixed) == set(one.reduced) and all(_is_nearer(one, rank, mixed[rank]) for rank in mixed):
                 return _of_mixed(one, axis, name)
     return None
+
+
+def _is_nearer(one: Compared, rank: int, mixed: NDArray[np.float64]) -> bool:
+    """Whether a rank has this, and is not merely as near to it as to what is wanted."""
+    apart, off = (float(np.max(np.abs(one.reduced[rank] - due), initial=0.0)) for due in (mixed, one.wanted_of(rank)))
+    return one.near(one.reduced[rank], mixed) and (rank not in one.wrong or apart <= off / 4)
 
 
 def _mixtures(one: Compared, axis: str, wanted: Values, groups: list[tuple[int, ...]]) -> Iterator[tuple[str, Values]]:

@@ -19,7 +19,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.step.trace.fitting import fitting, part_of, placements_of, placements_of_sum
+from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of, placements_of_sum
 from shardviz.live.step.trace.joined import num_calls, points_of
 from shardviz.live.step.trace.slices import Slices, places_in
 
@@ -165,6 +165,13 @@ class Judged:
         apart = float((whole.double() - other.values.double()).abs().max()) if whole.numel() else 0.0
         return min(LARGEST_NOISE * size, max(NOISE * apart, self.precision * size))
 
+    def _allowed(self, place: Place) -> Allowed:
+        whole = self._wanted(place)
+        other = self.moved.points.get(place) if self.moved is not None else None
+        if whole is None or other is None or other.values is None or other.values.shape != whole.shape:
+            return Allowed(self._near(place))
+        return Allowed(self._near(place), (other.values.double() - whole.double()).abs(), self.precision / 4)
+
     def _scale(self, place: Place, rank: int) -> float:
         return self.scales[rank] if place.what.startswith("gradient") else 1.0
 
@@ -184,7 +191,7 @@ class Judged:
         values, whole = self.own[place].values, self._wanted(place)
         if values is not None and whole is not None:
             scale = self._scale(place, self.rank)
-            yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._near(place), scale)
+            yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._allowed(place), scale)
 
     def _pending(self, odd: Sequence[Place]) -> dict[Place, Placements]:
         """Return the placements of what is the terms of a sum along one axis. Every rank calls this."""
