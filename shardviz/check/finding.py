@@ -47,7 +47,7 @@ could hold ids; what torch gathers of it; whether copies are equal; ties; a step
 
 FOR_MACHINES = (
     *("kind", "severity", "tensor", "tensors", "ranks", "summary", "claimed", "held", "intended", "cause", "fix"),
-    *("also", "refs"),
+    *("also", "refs", "module"),
 )
 """What of a finding is printed as JSON, in this order."""
 
@@ -73,6 +73,7 @@ class Finding:
         fix: What to change, in torch's own words.
         also: What else the ranks may hold that looks the same, in the words of `held`.
         refs: Known upstream bugs of this kind: `pytorch#129229`.
+        module: The first module of a step that goes wrong, where this is what comes of it.
         generic: Whether this is a generic mismatch, dropped when a finding names the cause (`check.hiding`).
         members: The findings of the single tensors, where several have it (`check.grouping`); numbers and layouts of
             the whole are those of the first.
@@ -92,6 +93,7 @@ class Finding:
     fix: str = ""
     also: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
+    module: str = ""
     generic: bool = False
     members: tuple[Finding, ...] = ()
 

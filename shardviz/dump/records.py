@@ -58,8 +58,26 @@ def of_micro_batch(name: str, number: int) -> str:
     return f"{name}.grad of micro-batch {number}"
 
 
+def of_point(module: str, what: str, call: int, index: int) -> str:
+    """Return the name of the values of a point of a step's trace, recorded in the role of an activation."""
+    number = f" {index + 1}" if index else ""
+    return f"{module}: {what}{number}" + (f" of call {call + 1}" if call else "")
+
+
+def is_point(name: str) -> bool:
+    """Whether values are those of a point of a step's trace."""
+    return ": " in name
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a dump's file."""
+
+
+What = Literal["input", "output", "gradient of input", "gradient of output"]
+"""What of a module's call is compared with the unsharded model's."""
+
+State = Literal["right", "pending", "moved", "repeated", "odd", "cut", "none"]
+"""What a rank has of the unsharded model's values."""
 
 
 class MeshRecord(Record, frozen=True):
@@ -234,6 +252,54 @@ class StageRecord(Record, frozen=True):
     backward: bool = False
 
 
+class NoiseRecord(Record, frozen=True):
+    """How far the unsharded model's result moved when its weights and batch were moved by a rounding of the step.
+
+    Attributes:
+        role: Gradient, output or scalar.
+        name: Its name.
+        largest: The largest change of an element.
+        typical: The root of the mean square of all changes.
+        factor: How far the number by which the result came nearest to the first one is from 1.
+    """
+
+    role: Role
+    name: str
+    largest: float
+    typical: float
+    factor: float
+
+
+class PointRecord(Record, frozen=True):
+    """What this rank has of what went in or out of a module, beside the unsharded model's.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        what: Input, output, or the gradient of either.
+        order: When the unsharded model's call of the module ended, counted from 0.
+        call: The number of the call, where the module has several; micro-batches count as one.
+        index: Which of several tensors.
+        tensor: A number that points of one tensor share.
+        state: `right`, a part of the unsharded model's; `pending`, a term of a sum; `moved`, its slices in another
+            order or on other ranks; `repeated`, the same, with slices that no rank has; `odd`, something else; `cut`,
+            a gradient that cannot come, because the tensor needs none; `none`, one that did not come.
+        layout: Which part, in the notation, where it is `right` or `pending`.
+        near: How far an element was allowed to be off.
+        scale: What all gradients of this rank's activations are the unsharded model's times.
+    """
+
+    module: str
+    what: What
+    order: Count
+    state: State
+    call: Count = 0
+    index: Count = 0
+    tensor: Count = 0
+    layout: str = ""
+    near: float = 0.0
+    scale: float = 1.0
+
+
 class MaskRecord(Record, frozen=True):
     """A mask that this rank drew in training mode, as dropout does.
 
@@ -284,6 +350,8 @@ class RankRecord(Record, frozen=True):
         without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
         masks: The masks that a step in training mode drew, in order.
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
+        noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
+        trace: What went in and out of every module of the step, in the order in which this rank came to it.
         run_id: That of its run.
     """
 
@@ -310,6 +378,8 @@ class RankRecord(Record, frozen=True):
     without_ids: tuple[str, ...] = ()
     masks: tuple[MaskRecord, ...] = ()
     fragments: tuple[FragmentRecord, ...] = ()
+    noise: tuple[NoiseRecord, ...] = ()
+    trace: tuple[PointRecord, ...] = ()
     run_id: RunId = ""
 
 

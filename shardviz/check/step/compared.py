@@ -25,10 +25,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.dump.records import NoiseRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 
 SAFETY = 16.0
+FEWEST = 16
+"""Of so many elements the mean square tells more than the largest difference."""
+TYPICAL = 4.0
+"""The root of the mean square difference may be so many times that which rounding alone makes of the whole tensor."""
+NOISE = 4.0
+"""A result may be off by so many times what it moves by when weights and batch are moved by a rounding."""
 EPSILONS = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -95,6 +102,8 @@ class Compared:
         regions: The part of the tensor that each rank holds.
         rounding: What the step allows for rounding.
         whose: What findings call the wanted values.
+        noise: How far rounding alone was seen to take an element; 0 where that was not tried.
+        typical: The root of the mean square of how far it took all elements.
     """
 
     name: str
@@ -106,11 +115,17 @@ class Compared:
     regions: Mapping[int, Region | Elements]
     rounding: Rounding
     whose: str = "the unsharded model's"
+    noise: float = 0.0
+    typical: float = 0.0
 
     @cached_property
     def tolerance(self) -> float:
         """How far an element may be from what is wanted."""
-        return self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
+        allowed = self.rounding.tolerance(self.wanted, gradient=self.role == "grad")
+        if not self.noise:
+            return allowed
+        least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
+        return min(allowed, max(NOISE * self.noise, least))
 
     @cached_property
     def incomparable(self) -> str:
@@ -134,7 +149,15 @@ class Compared:
 
     def is_right(self, rank: int, values: NDArray[np.float64]) -> bool:
         """Whether values are what a rank should hold, rounding apart."""
-        return self.near(values, self.wanted_of(rank))
+        wanted = self.wanted_of(rank)
+        return self.near(values, wanted) and self._is_typical(values, wanted)
+
+    def _is_typical(self, values: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
+        """Whether values are no farther from those wanted on the whole than rounding takes them."""
+        if not self.typical or values.size < FEWEST:
+            return True
+        allowed = max(TYPICAL * self.typical, self.rounding.epsilon / 4 * _root(wanted))
+        return _root(values - wanted) <= allowed
 
     def near(self, one: NDArray[np.float64], other: NDArray[np.float64], scale: float = 1.0) -> bool:
         """Whether two arrays are equal, rounding apart; NaN is near to nothing."""
@@ -236,7 +259,19 @@ def laid_out(dump: Dump, tensor: Tensor, name: str, wanted: NDArray[np.float64],
         values[rank] = dump.values(shard, name)
         regions[rank] = _region(dump, shard, name, wanted.shape)
     mesh = claimed.mesh if claimed else dump.files.mesh
-    return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding)
+    noise = noises(dump).get((tensor.role, name))
+    largest, typical = (noise.largest, noise.typical) if noise is not None else (0.0, 0.0)
+    return Compared(name, tensor.role, mesh, claimed, wanted, values, regions, rounding, noise=largest, typical=typical)
+
+
+def _root(values: NDArray[np.float64]) -> float:
+    return math.sqrt(float(np.mean(values * values))) if values.size else 0.0
+
+
+def noises(dump: Dump) -> Mapping[tuple[str, str], NoiseRecord]:
+    """Return what rounding alone does to each result of a step, by role and name; empty for a step in float64."""
+    records = dump.files.ranks[0].noise if 0 in dump.files.ranks else ()
+    return {(one.role, one.name): one for one in records}
 
 
 def in_order(dump: Dump, role: str, name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,13 +7,17 @@ from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.compared import rounding_of
+from shardviz.check.step.compared import noises, rounding_of
 from shardviz.check.step.forward.activations import Activations
+from shardviz.check.step.trace.backward import first_in_backward
+from shardviz.check.step.trace.calls import Calls
+from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.dump import Dump
 
 
@@ -60,6 +64,25 @@ class Evidence:
     def activations(self) -> Activations:
         """The outputs of modules, beside the unsharded model's."""
         return Activations(self.dump, rounding_of(self.dump))
+
+    @cached_property
+    def calls(self) -> Calls:
+        """The calls of all modules of the step, beside the unsharded model's."""
+        return Calls.of(self.dump)
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """The first wrong module: in forward where an output is wrong, in backward where all of forward is right."""
+        if any(one.role == "output" and not is_right(one) for one in self.results):
+            return first_in_forward(self.calls)
+        if not self.loss_is_right:
+            return None
+        return first_in_backward(self.calls) or (first_unlike_others(self.calls) if self.is_narrow else None)
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether what rounding does was measured, as it is for a step in narrow numbers."""
+        return bool(noises(self.dump))
 
     @cached_property
     def first_odd_module(self) -> str:

@@ -29,6 +29,7 @@ from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
+from shardviz.check.step.trace.told import placed, with_cut
 from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
 
@@ -64,7 +65,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     why = "the unsharded model's step has no tensor of this name"
     yield from (NotChecked(name, why, "step") for name in missing)
     evidence = Evidence(dump, tuple(compared(dump)))
-    yield from check_no_gradient(evidence)
+    absent = list(check_no_gradient(evidence))
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
     yield from check_masks(dump)
@@ -74,6 +75,8 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = told_of_micro_batches(evidence, found)
     yield from (*said, *of_parts)
+    absent, found = with_cut(evidence, absent, placed(evidence, found))
+    yield from absent
     yield from without_consequences(found)
 
 

@@ -41,7 +41,16 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import CallRecord, CollectiveRecord, FragmentRecord, MaskRecord, StageRecord, Stamp
+    from shardviz.dump.records import (
+        CallRecord,
+        CollectiveRecord,
+        FragmentRecord,
+        MaskRecord,
+        NoiseRecord,
+        PointRecord,
+        StageRecord,
+        Stamp,
+    )
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
@@ -72,6 +81,8 @@ class Capture:
         raised: Errors that only the sharded model's step raised: `(what, error)`.
         held_back: Parameters whose gradient FSDP keeps to itself after the step.
         masks: The masks that a step in training mode drew.
+        noise: What rounding alone does to the results of a step in narrow numbers.
+        trace: What went in and out of every module of the step, beside the unsharded model's.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
         run_id: What names the run in all of its files.
@@ -92,6 +103,8 @@ class Capture:
     raised: list[tuple[str, str]] = field(default_factory=list)
     held_back: list[str] = field(default_factory=list)
     masks: list[MaskRecord] = field(default_factory=list)
+    noise: list[NoiseRecord] = field(default_factory=list)
+    trace: list[PointRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     run_id: str = ""
@@ -211,6 +224,8 @@ class Capture:
             held_back=tuple(self.held_back),
             masks=tuple(self.masks),
             fragments=tuple(self.fragments),
+            noise=tuple(self.noise),
+            trace=tuple(self.trace),
             not_stepped=tuple(self.not_stepped),
             run_id=self.run_id,
         )

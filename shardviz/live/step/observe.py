@@ -13,6 +13,7 @@ from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
 from shardviz.live.step.comms import Comms
 from shardviz.live.step.running import tensors_in
+from shardviz.live.step.trace.recorded import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ class Observed:
         outputs: The model's own outputs, run by run; in a pipeline, those of its last stage on this rank.
         activations: The first output of each module, by name.
         schedule: The runs of a pipeline's stages, in order.
+        trace: What went in and out of every module, and the gradients of that.
         asking: Whether a stage is running only so that torch can infer shapes, on meaningless values.
     """
 
@@ -39,6 +41,7 @@ class Observed:
     outputs: list[torch.Tensor] = field(default_factory=list)
     activations: dict[str, Local] = field(default_factory=dict)
     schedule: list[StageRecord] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
     asking: bool = False
 
 
@@ -54,7 +57,10 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
     seen = Observed(Comms(inner))
     modules = list(inner.named_modules())[1:]
     last = stages[max(stages)] if stages else inner
+    seen.trace.is_paused = lambda: seen.asking
     with ExitStack() as stack:
+        for handle in seen.trace.follow(inner) if len(modules) < MAX_MODULES else ():
+            stack.callback(handle.remove)
         stack.callback(last.register_forward_hook(_keep_output(seen)).remove)
         for name, module in modules if len(modules) < MAX_MODULES else ():
             stack.callback(module.register_forward_hook(_keep_activation(seen, clean_name(name))).remove)

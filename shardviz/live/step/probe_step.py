@@ -32,6 +32,8 @@ from shardviz.live.step.step import (
     unnamed_batch_axes,
     whole_batch,
 )
+from shardviz.live.step.trace.noise import noise_of
+from shardviz.live.step.trace.written import add_trace
 from shardviz.live.step.unsharded import reference_of
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 from shardviz.text import listed
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.step import Batch, StepResult
+    from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded import UnshardedStep
 
 Done = TypeVar("Done")
@@ -160,8 +163,13 @@ class ProbeStep:
         step, failed = self._sharded_step(model, own, "step" if double else "step again")
         if step is None:
             return Failed(failed)
-        reference = reference.beside(step)
+        reference = reference.beside(step, self._judge(step))
         self._note(*reference.notes)
+        moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
+        reference = replace(reference, moved=moved)
+        add_trace(self.on.capture, self._judge(step)(reference))
+        if moved is not None and self.on.capture.rank == 0:
+            self.on.capture.noise += noise_of(reference, moved)
         self._compare(model, step, reference, setting)
         if not reference.training:
             self._add_training(own, setting.axes, reference.step.output, built)
@@ -210,6 +218,12 @@ class ProbeStep:
                 capture.add_values(replace(local, claim=None, grad=None), "updated")
             for local in of_parts:
                 capture.add_values(replace(local, claim=None), "reference")
+
+    def _judge(self, step: StepResult) -> Callable[[UnshardedStep], Judged]:
+        """Return what judges the sharded step's modules beside a reference's."""
+        mesh, rank = self.on.job.mesh, self.on.capture.rank
+        is_pipeline = bool(getattr(self.on.probe, "STAGE_AXES", ()))
+        return lambda reference: reference.judge(step, mesh, rank, is_pipeline=is_pipeline)
 
     def _note(self, *notes: str) -> None:
         self.on.capture.not_checked += [("", note) for note in notes]

@@ -102,7 +102,7 @@ def whole_batch(probe: ModuleType, axes: Mapping[str, int], mesh: Mesh, *, doubl
     torch.manual_seed(1)
     batch = probe.batch()
     counts = num_parts(axes, mesh)
-    return tuple(_each(part, lambda tensor: _whole(tensor, counts, double=double)) for part in _as_tuple(batch))
+    return tuple(each(part, lambda tensor: _whole(tensor, counts, double=double)) for part in _as_tuple(batch))
 
 
 def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
@@ -127,10 +127,10 @@ def _as_tuple(batch: Any) -> Batch:
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
-def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a part of a batch with every tensor in it changed, also inside a dict."""
     if isinstance(part, Mapping):
-        return {key: _each(value, change) for key, value in part.items()}
+        return {key: each(value, change) for key, value in part.items()}
     return change(part) if torch.is_tensor(part) else part
 
 
@@ -174,7 +174,7 @@ def own_batch(batch: Batch, axes: Mapping[str, int], mesh: DeviceMesh) -> Batch:
 def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:
     """Return one of several equal parts of a batch, by default of its rows."""
     return tuple(
-        _each(part, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
+        each(part, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
         for part in batch
     )
 

@@ -11,6 +11,7 @@ the sharded step is compared with the whole batch instead.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,9 @@ from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
 from shardviz.live.step.means import is_weighted_mean
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import StepResult, logged_by, loss_of, part_of
+from shardviz.live.step.step import StepResult, each, logged_by, loss_of, part_of
+from shardviz.live.step.trace.judged import Judged, Reference, judged
+from shardviz.live.step.trace.noise import moved, moved_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.step import Batch
 
@@ -54,6 +58,9 @@ class UnshardedStep:
         notes: Notes on how it was stepped.
         whole: The reference over the whole batch, if this one is the mean over parts.
         is_mean_of_means: Whether it is the loss alone that depends on the parts, and not the outputs.
+        parts: The number of parts of the batch that it ran on, one after the other.
+        dim: The dim of the batch that was parted.
+        moved: The same step with weights and batch moved by its rounding; None in float64.
     """
 
     model: nn.Module
@@ -64,15 +71,53 @@ class UnshardedStep:
     notes: tuple[str, ...] = ()
     whole: UnshardedStep | None = None
     is_mean_of_means: bool = False
+    parts: int = 1
+    dim: int = 0
+    moved: UnshardedStep | None = None
 
-    def beside(self, step: StepResult) -> UnshardedStep:
-        """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this."""
+    @cached_property
+    def points(self) -> Reference:
+        """What it has at every point of its trace."""
+        return Reference.of(self.step.seen.trace, self.parts, self.dim)
+
+    def once_more(
+        self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
+    ) -> UnshardedStep | None:
+        """Step the model once more with everything moved by the step's rounding; None for a step in float64."""
+        precision = max(of_all_ranks(max(_precision(step), _precision(self.step), _own_precision(self.model))))
+        if not precision:
+            return None
+        apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
+        model = self.mode(moved(build, precision)())
+        return _stepped(probe, model, apart, self.parts, self.dim)
+
+    def judge(self, step: StepResult, mesh: Mesh, rank: int, *, is_pipeline: bool) -> Judged:
+        """Judge the sharded step's modules beside this one's. Every rank calls this."""
+        precision = max(_precision(step), _precision(self.step))
+        moved_points = self.moved.points if self.moved is not None else None
+        return judged(step.seen.trace, self.points, mesh, rank, precision, moved_points, is_pipeline=is_pipeline)
+
+    def beside(self, step: StepResult, judge: Callable[[UnshardedStep], Judged]) -> UnshardedStep:
+        """Return the reference whose loss equals the sharded step's over all ranks. Every rank calls this.
+
+        Where neither's does, it is the one whose modules agree with the sharded step's for longer.
+
+        Args:
+            step: The sharded step.
+            judge: Judges it beside a reference.
+        """
         of_all = of_all_ranks((self.whole is not None, _number(step.loss)))
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
             return self.whole or self  # a forward that asks for its rank may give a rank another reference
         losses = [loss for _, loss in of_all]
         near = max(_precision(step), _precision(self.whole.step))
-        return self.whole if _equal(sum(losses) / len(losses), float(self.whole.step.loss), near) else self
+        mean = sum(losses) / len(losses)
+        if _equal(mean, float(self.whole.step.loss), near):
+            return self.whole
+        if _equal(mean, float(self.step.loss), near):
+            return self
+        of_parts, of_whole = (sum(of_all_ranks(judge(one).num_right_before_odd)) for one in (self, self.whole))
+        return self.whole if of_whole > of_parts else self
 
     def mode(self, model: nn.Module) -> nn.Module:
         """Put another model into the mode in which this one was stepped."""
@@ -117,7 +162,7 @@ def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, 
     output = None if not outputs else torch.cat(outputs, dim) if parts > 1 else outputs[-1]
     loss = torch.stack(losses).sum()
     step = StepResult(loss, output, logged_by(probe, model, batch, loss), seen, max(len(outputs) // parts, 1))
-    return UnshardedStep(model, before, step, draws=draws)
+    return UnshardedStep(model, before, step, draws=draws, parts=parts, dim=dim)
 
 
 def _buffers_of(model: nn.Module) -> Callable[[], None]:
@@ -205,6 +250,12 @@ def _number(loss: torch.Tensor) -> float:
     """Return a rank's loss, with any pending sum computed."""
     with quiet_redistribution():
         return float(loss.full_tensor() if isinstance(loss, DTensor) else loss)
+
+
+def _own_precision(model: nn.Module) -> float:
+    """Return the relative precision of a model's weights, where these are narrower than float64."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return max((torch.finfo(dtype).eps for dtype in dtypes - {torch.float64}), default=0.0)
 
 
 def _precision(step: StepResult) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.check.step.forward.slices import places_of
+from shardviz.dump.records import is_point
 from shardviz.layout.region import indices
 from shardviz.text import Fold
 
@@ -67,6 +68,7 @@ class Activations:
                 for tensor in record.tensors
                 if (record.bodies[tensor.body].role, record.bodies[tensor.body].moment) == ("activation", "step")
                 for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names()
+                if not is_point(name)
             ]
             for rank, record in self.dump.files.ranks.items()
         }

@@ -78,7 +78,13 @@ def check_ungathered(evidence: Evidence, one: Compared) -> Reason | None:
     """Return the reason if ranks have right slices of a dim of their own up to a module whose output is not."""
     before, odd = evidence.activations.first_odd
     axis, dim = _split_before(evidence, one, before)
-    if odd is None or not axis or not _is_split_alike(evidence, before[-1], odd, dim):
+    first = evidence.divergence
+    if (
+        odd is None
+        or (first is not None and odd.name not in (first.module, first.before))
+        or not axis
+        or not _is_split_alike(evidence, before[-1], odd, dim)
+    ):
         return None
     right = _right_slices(odd)
     return Reason(
@@ -110,9 +116,11 @@ def _split_before(evidence: Evidence, one: Compared, before: list[Activation]) -
     last = before[-1]
     tensor = evidence.dump.by_name("step", "activation")[last.name]
     for axis in one.mesh.axes:
+        if axis in _splitting(one):
+            continue
         if last.places is not None and last.dim < len(tensor.shape) - 1 and _differ(last.places, one.mesh, axis):
             return axis, last.dim
-        if last.places is None and tensor.claimed is not None and axis not in _splitting(one):
+        if last.places is None and tensor.claimed is not None:
             for dim, chain in enumerate(tensor.claimed.chains[:-1]):
                 if axis in chain:
                     return axis, dim

@@ -37,7 +37,7 @@ def check_order(one: Compared) -> Finding | None:
             continue
         parts = {one.regions[rank]: _slices_of(one, rank, dim) for rank in one.reduced}
         moved = {rank: _moved(one, rank, dim, parts) for rank in one.wrong}
-        if all(moved.values()):
+        if all(any(at != index for at, index in own.items()) for own in moved.values()):
             return _repeated(one, dim, parts, moved) or _finding(one, dim, moved[one.wrong[0]])
     return None
 

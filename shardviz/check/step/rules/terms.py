@@ -40,13 +40,9 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
     dump = evidence.dump
     rank = one.wrong[0]
     excess = one.reduced[rank] - one.wanted_of(rank)
-    for name, bias in _vectors(dump, excess.shape[-1:] if excess.ndim else ()):
-        times = _times_added(one, excess, bias)
-        if times:
-            return _added_too_often(one, name, times)
-    mixed = _mixed_shards(one)
-    if mixed is not None:
-        return mixed
+    found = added_too_often(dump, one) or mixed_shards(one)
+    if found is not None:
+        return found
     cause, fix = value_advice(evidence, one) or where_to_look(evidence, one)
     right = [rank for rank in one.reduced if rank not in one.wrong]
     is_on_some_ranks = bool(one.copies_differ_along and right)
@@ -65,6 +61,17 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
         fix=fix,
         generic=not is_on_some_ranks,
     )
+
+
+def added_too_often(dump: Dump, one: Compared) -> Finding | None:
+    """Return the finding if a vector of the model was added to every row too often, or not at all."""
+    rank = one.wrong[0]
+    excess = one.reduced[rank] - one.wanted_of(rank)
+    for name, bias in _vectors(dump, excess.shape[-1:] if excess.ndim else ()):
+        times = _times_added(one, excess, bias)
+        if times:
+            return _added_too_often(one, name, times)
+    return None
 
 
 def _where(one: Compared, rank: int, excess: NDArray[np.float64]) -> str:
@@ -120,7 +127,7 @@ def _added_too_often(one: Compared, name: str, times: int) -> Finding:
     )
 
 
-def _mixed_shards(one: Compared) -> Finding | None:
+def mixed_shards(one: Compared) -> Finding | None:
     """Return the finding if each rank has the sum or mean of parts that are different parts of the tensor."""
     wanted = {rank: one.wanted_of(rank) for rank in one.reduced}
     for axis in one.mesh.axes:
@@ -129,9 +136,15 @@ def _mixed_shards(one: Compared) -> Finding | None:
         if not groups or not alike or not splits(one, axis):
             continue
         for name, mixed in _mixtures(one, axis, wanted, groups):
-            if set(mixed) == set(one.reduced) and all(one.near(one.reduced[rank], mixed[rank]) for rank in mixed):
+            if set(mixed) == set(one.reduced) and all(_is_nearer(one, rank, mixed[rank]) for rank in mixed):
                 return _of_mixed(one, axis, name)
     return None
+
+
+def _is_nearer(one: Compared, rank: int, mixed: NDArray[np.float64]) -> bool:
+    """Whether a rank has this, and is not merely as near to it as to what is wanted."""
+    apart, off = (float(np.max(np.abs(one.reduced[rank] - due), initial=0.0)) for due in (mixed, one.wanted_of(rank)))
+    return one.near(one.reduced[rank], mixed) and (rank not in one.wrong or apart <= off / 4)
 
 
 def _mixtures(one: Compared, axis: str, wanted: Values, groups: list[tuple[int, ...]]) -> Iterator[tuple[str, Values]]:

@@ -1,0 +1,95 @@
+"""Cause and fix of a first wrong module whose values no rule explains: what its inputs and its place suggest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.advice import UNEXPLAINED
+
+if TYPE_CHECKING:
+    from shardviz.check.step.advice import Advice
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.trace.divergence import Divergence
+
+
+def advice_on(evidence: Evidence, first: Divergence) -> Advice:
+    """Return cause and fix."""
+    name = first.module or "the model itself"
+    if first.direction == "forward":
+        return _unsummed(first) if first.way == "unsummed" else _in_forward(evidence, first, name)
+    if first.way == "unsummed":
+        return (
+            f"Each rank along {first.axis} sends back its own part of the gradient of what {name} is given, and "
+            f"nothing sums them: {name} reads what is the same on all ranks and uses it for a part of its own",
+            f"sum the gradient over {first.axis} where {name} begins: a torch.autograd.Function that returns its input "
+            "in forward and all_reduces in backward (ColwiseParallel does so), or PrepareModuleInput",
+        )
+    if first.way in ("cut", "lost"):
+        through = f"what {first.before} is given" if first.way == "cut" and first.before else f"what {name} returns"
+        if first.way == "lost":
+            through = f"what {first.before} returns"
+        return (
+            f"The graph is cut in {name}: nothing flows back to {through}. A .detach(), .data or no_grad, or a "
+            "collective of torch.distributed, which has no backward",
+            f"look for it in the forward of {name}; torch.distributed.nn.functional and functional collectives have a "
+            "backward",
+        )
+    return _in_backward(first, name)
+
+
+def _unsummed(first: Divergence) -> Advice:
+    name = first.module
+    return (
+        f"What {name} returns was not summed over {first.axis}: each rank multiplied its own part of the features, and "
+        f"{first.before} reads one rank's terms as if they were the whole",
+        f"all_reduce the output of {name} over {first.axis} before {first.before} reads it, in a function whose "
+        "backward hands the gradient on as it is (RowwiseParallel does)",
+    )
+
+
+def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Advice:
+    split = _split_inputs(evidence, first)
+    if split:
+        axis, dim = split
+        return (
+            f"Each rank along {axis} has its own part of dim {dim} of what {name} is given, and its result needs the "
+            f"others' parts: keys and values that are not gathered over {axis} or in another order than their "
+            f"positions, a mask or positions counted within the part, statistics of the part alone, or a halo that "
+            "was not exchanged",
+            f"look at {name}: gather over {axis} what it needs of the other ranks, in the order of their coordinates, "
+            "and count positions from the rank's first in the whole",
+        )
+    return (
+        f"{UNEXPLAINED} in {name}, of inputs that are right",
+        f"look at {name} first: what it does otherwise than in the unsharded model, and the collectives in it",
+    )
+
+
+def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:
+    """Return an axis that splits a dim of the inputs other than the last, the innermost of those that do."""
+    mesh = evidence.dump.files.mesh
+    inputs = [first.call, *evidence.calls.within(first.call)]
+    for call in inputs:
+        point = call.point("input", "right")
+        dims = point.layout.partition("]")[0].strip("[").split(", ") if point is not None else []
+        for dim in range(len(dims) - 2, -1, -1):
+            for axis in mesh.axes:
+                if axis in dims[dim].split("/")[1:]:
+                    return axis, dim
+    return None
+
+
+def _in_backward(first: Divergence, name: str) -> Advice:
+    if first.way == "between":
+        after = first.after or "what reads its output"
+        return (
+            f"{UNEXPLAINED} in backward, between {after} and {name}: a collective without a backward, or with another "
+            "one than its forward needs, or a gradient that is scaled or cut as it is sent between stages",
+            f"look at what is done with the output of {name} before {after}, and at what comes back for it",
+        )
+    return (
+        f"{UNEXPLAINED} in the backward of {name}: a collective without a backward, or with another one than its "
+        "forward needs (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)",
+        f"look at the collectives in {name}: torch.distributed's have no backward, those of "
+        "torch.distributed.nn.functional sum in backward over all ranks",
+    )

@@ -1,0 +1,116 @@
+"""The first call in backward order whose output's gradient is the unsharded model's and whose input's is not.
+
+A gradient is that of a tensor: what all modules that read it send back, together. So where several read a tensor and
+its gradient is wrong, those are not to blame beside which another reader was given a wrong gradient itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.divergence import Divergence, pending_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.check.step.trace.divergence import Way
+    from shardviz.dump.records import What
+
+INPUT: Literal["gradient of input"] = "gradient of input"
+OUTPUT: Literal["gradient of output"] = "gradient of output"
+
+
+def first_in_backward(calls: Calls) -> Divergence | None:
+    """Return the first divergence of a step in backward; None where the gradients of activations are right."""
+    return _cut(calls) or (_descended(calls) or _between_calls(calls) if _begins_right(calls) else None)
+
+
+def _begins_right(calls: Calls) -> bool:
+    """Whether the gradient that backward begins with is the unsharded model's; else there is nothing to go by."""
+    given = [call for call in calls.in_order if call.state(OUTPUT) is not None]
+    return bool(given) and given[-1].is_good(OUTPUT)
+
+
+def _cut(calls: Calls) -> Divergence | None:
+    """Return the first place in forward order from which nothing can flow back."""
+    for call in calls.in_order:
+        if call.state(INPUT) == "cut" and not _is_expected(calls, call, INPUT):
+            outer = next((one for one in calls.around(call) if one.state(INPUT) != "cut"), call)
+            return Divergence("backward", "cut", outer, before=call.module)
+        if call.state(OUTPUT) == "cut" and not _is_expected(calls, call, OUTPUT):
+            return Divergence("backward", "cut", call)
+    return None
+
+
+def _is_expected(calls: Calls, call: Call, what: What) -> bool:
+    return calls.is_contained(call, INPUT) or calls.is_habit(call, what)
+
+
+def _goes_wrong(calls: Calls, call: Call) -> bool:
+    """Whether a call is given the right gradient and gives back a wrong one, which gets out of the calls around it."""
+    return call.is_good(OUTPUT) and call.is_bad(INPUT) and not _is_expected(calls, call, INPUT)
+
+
+def _descended(calls: Calls) -> Divergence | None:
+    """Return the innermost call that goes wrong within the last one that does."""
+    found = next((call for call in reversed(calls.in_order) if _goes_wrong(calls, call)), None)
+    if found is None:
+        return None
+    while inner := _blamed(calls, calls.within(found)):
+        found = inner
+    if found.state(OUTPUT) == "pending":
+        return _unsummed(calls, found) or _within(calls, found)
+    return _within(calls, found)
+
+
+def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
+    """Return the last call that goes wrong whose wrong inputs nothing else explains."""
+    wrong = [call for call in inner if _goes_wrong(calls, call)]
+    return next((call for call in reversed(wrong) if not _is_explained(call, inner)), None)
+
+
+def _is_explained(call: Call, others: Sequence[Call]) -> bool:
+    """Whether a call that is given a wrong gradient itself reads what a call gives back a wrong gradient of."""
+    apart = [one for one in others if one.is_bad(OUTPUT) and not is_within(one.module, call.module)]
+    given = {tensor for one in apart for tensor in one.tensors(INPUT)}
+    return bool(call.tensors(INPUT, "odd", "repeated", "none") & given)
+
+
+def _within(calls: Calls, call: Call) -> Divergence:
+    inner = [one for one in calls.within(call) if one.is_bad(OUTPUT) and not calls.is_habit(one, OUTPUT)]
+    last = inner[-1] if inner else None
+    if last is not None and last.state(OUTPUT) == "none":
+        return Divergence("backward", "lost", call, before=last.module)
+    point = last.point(OUTPUT, "odd", "repeated") if last is not None else call.point(INPUT, "odd", "repeated")
+    return Divergence("backward", "within", call, point, before=last.module if last is not None else "")
+
+
+def _unsummed(calls: Calls, call: Call) -> Divergence | None:
+    """Blame the outermost reader of a call's output, where what it sends back is summed in other layers."""
+    if any(one.state(OUTPUT) == "pending" for one in calls.alike(call)):
+        return None
+    tensors = call.tensors(OUTPUT)
+    readers = [one for one in calls.in_order if one.tensors(INPUT) & tensors and one.is_good(OUTPUT)]
+    if not readers:
+        return None
+    point = call.point(OUTPUT, "pending")
+    return Divergence("backward", "unsummed", readers[-1], point, before=call.module, axis=pending_axis(point))
+
+
+def _between_calls(calls: Calls) -> Divergence | None:
+    """Return the last call that is given a wrong gradient, where no call gives one: it went wrong on the way."""
+    for call in reversed(calls.in_order):
+        if call.is_bad(OUTPUT) and not _is_expected(calls, call, OUTPUT):
+            state = call.state(OUTPUT)
+            way: Way = "lost" if state == "none" else "between"
+            point, reader = call.point(OUTPUT, "odd", "repeated"), _right_after(calls, call)
+            return Divergence("backward", way, call, point, after=reader, before=call.module)
+    return None
+
+
+def _right_after(calls: Calls, call: Call) -> str:
+    """Return the name of the first call after one whose gradient is right."""
+    later = (one for one in calls.in_order if one.order > call.order and one.module)
+    return next((one.module for one in later if one.is_good(INPUT) or one.is_good(OUTPUT)), "")

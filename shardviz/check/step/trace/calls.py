@@ -1,0 +1,156 @@
+"""The calls of a step's modules, in the unsharded model's order, with what all ranks together have of each side."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records import PointRecord, State, What
+
+BADNESS: Mapping[State, int] = {
+    "right": 0,
+    "moved": 1,
+    "pending": 2,
+    "repeated": 3,
+    "cut": 4,
+    "none": 5,
+    "odd": 6,
+}
+"""How bad a state is; ranks may have different ones, and the worst counts."""
+WORST_GOOD = BADNESS["pending"]
+
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass
+class Call:
+    """One call of a module.
+
+    Attributes:
+        module: Its name; empty for the model itself.
+        number: The number of the call.
+        order: When it ended in the unsharded model.
+        points: What ranks wrote of it.
+    """
+
+    module: str
+    number: int
+    order: int
+    points: dict[int, list[PointRecord]] = field(default_factory=dict)
+
+    def state(self, what: What) -> State | None:
+        """Return the worst state of a side on any rank; None where nothing is known of it."""
+        states = [point.state for own in self.points.values() for point in own if point.what == what]
+        return max(states, key=BADNESS.__getitem__, default=None)
+
+    def is_bad(self, what: What) -> bool:
+        """Whether a side is not the unsharded model's."""
+        state = self.state(what)
+        return state is not None and BADNESS[state] > WORST_GOOD
+
+    def is_good(self, what: What) -> bool:
+        """Whether a side is the unsharded model's."""
+        state = self.state(what)
+        return state is not None and BADNESS[state] <= WORST_GOOD
+
+    def tensors(self, what: What, *states: State) -> set[tuple[int, int]]:
+        """Return the tensors of a side, by rank and number; those in some states alone where states are given."""
+        return {
+            (rank, point.tensor)
+            for rank, own in self.points.items()
+            for point in own
+            if point.what == what and (not states or point.state in states)
+        }
+
+    def point(self, what: What, *states: State) -> PointRecord | None:
+        """Return the first point of a side, in one of some states where these are given."""
+        return next(
+            (
+                point
+                for own in self.points.values()
+                for point in own
+                if point.what == what and (not states or point.state in states)
+            ),
+            None,
+        )
+
+
+@dataclass(frozen=True)
+class Calls:
+    """All calls of a step, in order.
+
+    Attributes:
+        in_order: The calls as they ended.
+    """
+
+    in_order: tuple[Call, ...]
+
+    @staticmethod
+    def of(dump: Dump) -> Calls:
+        """Read what the ranks of a dump wrote."""
+        found: dict[tuple[str, int], Call] = {}
+        for rank, record in dump.files.ranks.items():
+            for point in record.trace:
+                call = found.setdefault((point.module, point.call), Call(point.module, point.call, point.order))
+                call.points.setdefault(rank, []).append(point)
+        return Calls(tuple(sorted(found.values(), key=lambda call: call.order)))
+
+    @cached_property
+    def by_module(self) -> Mapping[str, Sequence[Call]]:
+        """The calls of every module."""
+        found: dict[str, list[Call]] = {}
+        for call in self.in_order:
+            found.setdefault(call.module, []).append(call)
+        return found
+
+    def around(self, call: Call) -> Iterator[Call]:
+        """Yield the calls that a call is made in, innermost first, as far as anything is known of them."""
+        for name in enclosing(call.module):
+            outer = next((one for one in self.by_module.get(name, ()) if one.order > call.order), None)
+            if outer is not None:
+                yield outer
+
+    def within(self, call: Call) -> list[Call]:
+        """Return the calls made in a call, in order."""
+        own = [one for one in self.by_module[call.module] if one.order < call.order]
+        first = own[-1].order if own else -1
+        return [one for one in self.in_order if first < one.order < call.order and is_within(one.module, call.module)]
+
+    def is_contained(self, call: Call, what: What) -> bool:
+        """Whether what is bad there does not get out of a call around it: that one's side is the unsharded model's."""
+        return any(outer.is_good(what) for outer in self.around(call))
+
+    def alike(self, call: Call) -> list[Call]:
+        """Return the calls of modules whose names differ from a call's in numbers only: the other layers'."""
+        pattern = NUMBER.sub("*", call.module)
+        return [
+            one
+            for name, calls in self.by_module.items()
+            if name != call.module and NUMBER.sub("*", name) == pattern
+            for one in calls
+            if one.number == call.number
+        ]
+
+    def is_habit(self, call: Call, what: What) -> bool:
+        """Whether another layer has the same side in the same bad state, and nothing comes of it there."""
+        leaving: What = "gradient of input" if what.startswith("gradient") else "output"
+        own = call.state(what)
+        return any(one.state(what) == own and self.is_contained(one, leaving) for one in self.alike(call))
+
+
+def enclosing(module: str) -> Iterator[str]:
+    """Yield the names that a module's name lies within, the longest first, down to the model itself."""
+    while module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def is_within(module: str, outer: str) -> bool:
+    """Whether a module's name lies within another's."""
+    return module != outer and (not outer or module.startswith(f"{outer}."))

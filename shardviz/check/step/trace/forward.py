@@ -1,0 +1,74 @@
+"""The first call in forward whose inputs are the unsharded model's and whose output is not.
+
+Modules end after those that they call, so the first that goes wrong is the innermost. Where its inputs are wrong
+already, the code between calls made them so, which is that of the nearest module around it whose own inputs are right.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.trace.divergence import Divergence, pending_axis
+
+if TYPE_CHECKING:
+    from shardviz.check.step.trace.calls import Call, Calls
+    from shardviz.dump.records import What
+
+
+def first_in_forward(calls: Calls) -> Divergence | None:
+    """Return the first divergence of a step in forward; None where all outputs are right, or nothing is known."""
+    for at, call in enumerate(calls.in_order):
+        side = _bad_side(calls, call)
+        if side is not None and not calls.is_contained(call, "output") and not calls.is_habit(call, side):
+            return _unsummed(calls, at) or (_between(calls, call) if call.is_bad("input") else _within(call))
+    return None
+
+
+def first_unlike_others(calls: Calls) -> Divergence | None:
+    """Return the first call whose inputs are right and whose output is not, where it is right in another layer.
+
+    In narrow numbers what is wrong in a module can be lost in the rounding of what is around it.
+    """
+    for call in calls.in_order:
+        if call.is_bad("output") and call.is_good("input"):
+            others = [one.state("output") for one in calls.alike(call)]
+            if "right" in others and call.state("output") not in others:
+                return _within(call)
+    return None
+
+
+def _bad_side(calls: Calls, call: Call) -> What | None:
+    if call.is_bad("output") or _is_out_of_order(calls, call):
+        return "output"
+    return "input" if call.is_bad("input") else None
+
+
+def _is_out_of_order(calls: Calls, call: Call) -> bool:
+    """Whether what a call returns has its slices in another order, and in other layers they are in order."""
+    alike = [one.state("output") for one in calls.alike(call)]
+    return call.state("output") == "moved" and "right" in alike and "moved" not in alike
+
+
+def _within(call: Call) -> Divergence:
+    return Divergence("forward", "within", call, call.point("output", "odd", "repeated", "moved"))
+
+
+def _between(calls: Calls, call: Call) -> Divergence:
+    """Blame the nearest module around a call whose inputs are right, or not known."""
+    outer = next((one for one in calls.around(call) if not one.is_bad("input")), call)
+    before = [one for one in calls.within(outer) if one.order < call.order and not one.is_bad("output")]
+    point = call.point("input", "odd", "repeated")
+    return Divergence("forward", "between", outer, point, before[-1].module if before else "", call.module)
+
+
+def _unsummed(calls: Calls, at: int) -> Divergence | None:
+    """Blame the call just before, where the terms of a sum that it returns are summed in other layers."""
+    call = calls.in_order[at]
+    last = calls.in_order[at - 1] if at else None
+    if last is None or last.state("output") != "pending":
+        return None
+    alike = [one.state("output") for one in calls.alike(last)]
+    if "pending" in alike or not (call.is_bad("input") or "right" in alike):
+        return None
+    point = last.point("output", "pending")
+    return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))

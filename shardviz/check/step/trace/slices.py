@@ -1,0 +1,139 @@
+"""Activations that are another rank's part, or that are normalized by the statistics of a rank's own part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.words import WHAT, claimed_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+
+FEWEST = 6
+"""Numbers that share a factor and an offset: any three are near to a line through two."""
+
+LEFT = 0.1
+"""A factor and an offset explain numbers of which no more than this part of the difference is left."""
+
+LEAST = 1e-3
+"""Factors that are nearer to 1 than this show nothing."""
+
+
+def check_other_part(one: Compared) -> Finding | None:
+    """Return the finding if wrong ranks have parts that are due on others along one axis."""
+    for axis in one.mesh.axes:
+        given = {rank: _holder(one, axis, rank) for rank in one.wrong}
+        if given and all(other is not None for other in given.values()):
+            return _of_other(one, axis, {rank: other for rank, other in given.items() if other is not None})
+    return None
+
+
+def _holder(one: Compared, axis: str, rank: int) -> int | None:
+    """Return the rank along an axis whose part of the unsharded model's values a rank has."""
+    return next(
+        (
+            other
+            for other in one.mesh.group_of(rank, axis)
+            if other != rank
+            and other in one.regions
+            and one.regions[other].shape == one.reduced[rank].shape
+            and one.near(one.reduced[rank], one.wanted_of(other))
+        ),
+        None,
+    )
+
+
+def _of_other(one: Compared, axis: str, given: dict[int, int]) -> Finding:
+    rank, other = next(iter(given.items()))
+    is_first = len(set(given.values())) == 1
+    cause = (
+        f"Every rank along {axis} has the part of the first: positions, or an index into a table or a sequence, are "
+        "counted from 0 again on every rank, or the same part was sent to all"
+        if is_first
+        else f"The parts along {axis} are exchanged: heads, rows or tokens of another rank's part, as of a gather that "
+        "is indexed by the wrong rank or put together in another order"
+    )
+    return Finding(
+        "misordered",
+        "error",
+        one.name,
+        one.wrong,
+        f"the {WHAT[one.role]} of rank {rank} is the part that rank {other} along {axis} has in the unsharded model",
+        claimed=claimed_text(one),
+        cause=cause,
+        fix=f"take the part of the rank's own coordinate, mesh.get_local_rank({axis!r})",
+    )
+
+
+def check_own_statistics(one: Compared) -> Finding | None:
+    """Return the finding if values are the unsharded model's times a number plus a number, those of each slice."""
+    if one.role != "output":
+        return None
+    for dims in _kept(one.wanted.ndim):
+        axes = [axis for axis in one.mesh.axes if _splits(one, axis, dims)]
+        factors = [_factors(one, rank, dims) for rank in one.wrong] if axes else []
+        if factors and all(own is not None for own in factors):
+            joined = np.concatenate([own for own in factors if own is not None])
+            if float(joined.max() - joined.min()) > LEAST:
+                return _of_statistics(one, dims, " and ".join(axes))
+    return None
+
+
+def _kept(ndim: int) -> Iterator[tuple[int, ...]]:
+    """Yield the dims whose indices share numbers: all but the features, as of a norm of rows; channels alone."""
+    if ndim > 1:
+        yield tuple(range(ndim - 1))
+        yield (1,)
+        yield (ndim - 1,)
+
+
+def _factors(one: Compared, rank: int, dims: tuple[int, ...]) -> NDArray[np.float64] | None:
+    """Return the factor of each slice; None where slices are not those wanted times a number plus a number."""
+    got, due = (_grouped(values, dims) for values in (one.reduced[rank], one.wanted_of(rank)))
+    if got.shape != due.shape or got.shape[1] < FEWEST or not np.all(np.isfinite(got)):
+        return None
+    centred, other = got - got.mean(1, keepdims=True), due - due.mean(1, keepdims=True)
+    squares = (other * other).sum(1, keepdims=True)
+    if not np.all(squares > 0):
+        return None
+    factors = (centred * other).sum(1, keepdims=True) / squares
+    left = float(np.abs(centred - factors * other).max())
+    apart = float(np.abs(got - due).max())
+    fits = left <= min(4 * one.tolerance * max(1.0, float(np.abs(factors).max())), LEFT * apart)
+    return factors.ravel() if fits and np.any(np.abs(factors - 1) > LEAST) else None
+
+
+def _grouped(values: NDArray[np.float64], dims: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a row for every index in some dims."""
+    moved = np.moveaxis(values, dims, range(len(dims)))
+    return moved.reshape(int(np.prod(moved.shape[: len(dims)])), -1)
+
+
+def _of_statistics(one: Compared, dims: tuple[int, ...], axes: str) -> Finding:
+    per = "row" if len(dims) > 1 else f"index of dim {dims[0]}"
+    return Finding(
+        "wrong-value",
+        "error",
+        one.name,
+        one.wrong,
+        f"on each rank every {per} of the {WHAT[one.role]} is the unsharded model's times a number, plus a number, of "
+        "its own",
+        claimed=claimed_text(one),
+        cause=f"Ranks normalize by the statistics (mean, variance, mean square) of their own part, where {axes} cut "
+        "what they are taken over",
+        fix=f"sum counts, values and squares over {axes} before the division, in a function whose backward sums too; "
+        "for BatchNorm, SyncBatchNorm over all ranks that have a part of the batch",
+    )
+
+
+def _splits(one: Compared, axis: str, kept: tuple[int, ...]) -> bool:
+    """Whether an axis splits a dim that the numbers are taken over."""
+    chains = one.claimed.chains if one.claimed is not None else ()
+    return any(axis in chain for dim, chain in enumerate(chains) if dim not in kept)

@@ -1,0 +1,178 @@
+"""The findings of a step, with the first wrong module named in them, and what follows from it folded under it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.trace.advice import advice_on
+from shardviz.check.step.trace.causes import cause_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.check.finding import Kind, NotChecked
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.trace.divergence import Divergence
+
+    Found = tuple[Compared, Finding]
+
+
+def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
+    """Return a step's findings with the first wrong module named in them."""
+    first = evidence.divergence if found else None
+    if first is None:
+        return list(found)
+    if first.direction == "forward" and any(one.role == "output" for one, _ in found):
+        return [
+            (one, _of_output(evidence, first, finding)) if one.role == "output" else (one, finding)
+            for one, finding in found
+        ]
+    return _of_gradients(evidence, first, found)
+
+
+def with_cut(
+    evidence: Evidence, absent: Sequence[Finding | NotChecked], found: Sequence[Found]
+) -> tuple[list[Finding | NotChecked], list[Found]]:
+    """Return what is said of absent gradients with the place where the graph is cut, and what is left of the others."""
+    first = evidence.divergence
+    cut = next((one for one in absent if isinstance(one, Finding) and one.kind == "wrong-value"), None)
+    if first is None or cut is None or first.way not in ("cut", "lost"):
+        return list(absent), list(found)
+    own = [pair for pair in found if pair[1].module == first.module and pair[0].role == "grad"]
+    left = [pair for pair in found if pair not in own]
+    details = (*cut.details, where(first), *(detail for _, finding in own for detail in finding.details))
+    cause, fix = advice_on(evidence, first)
+    told = replace(cut, details=details, cause=cause, fix=fix, module=first.module)
+    return [told if one is cut else one for one in absent], left
+
+
+def _of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
+    """Return the finding of a wrong output with where it begins; with why, where no rule for outputs has said so."""
+    if not finding.generic:
+        return finding if finding.module or finding.tensor != "output" else replace(finding, module=first.module)
+    cause = _explained(evidence, first)
+    if cause is None:
+        own, fix = advice_on(evidence, first)
+        kind = "unreduced-output" if first.way == "unsummed" else finding.kind
+        return replace(
+            finding, kind=kind, details=(*finding.details, where(first)), cause=own, fix=fix, module=first.module
+        )
+    return replace(
+        finding,
+        kind=cause.kind,
+        details=(*finding.details, where(first), f"there {cause.summary}"),
+        claimed=cause.claimed,
+        held=cause.held,
+        cause=cause.cause,
+        fix=cause.fix,
+        refs=cause.refs,
+        module=first.module,
+        generic=False,
+    )
+
+
+def _explained(evidence: Evidence, first: Divergence) -> Finding | None:
+    """Return what a rule says of the first wrong values, where they are not a sum that is pending."""
+    if first.way in ("unsummed", "cut", "lost"):
+        return None
+    return cause_of(evidence, evidence.calls, first)
+
+
+def where(first: Divergence) -> str:
+    """Say where a step first goes wrong."""
+    name = first.module or "the model itself"
+    if first.direction == "forward":
+        if first.way == "unsummed":
+            return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"
+        if first.way == "between":
+            after = f" after {first.after}" if first.after else ""
+            given = f"what it gives {first.before}{after}"
+            return f"{name} is the first module that is wrong: its inputs are right, {given} is not"
+        return f"{name} is the first module whose inputs are the unsharded model's and whose output is not"
+    return _in_backward(first, name)
+
+
+def _in_backward(first: Divergence, name: str) -> str:
+    if first.way == "unsummed":
+        return f"the gradient that {name} gives back is the terms of a sum over {first.axis}, which nothing sums"
+    if first.way == "cut":
+        through = f" through {first.before}" if first.before else ""
+        return f"in backward {name} is the first module that is wrong: nothing flows back{through}"
+    if first.way == "lost":
+        lost = f"no gradient comes back to what {first.before} returns"
+        return f"in backward {name} is the first module that is wrong: {lost}"
+    if first.way == "between":
+        right = f", and right where {first.after} is" if first.after else ""
+        return f"in backward the gradient of what {name} returns is the first that is wrong, as it arrives there{right}"
+    return (
+        f"in backward {name} is the first module that is wrong: the gradient of its output is the unsharded model's, "
+        "that of its input is not"
+    )
+
+
+def _of_gradients(evidence: Evidence, first: Divergence, found: Sequence[Found]) -> list[Found]:
+    """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
+    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first) is not None
+    follow = [
+        (one, finding)
+        for one, finding in found
+        if one.role == "grad" and (finding.generic or is_proven) and _follows(evidence, first, one.name)
+    ]
+    if not follow:
+        return list(found)
+    ids = {id(finding) for _, finding in follow}
+    rest = [(one, finding) for one, finding in found if id(finding) not in ids]
+    one, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
+    return [*rest, (one, _folded(evidence, first, nearest, len(follow) - 1))]
+
+
+def _order_of(evidence: Evidence, weight: str) -> int:
+    """Return when the module that has a weight ended in forward; the nearest around it that was called."""
+    name = weight
+    while name:
+        name = name.rpartition(".")[0]
+        calls = evidence.calls.by_module.get(name)
+        if calls:
+            return calls[-1].order
+    return 0
+
+
+def _follows(evidence: Evidence, first: Divergence, weight: str) -> bool:
+    """Whether a weight's gradient is computed after the first wrong module in backward: it stands before it in forward.
+
+    A weight of the module itself also counts.
+    """
+    return _order_of(evidence, weight) <= first.call.order
+
+
+def _folded(evidence: Evidence, first: Divergence, nearest: Finding, others: int) -> Finding:
+    cause = _explained(evidence, first)
+    sentence = where(first)
+    also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {others} others" if others else "")
+    if cause is None:
+        why, fix = advice_on(evidence, first)
+        kind: Kind = "unreduced-gradient" if first.way == "unsummed" else "wrong-value"
+        return replace(
+            nearest,
+            kind=kind,
+            sentence=sentence,
+            details=(also,),
+            cause=why,
+            fix=fix,
+            module=first.module,
+            held="",
+            claimed="",
+            refs=(),
+            generic=False,
+        )
+    return replace(
+        cause,
+        tensor=nearest.tensor,
+        sentence=sentence,
+        details=(f"there {cause.summary}", also),
+        module=first.module,
+        generic=False,
+    )

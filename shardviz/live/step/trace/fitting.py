@@ -1,0 +1,143 @@
+"""Find by content which part of the unsharded model's values a rank has: a split over the mesh, or a term of a sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Partial, Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+
+Placements = tuple[Placement, ...]
+
+FEWEST = 16
+"""Of so many elements the mean square tells more than the largest difference."""
+
+TYPICAL = 2.0
+"""The root of the mean square difference may be so many times that which rounding alone makes. Of 2,530 points of right
+steps in bfloat16, the largest was 0.95 times as large, and the largest difference 1.5 times."""
+
+MAX_CANDIDATES = 1 << 10
+"""A tensor that could be split over the mesh in more ways than this is not searched for."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """How far a point may be off.
+
+    Attributes:
+        most: How far any element may be.
+        moved: How far rounding alone moves each element of the whole; None where that was not tried.
+        least: The root of the mean square that is allowed in any case, relative to that of the values.
+    """
+
+    most: float
+    moved: torch.Tensor | None = None
+    least: float = 0.0
+
+    def is_near(self, values: torch.Tensor, wanted: torch.Tensor, region: Region, scale: float) -> bool:
+        """Whether values are a region of the whole, given what is wanted there, times a number."""
+        apart = (values - wanted * scale).abs()
+        if not bool((apart <= self.most * max(1.0, abs(scale))).all()):
+            return False
+        if self.moved is None or apart.numel() < FEWEST:
+            return True
+        allowed = max(TYPICAL * _root(part_of(self.moved, region)), self.least * _root(wanted))
+        return _root(apart) <= allowed * abs(scale)
+
+
+def _root(values: torch.Tensor) -> float:
+    return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+
+
+def fitting(
+    values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, allowed: Allowed, scale: float = 1.0
+) -> Iterator[Placements]:
+    """Yield the placements that give a rank the values that it has, fewest splits first.
+
+    Args:
+        values: This rank's.
+        whole: The unsharded model's.
+        mesh: The run's mesh.
+        rank: This rank.
+        allowed: How far they may be off.
+        scale: What the unsharded model's values are multiplied by here, as gradients of a rank's own mean are.
+    """
+    for placements, region in placements_of(tuple(whole.shape), tuple(values.shape), mesh, rank):
+        if allowed.is_near(values, part_of(whole, region), region, scale):
+            yield placements
+
+
+@lru_cache(maxsize=4096)
+def placements_of(
+    shape: tuple[int, ...], local: tuple[int, ...], mesh: Mesh, rank: int
+) -> tuple[tuple[Placements, Region], ...]:
+    """Return the placements that give a rank a part of a local shape, with that part, fewest splits first."""
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+    if len(shape) != len(local) or len(kinds) ** mesh.ndim > MAX_CANDIDATES or rank not in mesh:
+        return ()
+    found = []
+    for placements in sorted(product(kinds, repeat=mesh.ndim), key=num_splits):
+        region = Layout.from_placements(mesh, shape, placements).region(mesh.coord_of(rank))
+        if region.shape == local:
+            found.append((placements, region))
+    return tuple(found)
+
+
+def part_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
+    """Return a region of a tensor."""
+    if all(len(spans) == 1 for spans in region.dims):
+        return whole[tuple(slice(*spans[0]) for spans in region.dims)]
+    return whole.flatten()[torch.from_numpy(region.flat_ids(tuple(whole.shape))).to(whole.device)]
+
+
+def num_splits(placements: Placements) -> int:
+    """Return along how many axes placements split."""
+    return sum(isinstance(one, Shard) for one in placements)
+
+
+def placements_of_sum(
+    terms: Mapping[int, torch.Tensor], whole: torch.Tensor, mesh: Mesh, near: float, scales: Mapping[int, float]
+) -> Placements | None:
+    """Return the placements of terms whose sum along one axis is the right part on every rank; None if there are none.
+
+    Args:
+        terms: What every rank has that has the tensor.
+        whole: The unsharded model's.
+        mesh: The run's mesh.
+        near: How far an element may be off.
+        scales: What the unsharded model's values are multiplied by on each rank.
+    """
+    for axis in mesh.axes if all(rank in mesh for rank in terms) else ():
+        found = [_of_sum(terms, rank, axis, whole, mesh, near, scales[rank]) for rank in terms]
+        for placements in sorted(set.intersection(*found), key=num_splits) if found else ():
+            at = mesh.axis_index(axis)
+            return (*placements[:at], Partial("sum"), *placements[at + 1 :])
+    return None
+
+
+def _of_sum(
+    terms: Mapping[int, torch.Tensor],
+    rank: int,
+    axis: str,
+    whole: torch.Tensor,
+    mesh: Mesh,
+    near: float,
+    scale: float,
+) -> set[Placements]:
+    group = mesh.group_of(rank, axis)
+    if len(group) < 2 or any(other not in terms or terms[other].shape != terms[rank].shape for other in group):
+        return set()
+    total = torch.stack([terms[other] for other in group]).sum(0)
+    at = mesh.axis_index(axis)
+    return {one for one in fitting(total, whole, mesh, rank, Allowed(near), scale) if isinstance(one[at], Replicate)}

@@ -1,0 +1,374 @@
+"""Judge every point of a sharded step: which part of the unsharded model's values a rank has there, if any.
+
+Gradients of activations are those of a rank's own loss, which is a mean over its part of the batch, or of one
+micro-batch: they are the unsharded model's times one number. The last module's gradient gives that number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.dump.records import PointRecord
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
+from shardviz.layout.placements import Partial
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of, placements_of_sum
+from shardviz.live.step.trace.joined import num_calls, points_of
+from shardviz.live.step.trace.slices import Slices, places_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardviz.dump.records import State
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.step.trace.fitting import Placements
+    from shardviz.live.step.trace.joined import Place, Point
+    from shardviz.live.step.trace.recorded import Trace
+
+MAX_EXCHANGED = 1 << 18
+"""Of what no part fits, ranks exchange so many elements, to try whether they are the terms of a sum."""
+
+MAX_ODD = 16
+"""Of so many odd points, forward and backward, values are written down."""
+
+MAX_WHOLE = 1 << 20
+"""And no more elements than this of the unsharded model's."""
+
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
+"""How far rounding in a dtype may take an element, relative to the largest one; else `EXACT`."""
+EXACT = 1e-9
+NOISE = 4
+"""A point may be off by so many times what it moves by when weights and batch are moved by a rounding."""
+LARGEST_NOISE = 0.25
+"""But by no more than this of its largest element, as where a router chooses otherwise after a rounding."""
+NUMBER = re.compile(r"\d+")
+MAX_DENOMINATOR = 64
+"""The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The unsharded model's points.
+
+    Attributes:
+        counts: How often each module is called in one forward of the whole batch.
+        points: What it has at every place.
+        order: When each call of a module ended.
+    """
+
+    counts: Mapping[str, int]
+    points: Mapping[Place, Point]
+    order: Mapping[tuple[str, int], int]
+
+    @staticmethod
+    def of(trace: Trace, parts: int = 1, dim: int = 0) -> Reference:
+        """Return the points of a run of the unsharded model, part by part of its batch or in one.
+
+        Args:
+            trace: The run.
+            parts: The number of parts.
+            dim: The dim of the batch that was parted.
+        """
+        counts = {name: count // parts for name, count in num_calls(trace).items()}
+        order: dict[tuple[str, int], int] = {}
+        done: dict[str, int] = {}
+        for at, name in enumerate(trace.order[: len(trace.order) // parts]):
+            order[name, done.get(name, 0)] = at
+            done[name] = done.get(name, 0) + 1
+        return Reference(counts, points_of(trace, counts, dim), order)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A step beside the unsharded model's. Every rank makes one, with the same judgement of what it shares.
+
+    Attributes:
+        own: This rank's points.
+        reference: The unsharded model's.
+        mesh: The run's mesh.
+        rank: This rank.
+        epsilon: How far an element may be off, relative to the largest of its tensor.
+        moved: The unsharded model's points where all that it starts from is moved by rounding; None in float64.
+        precision: The relative precision of the narrowest dtype.
+    """
+
+    own: Mapping[Place, Point]
+    reference: Reference
+    mesh: Mesh
+    rank: int
+    epsilon: float
+    moved: Reference | None = None
+    precision: float = 0.0
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """The places that both have values at, in the order in which this rank came to them."""
+        return [place for place in self.own if self._wanted(place) is not None and self._is_known(place)]
+
+    def _wanted(self, place: Place) -> torch.Tensor | None:
+        point = self.reference.points.get(place)
+        return None if point is None else point.values
+
+    def _is_known(self, place: Place) -> bool:
+        """Whether it is known what is there; of a gradient also that there is none."""
+        if self.own[place].values is not None:
+            return True
+        forward = self.own.get(place._replace(what="input" if place.what.endswith("input") else "output"))
+        wanted = self._wanted(place)
+        return (
+            place.what.startswith("gradient")
+            and forward is not None
+            and forward.values is not None
+            and wanted is not None
+            and bool(wanted.any())
+        )
+
+    @cached_property
+    def scales(self) -> Mapping[int, float]:
+        """For each rank, what the gradients of its activations are the unsharded model's times."""
+        of_all = of_all_ranks(self._own_scale())
+        last = max(at for at, _ in of_all)
+        at_end = {scale for at, scale in of_all if at == last}
+        common = at_end.pop() if len(at_end) == 1 else None
+        return {rank: scale if at == last or common is None else common for rank, (at, scale) in enumerate(of_all)}
+
+    def _own_scale(self) -> tuple[int, float]:
+        """Return the scale of the last gradient on this rank that is the unsharded model's times a number, and when."""
+        last = [place for place in self.places if place.what == "gradient of output"]
+        for place in sorted(last, key=self._order, reverse=True):
+            values, whole = self.own[place].values, self._wanted(place)
+            if values is not None and whole is not None and bool(whole.any()):
+                for scale in _scales(values, whole, self.mesh, self.rank, self._near(place)):
+                    return self._order(place), scale
+        return -1, 1.0
+
+    def _order(self, place: Place) -> int:
+        return self.reference.order.get((place.module, place.call), 0)
+
+    def _near(self, place: Place) -> float:
+        """Return how far an element may be off: in narrow numbers some times what rounding alone did to the point."""
+        whole = self._wanted(place)
+        size = float(whole.abs().max()) if whole is not None and whole.numel() else 0.0
+        other = self.moved.points.get(place) if self.moved is not None else None
+        if whole is None or other is None or other.values is None or other.values.shape != whole.shape:
+            return self.epsilon * size
+        apart = float((whole.double() - other.values.double()).abs().max()) if whole.numel() else 0.0
+        return min(LARGEST_NOISE * size, max(NOISE * apart, self.precision * size))
+
+    def _allowed(self, place: Place) -> Allowed:
+        whole = self._wanted(place)
+        other = self.moved.points.get(place) if self.moved is not None else None
+        if whole is None or other is None or other.values is None or other.values.shape != whole.shape:
+            return Allowed(self._near(place))
+        return Allowed(self._near(place), (other.values.double() - whole.double()).abs(), self.precision / 4)
+
+    def _scale(self, place: Place, rank: int) -> float:
+        return self.scales[rank] if place.what.startswith("gradient") else 1.0
+
+    @cached_property
+    def layouts(self) -> Mapping[Place, Placements]:
+        """The placements, of every place at which one set of them fits all ranks that have it."""
+        fits = {place: list(self._fitting(place)) for place in self.places}
+        of_all = of_all_ranks(fits)
+        found = {}
+        for place, own in fits.items():
+            shared = [one for one in own if all(one in of[place] for of in of_all if place in of)]
+            if shared:
+                found[place] = shared[0]
+        return found | self._pending([place for place in self.places if place not in found])
+
+    def _fitting(self, place: Place) -> Iterator[Placements]:
+        values, whole = self.own[place].values, self._wanted(place)
+        if values is not None and whole is not None:
+            scale = self._scale(place, self.rank)
+            yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._allowed(place), scale)
+
+    def _pending(self, odd: Sequence[Place]) -> dict[Place, Placements]:
+        """Return the placements of what is the terms of a sum along one axis. Every rank calls this."""
+        sent: dict[Place, torch.Tensor] = {}
+        left = MAX_EXCHANGED
+        for place in sorted(odd, key=self._order):
+            values = self.own[place].values
+            if values is not None and 0 < values.numel() <= left:
+                sent[place] = values.cpu()
+                left -= values.numel()
+        of_all = dict(enumerate(of_all_ranks(sent)))
+        found = {}
+        for place in sent:
+            whole = self._wanted(place)
+            terms = {rank: own[place] for rank, own in of_all.items() if place in own}
+            if whole is not None:
+                cpu, scales = whole.cpu(), {rank: self._scale(place, rank) for rank in terms}
+                terms = {rank: values.to(cpu.dtype) for rank, values in terms.items()}
+                placements = placements_of_sum(terms, cpu, self.mesh, self._near(place), scales)
+                if placements is not None:
+                    found[place] = placements
+        return found
+
+    @cached_property
+    def slices(self) -> Mapping[Place, Slices]:
+        """Of what has no placements: where the slices that ranks have stand in the unsharded model's values."""
+        own = {place: places for place in self.places if place not in self.layouts and (places := self._slices(place))}
+        of_all = of_all_ranks({place: None if place in self.layouts else own.get(place) for place in self.places})
+        found = {}
+        for place in own:
+            of_ranks = [of[place] for of in of_all if place in of]
+            if joined := Slices.joined(of_ranks):
+                found[place] = joined
+        return found
+
+    def _slices(self, place: Place) -> Slices | None:
+        values, whole = self.own[place].values, self._wanted(place)
+        if values is None or whole is None:
+            return None
+        scale = self._scale(place, self.rank)
+        return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self._near(place))
+
+    def settle(self) -> None:
+        """Exchange what is exchanged between ranks, in one order on all of them. Every rank calls this."""
+        assert len(self.scales) >= 1
+        assert self.layouts is not None
+        assert self.slices is not None
+        assert self.odd is not None
+
+    @cached_property
+    def num_right_before_odd(self) -> int:
+        """How many outputs and inputs are the unsharded model's before the first that is not, on this rank."""
+        forward = [place for place in self.places if not place.what.startswith("gradient")]
+        odd = [at for at, place in enumerate(forward) if self.state(place) == "odd"]
+        return odd[0] if odd else len(forward)
+
+    @cached_property
+    def odd(self) -> list[Place]:
+        """A bounded number of places that are odd on any rank. Every rank calls this.
+
+        Those of forward from the first on, gradients from the last on: behind them all is a consequence.
+        """
+        of_all = of_all_ranks([place for place in self.places if self.state(place) == "odd"])
+        odd = dict.fromkeys(place for own in of_all for place in own)
+        forward = sorted((one for one in odd if not one.what.startswith("gradient")), key=self._order)
+        backward = sorted((one for one in odd if one.what.startswith("gradient")), key=self._order, reverse=True)
+        found: list[Place] = []
+        elements = 0
+        for place in (*forward[:MAX_ODD], *backward[:MAX_ODD], *self._moved[:MAX_ODD]):
+            whole = self._wanted(place)
+            elements += 0 if whole is None else whole.numel()
+            if whole is not None and elements <= MAX_WHOLE:
+                found.append(place)
+        return found
+
+    @cached_property
+    def _moved(self) -> list[Place]:
+        """The places of outputs that have their slices in another order, and that are in order in other layers."""
+        outputs = [place for place in self.places if place.what == "output"]
+        in_order = {NUMBER.sub("*", place.module) for place in outputs if self.state(place) == "right"}
+        moved = [place for place in outputs if self.state(place) == "moved"]
+        return [place for place in moved if NUMBER.sub("*", place.module) in in_order]
+
+    def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
+        """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
+        for place in self.odd:
+            values, whole = self.own[place].values if place in self.own else None, self._wanted(place)
+            if values is not None and whole is not None:
+                yield place, values / self._scale(place, self.rank), tuple(whole.shape)
+
+    def wholes_of_odd(self) -> Iterator[tuple[Place, torch.Tensor]]:
+        """Yield the unsharded model's values at odd places."""
+        for place in self.odd:
+            whole = self._wanted(place)
+            if whole is not None:
+                yield place, whole
+
+    def state(self, place: Place) -> State:
+        """Return what is at a place of the unsharded model's values, in a word."""
+        layout, slices, point = self.layouts.get(place), self.slices.get(place), self.own[place]
+        if layout is not None:
+            return "pending" if any(isinstance(one, Partial) for one in layout) else "right"
+        if slices is not None:
+            return "moved" if slices.is_whole else "repeated"
+        if point.values is None:
+            return "none" if point.needs_grad else "cut"
+        return "odd"
+
+    def records(self) -> list[PointRecord]:
+        """Return what this rank writes down of the step."""
+        return [
+            PointRecord(
+                place.module,
+                place.what,
+                self._order(place),
+                self.state(place),
+                place.call,
+                place.tensor,
+                self.own[place].tensor,
+                self._text(place),
+                self._near(place) if self.moved is not None else 0.0,
+                self._scale(place, self.rank),
+            )
+            for place in self.places
+        ]
+
+    def _text(self, place: Place) -> str:
+        whole, placements = self._wanted(place), self.layouts.get(place)
+        if whole is None or placements is None:
+            return ""
+        return write(Layout.from_placements(self.mesh, tuple(whole.shape), placements))
+
+
+def judged(
+    own: Trace,
+    reference: Reference,
+    mesh: Mesh,
+    rank: int,
+    precision: float,
+    moved: Reference | None = None,
+    *,
+    is_pipeline: bool = False,
+) -> Judged:
+    """Judge a step. Every rank calls this.
+
+    Args:
+        own: This rank's.
+        reference: The unsharded model's.
+        mesh: The run's mesh.
+        rank: This rank.
+        precision: The relative precision of the narrowest dtype in either; 0 where both are in float64 throughout.
+        moved: The unsharded model's points where what it starts from is moved by rounding.
+        is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the whole is no module to compare.
+    """
+    points = {
+        place: point for place, point in points_of(own, reference.counts).items() if place.module or not is_pipeline
+    }
+    narrow = [TOLERANCE.get(dtype, EXACT) for dtype in TOLERANCE if torch.finfo(dtype).eps <= precision]
+    narrow += [TOLERANCE.get(point.values.dtype, EXACT) for point in points.values() if point.values is not None]
+    found = Judged(points, reference, mesh, rank, max(of_all_ranks(max(narrow, default=EXACT))), moved, precision)
+    found.settle()
+    return found
+
+
+def _scales(values: torch.Tensor, whole: torch.Tensor, mesh: Mesh, rank: int, near: float) -> Iterator[float]:
+    for _, region in placements_of(tuple(whole.shape), tuple(values.shape), mesh, rank):
+        wanted = part_of(whole, region).double()
+        square = float((wanted * wanted).sum())
+        if not square:
+            continue
+        factor = float((values.double() * wanted).sum()) / square
+        ratio = float(Fraction(factor).limit_denominator(MAX_DENOMINATOR)) or factor
+        for scale in (ratio, factor):
+            if scale and bool(((values.double() - wanted * scale).abs() <= near * max(1.0, abs(scale))).all()):
+                yield scale
+                return
+
+
+def _numpy(values: torch.Tensor) -> NDArray[np.float64]:
+    return values.detach().double().cpu().numpy()

@@ -1,0 +1,70 @@
+"""How far rounding alone takes a step in narrow numbers: the unsharded model's, from all it starts from moved a little.
+
+Sums in another order, and terms that are rounded before they are summed, take a right sharded step about as far.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.dump.records import NoiseRecord
+from shardviz.live.capture.locals import local_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from shardviz.dump.records import Role
+    from shardviz.live.step.unsharded import UnshardedStep
+
+SEED = 3
+
+
+def moved(build: Callable[[], nn.Module], precision: float) -> Callable[[], nn.Module]:
+    """Return what builds a model with every weight moved by a random part of a relative precision."""
+
+    def built() -> nn.Module:
+        model = build()
+        generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(moved_tensor(parameter, precision, generator))
+        return model
+
+    return built
+
+
+def moved_tensor(tensor: torch.Tensor, precision: float, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Return a tensor of floating point with every element moved by a random part of a relative precision."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator().manual_seed(SEED) if generator is None else generator
+    part = torch.rand(tensor.shape, generator=generator, dtype=torch.float32) * 2 - 1
+    return (tensor.detach().double() * (1 + precision * part.to(tensor.device).double())).to(tensor.dtype)
+
+
+def noise_of(reference: UnshardedStep, other: UnshardedStep) -> Iterator[NoiseRecord]:
+    """Yield how far the results of two steps of the unsharded model are apart."""
+    others = {local.name: local.grad for local in local_tensors(other.model) if local.role == "param"}
+    for local in local_tensors(reference.model):
+        grad = others.get(local.name)
+        if local.role == "param" and local.grad is not None and grad is not None:
+            yield _between("grad", local.name, local.grad, grad)
+    yield _between("scalar", "loss", reference.step.loss, other.step.loss)
+    outputs = reference.step.output, other.step.output
+    if outputs[0] is not None and outputs[1] is not None and outputs[0].shape == outputs[1].shape:
+        yield _between("output", "output", outputs[0], outputs[1])
+
+
+def _between(role: Role, name: str, one: torch.Tensor, other: torch.Tensor) -> NoiseRecord:
+    one, other = one.detach().double(), other.detach().double()
+    if not one.numel():
+        return NoiseRecord(role, name, 0.0, 0.0, 0.0)
+    apart = (one - other).abs()
+    square = float((one * one).sum())
+    factor = abs(float((one * other).sum()) / square - 1) if square else 0.0
+    found = float(apart.max()), float(apart.square().mean().sqrt()), factor
+    return NoiseRecord(role, name, *(number if number < float("inf") else 0.0 for number in found))

@@ -1,0 +1,156 @@
+"""Keep what goes in and out of every call of every module of a step, and the gradients of both.
+
+A gradient is that of the tensor: where several modules read one, it is the sum of what they send back. Values are
+copied, so that a later in-place operation does not change them. Hooks only read; they do not wrap tensors, which would
+make in-place operations raise. Inside of what `torch.compile` compiled nothing is followed: a region is one module.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from shardviz.live.capture.locals import of_tensor
+from shardviz.live.compat import clean_name, in_backward
+from shardviz.live.step.running import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import nn
+
+MAX_ELEMENTS = 1 << 24
+"""Once this many elements are kept of one step on one rank, nothing more is: 64 MiB in float32."""
+
+MAX_TENSORS = 8
+"""Of what goes in or out of one call, the first tensors of floating point are kept."""
+
+
+@dataclass
+class Seen:
+    """One tensor, as it went in or out of a module.
+
+    Attributes:
+        values: This rank's part, copied; None where too much was kept before it.
+        needs_grad: Whether a gradient can flow back to it.
+        number: Counts the tensors of a trace.
+        gradient: This rank's part of its gradient; None where none came back.
+    """
+
+    values: torch.Tensor | None
+    needs_grad: bool
+    number: int
+    gradient: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module in forward, with what went in and out of it."""
+
+    inputs: list[Seen]
+    outputs: list[Seen]
+
+
+@dataclass
+class Trace:
+    """What a step's modules were given and returned.
+
+    Attributes:
+        calls: The calls of every module in order, by name; the model itself is the empty name.
+        order: The names of modules as their calls ended.
+        is_paused: Whether what runs now is not part of the step.
+        num_elements: How many elements are kept.
+    """
+
+    calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    order: list[str] = field(default_factory=list)
+    is_paused: Callable[[], bool] = lambda: False
+    num_elements: int = 0
+    _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
+    _count: int = 0
+    _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
+    _again: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is kept."""
+        return self.num_elements >= MAX_ELEMENTS
+
+    def follow(self, model: nn.Module) -> Iterator[Any]:
+        """Hook a model's modules; yield the handles that take the hooks off again."""
+        for name, module in _followed(model):
+            yield module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True)
+            yield module.register_forward_hook(self._end(name))
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        def begin(_module: Any, inputs: Any, named: Any) -> None:
+            if not self.is_paused() and not in_backward():
+                self._open[name].append(self._seen((inputs, named)))
+
+        return begin
+
+    def _end(self, name: str) -> Callable[..., None]:
+        def end(_module: Any, _inputs: Any, output: Any) -> None:
+            if in_backward():
+                self._recomputed(name, output)
+            elif self._open[name]:
+                self.calls[name].append(Call(self._open[name].pop(), self._seen(output)))
+                self.order.append(name)
+
+        return end
+
+    def _seen(self, tensors: Any) -> list[Seen]:
+        return [self._one(tensor) for tensor in _floating(tensors)]
+
+    def _one(self, tensor: torch.Tensor) -> Seen:
+        """Return what is kept of a tensor, once where it goes through several modules unchanged."""
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
+        with torch.no_grad():
+            values = of_tensor("", "activation", tensor).values
+            seen = Seen(None if self.is_full else values.clone(), tensor.requires_grad, self._count)
+            self._count += 1
+        self.num_elements += 0 if seen.values is None else values.numel()
+        self._known[id(tensor)] = ref(tensor), tensor._version, seen
+        self._hook(tensor, seen)
+        return seen
+
+    def _hook(self, tensor: torch.Tensor, seen: Seen) -> None:
+        def keep(gradient: torch.Tensor) -> None:
+            own = of_tensor("", "activation", gradient).values
+            if not self.is_full:
+                with torch.no_grad():
+                    seen.gradient = own.clone() if seen.gradient is None else seen.gradient + own
+                self.num_elements += own.numel()
+
+        if tensor.requires_grad:
+            tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    def _recomputed(self, name: str, output: Any) -> None:
+        """Follow gradients of outputs that checkpointing computed again, where the first ones had no graph."""
+        calls, number = self.calls.get(name, []), self._again[name]
+        self._again[name] += 1
+        for seen, tensor in zip(calls[number].outputs if number < len(calls) else (), _floating(output), strict=False):
+            if not seen.needs_grad and tensor.requires_grad:
+                seen.needs_grad = True
+                self._hook(tensor, seen)
+
+
+def _followed(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model, those inside of a compiled one left out."""
+    compiled: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if not name.startswith(compiled or "\n"):
+            yield clean_name(name), module
+        if type(module).__name__ == "OptimizedModule":
+            compiled = (*compiled, f"{name}." if name else "")
+
+
+def _floating(tensors: Any) -> Iterable[torch.Tensor]:
+    found = [tensor for tensor in tensors_in(tensors) if tensor.is_floating_point() and tensor.ndim]
+    return found[:MAX_TENSORS]

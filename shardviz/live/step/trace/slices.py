@@ -1,0 +1,60 @@
+"""Slices of the unsharded model's values that ranks have in another order, or on other ranks than a split puts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.forward.slices import places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Where slices along one dim stand in the unsharded model's values.
+
+    Attributes:
+        dim: The dim.
+        size: How many slices the unsharded model has.
+        at: The place of each slice that is not zero.
+        is_repeated: Whether one rank has a slice several times.
+    """
+
+    dim: int
+    size: int
+    at: frozenset[int]
+    is_repeated: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every slice is there, and none twice on one rank."""
+        return len(self.at) == self.size and not self.is_repeated
+
+    @staticmethod
+    def joined(of_ranks: Sequence[Slices | None]) -> Slices | None:
+        """Return what all ranks have together; None where one of them has something else than slices."""
+        present = [one for one in of_ranks if one is not None]
+        if len(present) < len(of_ranks) or len({one.dim for one in present}) != 1:
+            return None
+        every = frozenset().union(*(one.at for one in present))
+        return Slices(present[0].dim, present[0].size, every, any(one.is_repeated for one in present))
+
+
+def places_in(values: NDArray[np.float64], whole: NDArray[np.float64], near: float) -> Slices | None:
+    """Return the slices that values are made of, beside zeros, as places are padded with; None if of nothing else."""
+    found = places_of(values, whole, near)
+    if found is None:
+        return None
+    dim, at = found
+    rows = np.moveaxis(values, dim, 0).reshape(len(at), -1)
+    is_padding = (at < 0) & ~rows.any(axis=1)
+    if np.any((at < 0) & ~is_padding):
+        return None
+    places = at[at >= 0].tolist()
+    return Slices(dim, whole.shape[dim], frozenset(places), len(set(places)) < len(places))
