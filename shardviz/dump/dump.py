@@ -64,13 +64,13 @@ class Tensor:
         fold: Its name, or the folded names of identical layers.
         role: What it is to the model.
         moment: When it was captured.
-        shards: What each rank holds, by rank, rising.
+        shards: What each rank holds, by rank, rising; in a plan made when it is asked for.
     """
 
     fold: Fold
     role: Role
     moment: Moment
-    shards: dict[int, Shard]
+    shards: Mapping[int, Shard]
 
     @property
     def name(self) -> str:
@@ -285,6 +285,10 @@ Layouts = dict[int, list["Layout"]]
 
 def _tensors(files: DumpFiles) -> list[Tensor]:
     """Group records by name; names that every rank folds alike stay together unexpanded."""
+    if files.planned is not None:
+        from shardviz.plan.tensors import tensors_of
+
+        return tensors_of(files.planned)
     places: dict[Place, dict[int, list[TensorRecord]]] = {}
     for rank, record in files.ranks.items():
         for tensor in record.tensors:
