@@ -43,22 +43,23 @@ __all__ = [
     "asks_for_shapes",
     "clean_name",
     "computed_buffers",
+    "ddp_alone",
     "default_store",
     "distribute_tensor",
-    "ddp_alone",
     "dividing_float64_once",
     "fake_mode",
     "fake_world",
-    "fsdp_units",
-    "local_of",
     "flat_params",
     "flatten_mesh",
     "follow_modules_by",
+    "fsdp_units",
     "fully_shard",
     "has_storage",
     "held_back",
+    "id_without_memory",
     "in_backward",
     "load_hooks",
+    "local_of",
     "make_ranks_of_threads",
     "pipelines_alone",
     "placement_of",
@@ -384,7 +385,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())  # type: ignore[no-untyped-call]
+    distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:
         yield
     finally:
@@ -462,7 +463,7 @@ def ddp_alone(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             with suppress(RuntimeError):
-                module.register_comm_hook(None, reduce)  # type: ignore[no-untyped-call]
+                module.register_comm_hook(None, reduce)
 
 
 def real_tensors() -> Any:
@@ -470,6 +471,11 @@ def real_tensors() -> Any:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
+
+
+def id_without_memory(storage: torch.UntypedStorage) -> int:
+    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.4.1 to 2.13.0."""
+    return -int(storage._cdata)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

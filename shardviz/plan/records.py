@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from shardviz.dump.records import Count, RankRecord, Record, RunId
@@ -47,7 +48,7 @@ class PlanPart(Record, frozen=True):
     """
 
     record: RankRecord
-    at: dict[str, Annotated[tuple[Count, ...], Meta(min_length=1)]] = {}
+    at: dict[str, Annotated[tuple[Count, ...], Meta(min_length=1)]] = msgspec.field(default_factory=dict)
     units: tuple[UnitRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
     saved_peak: Count = 0

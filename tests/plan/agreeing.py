@@ -54,6 +54,8 @@ def differences(real: DumpFiles, planned: DumpFiles, *, with_step: bool) -> Iter
         one, other = held(real.ranks[rank]), held(planned.ranks[rank])
         if not any(moment == "step" for _, _, moment in one):
             other = {key: value for key, value in other.items() if key[2] != "step"}
+        if real.ranks[rank].tied != planned.ranks[rank].tied:
+            yield f"rank {rank} tied: real {real.ranks[rank].tied}, planned {planned.ranks[rank].tied}"
         for key in sorted(one.keys() | other.keys()):
             if one.get(key) != other.get(key):
                 yield f"rank {rank} {key}: real {one.get(key)}, planned {other.get(key)}"

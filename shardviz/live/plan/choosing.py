@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
 
+    Ask = Callable[[Sequence[int]], dict[int, Reply]]
+
 MAX_CORNERS = 16
 """Ranks that are first or last along every axis, of which at most so many are asked."""
 
 MAX_ASKED = 256
 """Ranks that are asked at most."""
-
-Ask = Callable[[Sequence[int]], dict[int, "Reply"]] if TYPE_CHECKING else object
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,10 @@ def explains(one: Reply, other: Reply, mesh: Mesh) -> bool:
 
 def _comparable(record: RankRecord) -> object:
     """Return what a record says, whatever the numbers of its bodies and layouts."""
-    layouts = [
-        (record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts
-    ]
+    layouts = [(record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts]
     bodies = [
-        (structs.replace(one, layout=None), None if one.layout is None else layouts[one.layout]) for one in record.bodies
+        (structs.replace(one, layout=None), None if one.layout is None else layouts[one.layout])
+        for one in record.bodies
     ]
     tensors = {(one.name, one.numbers, one.suffix): bodies[one.body] for one in record.tensors}
-    schedule = [(one.microbatch, one.backward) for one in record.schedule]
-    return tensors, record.tied, record.collectives, schedule, record.not_checked
+    return tensors, record.tied, record.collectives, record.schedule, record.not_checked

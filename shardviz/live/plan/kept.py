@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.live.compat import clean_name, in_backward, local_of
+from shardviz.live.compat import clean_name, id_without_memory, in_backward, local_of
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Kept(TorchDispatchMode):
+class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows storages while a model runs.
 
     Args:
@@ -34,7 +34,7 @@ class Kept(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, passes: Iterable[nn.Module]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._passes = tuple(passes)
         self._storages: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -47,11 +47,11 @@ class Kept(TorchDispatchMode):
             self._follow(module, clean_name(name))
         for one in self._passes:
             self._handles.append(one.register_forward_hook(lambda *_: self._look()))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
@@ -77,13 +77,16 @@ class Kept(TorchDispatchMode):
         if tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = id_without_memory(storage)
         if key not in self._storages or self._storages[key][0]() is None:
             name = self._running[-1] if self._running else ""
             self._storages[key] = weakref.ref(storage), name
 
     def _look(self) -> None:
-        weights = {local_of(one).untyped_storage()._cdata for one in (*self._model.parameters(), *self._model.buffers())}
+        weights = {
+            id_without_memory(local_of(one).untyped_storage())
+            for one in (*self._model.parameters(), *self._model.buffers())
+        }
         now: Counter[str] = Counter()
         for key, (reference, name) in self._storages.items():
             storage = reference()

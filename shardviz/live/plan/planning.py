@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -69,9 +68,7 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     if hasattr(module, "check_mesh"):
         module.check_mesh(job.mesh)
     early = EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double))
-    question = Question(
-        module, job.probe.build, job.mesh, job.optimizer, early, job.batch, job.with_step, job.double
-    )
+    question = Question(module, job.probe.build, job.mesh, job.optimizer, early, job.batch, job.with_step, job.double)
 
     def asked(ranks: Sequence[int]) -> dict[int, Reply]:
         return ask(ranks, lambda rank: answer(question, rank))
@@ -101,4 +98,6 @@ def _record(job: PlanJob, chosen: Chosen, run_id: str, seconds: float) -> PlanRe
     apart = f"; the code tells ranks apart along {', '.join(chosen.axes)}" if chosen.axes else ""
     notes = dict.fromkeys(line for reply, _ in chosen.parts for line in reply.how)
     failed = next((reply.without_step for reply, _ in chosen.parts if reply.without_step), "")
+    if not job.with_step:
+        failed = "--no-step was given"
     return PlanRecord(SCHEMA, parts, run_id, job.node, job.optimizer.kind, (stands + apart, *notes), failed)
