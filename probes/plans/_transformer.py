@@ -106,7 +106,7 @@ class Decoder(nn.Module):
 
 
 def keep_stage(model: Decoder, stage: int, stages: int) -> None:
-    """Drop what another stage has: consecutive layers each, the embedding in the first stage, the output in the last."""
+    """Drop what another stage has: layers in a row for each, the embedding for the first, the output for the last."""
     names = list(model.layers)
     per_stage = -(-len(names) // stages)
     kept = names[stage * per_stage : (stage + 1) * per_stage]

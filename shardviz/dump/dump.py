@@ -103,6 +103,14 @@ class Tensor:
         return self.first.layout
 
     @cached_property
+    def distinct(self) -> list[Shard]:
+        """One shard for each claim and each shape of a part, by rank, rising."""
+        found: dict[tuple[int, tuple[int, ...]], Shard] = {}
+        for shard in self.shards.values():
+            found.setdefault((id(shard.layout), shard.body.local_shape), shard)
+        return list(found.values())
+
+    @cached_property
     def by_claim(self) -> dict[Layout | None, list[Shard]]:
         """The shards by what they claim: more than one key where ranks disagree or meshes are disjoint."""
         groups: dict[Layout | None, list[Shard]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -43,26 +44,35 @@ class PlannedPart:
     def _meshes(self) -> list[Mesh]:
         return [mesh_of(record) for record in self.part.record.meshes]
 
+    @cached_property
+    def _layouts(self) -> list[Layout]:
+        """The layouts on the meshes of the rank that was asked, which most others share."""
+        return [_layout(record, self._meshes[record.mesh]) for record in self.part.record.layouts]
+
+    @cached_property
+    def _even(self) -> list[bool]:
+        return [_is_even(layout) for layout in self._layouts]
+
     def layout(self, rank: int, index: int) -> Layout:
         """Return one of the layouts that a rank claims."""
-        record = self.part.record.layouts[index]
-        mesh = mesh_for(rank, self._meshes[record.mesh], self.part.record.rank, self.mesh)
-        return _layout(record, mesh)
+        own = self._layouts[index]
+        if rank in own.mesh:
+            return own
+        return _layout(self.part.record.layouts[index], mesh_for(rank, own.mesh, self.part.record.rank, self.mesh))
 
     def body(self, rank: int, index: int) -> Body:
         """Return one of a rank's bodies, with the shape of the rank's own part."""
         body = self.part.record.bodies[index]
-        if body.layout is None or rank == self.part.record.rank:
+        if body.layout is None or rank == self.part.record.rank or self._even[body.layout]:
             return body
         layout = self.layout(rank, body.layout)
         if rank not in layout.mesh:
             return body
         coord = layout.mesh.coord_of(rank)
-        used = tuple(coord[layout.mesh.axis_index(axis)] for axis in layout.split_axes)
-        if (index, used) not in self._bodies:
+        if (index, coord) not in self._bodies:
             shape = layout.region(coord).shape
-            self._bodies[index, used] = body if shape == body.local_shape else structs.replace(body, local_shape=shape)
-        return self._bodies[index, used]
+            self._bodies[index, coord] = body if shape == body.local_shape else structs.replace(body, local_shape=shape)
+        return self._bodies[index, coord]
 
     def record(self, rank: int) -> RankRecord:
         """Return a rank's record."""
@@ -78,6 +88,13 @@ class PlannedPart:
             positions=tuple(positions),
             bodies=tuple(self.body(rank, index) for index in range(len(own.bodies))),
         )
+
+
+def _is_even(layout: Layout) -> bool:
+    """Whether every part of a tensor has the same shape."""
+    sizes = dict(zip(layout.mesh.axes, layout.mesh.shape, strict=True))
+    parts = [prod(sizes.get(link, 1) if isinstance(link, str) else link for link in one) for one in layout.chains]
+    return layout.flat is None and not any(size % by for size, by in zip(layout.shape, parts, strict=True))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ class PlanJob:
     probe: Probe
     mesh: Mesh
     node: int = 0
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = field(default_factory=Optimizer)
     batch: tuple[tuple[int, ...], str] | None = None
     with_step: bool = True
     double: bool = False
