@@ -7,6 +7,7 @@ dump that show, view, diff and check open.
 examples:
   shardviz plan tp_fsdp --mesh fsdp=16,tp=8 --node 8
   shardviz plan path/to/my_model.py --mesh pp=16,dp=128,tp=8 -o mine.shardviz
+  shardviz plan path/to/my_model.py --mesh dp=64,tp=8 --lock layouts.lock
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardviz.commands.common.parser import count
 from shardviz.commands.common.progress import progress
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
-from shardviz.errors import EXIT_CLEAN, ShardvizError
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
     parser.add_argument("--master", action="store_true", help="count a float32 copy of narrower weights, too")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
     )
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan the probe, print what every rank will hold, and write the dump.
+    """Plan the probe, print what every rank will hold, and write the dump; or compare it with a lockfile.
 
     Returns:
         0; 1 where a lockfile says something else.
@@ -61,10 +63,13 @@ def run(args: argparse.Namespace) -> int:
 
     job = _job(args)
     folder = args.output or _folder(job)
-    check_folder(folder, force=args.force)
+    if args.lock is None:
+        check_folder(folder, force=args.force)
     with progress(lambda: f"planning {job.mesh.size:,} ranks on a few of them"):
         run_record, record = plan(job)
     ranks = PlannedRanks(record, job.mesh)
+    if args.lock is not None:
+        return _locked(args.lock, ranks, force=args.force)
     _print(args, job, ranks)
     with replacing_folder(folder, force=args.force) as unfinished:
         write_run(unfinished, run_record)
@@ -79,6 +84,23 @@ def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:
 
     terminal = terminal_for(args.color)
     write_answer(plan_lines(job.probe.name, ranks), terminal)
+
+
+def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
+    """Write a lockfile, or print what a plan has changed beside one that is there."""
+    from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
+    from shardviz.picture.text.terminal import line
+    from shardviz.plan.lock import changed, lock_text
+
+    if force or not path.exists():
+        write_markup(lock_text(ranks), path)
+        print(f"wrote {path}; run this again to compare with it", file=sys.stderr)
+        return EXIT_CLEAN
+    found = changed(path, ranks)
+    write_answer(map(line, found), terminal_for("auto"))
+    if found:
+        print(f"{path} says something else; give --force to write it again", file=sys.stderr)
+    return EXIT_FINDINGS if found else EXIT_CLEAN
 
 
 def _folder(job: PlanJob) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import ddp_alone, fake_mode, pipelines_alone, quiet_redistribution, real_tensors
 from shardviz.live.plan.forks import one_line
@@ -84,6 +85,8 @@ def planned_step(
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
             return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
+    except ShardvizError as error:
+        return PlannedStep(error.message, reads_values=True)  # by other means it is no better
     except Exception as error:
         how = "with values" if built.means == "values" else "without values"
         return PlannedStep(f"a step {how} raised {one_line(error)}", type(error).__name__ in OF_VALUES)
