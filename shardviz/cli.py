@@ -23,6 +23,7 @@ VERBS = (
     "probe",
     "probes",
     "run",
+    "plan",
     "check",
     "show",
     "view",

@@ -130,7 +130,7 @@ def _moment_changes(laid_out: tuple[LaidOut, LaidOut], moment: Kept, role: str) 
             was, now = held_text(laid_out[0], one, name), held_text(laid_out[1], other, name)
             if (was, now) != (_claimed(one), _claimed(other)):
                 yield from _change(name, "held", was, now)
-        else:
+        elif before.files.planned is None and after.files.planned is None:
             yield from _value_changes(name, (before, one), (after, other))
 
 

@@ -42,6 +42,7 @@ from shardviz.check.values.ties import check_ties
 from shardviz.check.values.writes import check_writes
 from shardviz.check.verdicts import is_of_model
 from shardviz.check.whole.completeness import check_completeness
+from shardviz.check.whole.planned import check_planned
 from shardviz.check.whole.rank_order import check_rank_order
 from shardviz.dump.dump import dump_of
 from shardviz.dump.pause import collector_paused
@@ -75,13 +76,20 @@ def check_dump(path: Path | str) -> Report:
 def report_on(dump: Dump) -> Report:
     """Return every disagreement between what a dump's ranks claim, hold and are meant to hold."""
     laid_out = LaidOut(dump)
+    if dump.files.planned is not None:
+        return _report(dump, laid_out, list(check_planned(dump, dump.files.planned)))
     weights = [*_of_shards(laid_out), *_of_run(dump)]
-    results = [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)]
+    return _report(dump, laid_out, [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)])
+
+
+def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
+    """Sort what was found, worst first, and say what of the rest nobody could place."""
     order = {name: index for index, name in enumerate(dump.stamps)}
     findings = _findings(results)
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
     unchecked = {result for result in results if isinstance(result, NotChecked)}
-    unchecked |= set(check_unplaced(dump, {result.tensor for result in unchecked}))
+    if dump.files.planned is None:
+        unchecked |= set(check_unplaced(dump, {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
         num_tensors=len({name for tensor in dump.tensors if is_of_model(tensor) for name in tensor.names}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.compared import compared
+from shardviz.check.whole.planned import is_compared
 from shardviz.dump.records import WEIGHTS
 from shardviz.text import counted
 
@@ -95,6 +96,8 @@ def nothing_checked(dump: Dump, report: Report) -> str:
         return ""
     if not dump.tensors:
         return "nothing was checked: the dump has no tensors"
+    if dump.files.planned is not None and is_compared(dump):
+        return ""
     weights = [tensor for tensor in dump.tensors if is_of_model(tensor) and tensor.moment in ("stamped", "initial")]
     names = {name for tensor in weights for name in tensor.names if verdict_on(dump, tensor, [name], report) == "good"}
     unchecked = {one.tensor for one in report.not_checked if one.about in ("order", "no-ids")}

@@ -64,13 +64,13 @@ class Tensor:
         fold: Its name, or the folded names of identical layers.
         role: What it is to the model.
         moment: When it was captured.
-        shards: What each rank holds, by rank, rising.
+        shards: What each rank holds, by rank, rising; in a plan made when it is asked for.
     """
 
     fold: Fold
     role: Role
     moment: Moment
-    shards: dict[int, Shard]
+    shards: Mapping[int, Shard]
 
     @property
     def name(self) -> str:
@@ -101,6 +101,14 @@ class Tensor:
     def claimed(self) -> Layout | None:
         """The layout that the placements claim on the lowest rank; None for a plain tensor."""
         return self.first.layout
+
+    @cached_property
+    def distinct(self) -> list[Shard]:
+        """One shard for each claim and each shape of a part, by rank, rising."""
+        found: dict[tuple[int, tuple[int, ...]], Shard] = {}
+        for shard in self.shards.values():
+            found.setdefault((id(shard.layout), shard.body.local_shape), shard)
+        return list(found.values())
 
     @cached_property
     def by_claim(self) -> dict[Layout | None, list[Shard]]:
@@ -285,6 +293,10 @@ Layouts = dict[int, list["Layout"]]
 
 def _tensors(files: DumpFiles) -> list[Tensor]:
     """Group records by name; names that every rank folds alike stay together unexpanded."""
+    if files.planned is not None:
+        from shardviz.plan.tensors import tensors_of
+
+        return tensors_of(files.planned)
     places: dict[Place, dict[int, list[TensorRecord]]] = {}
     for rank, record in files.ranks.items():
         for tensor in record.tensors:

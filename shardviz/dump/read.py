@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -21,16 +21,19 @@ from shardviz.dump.dense import Wanted, check_arrays, read_array
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
-from shardviz.dump.write import RANK_FILE, RUN_FILE, dense_file, rank_file
+from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh
 from shardviz.text import Fold, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from shardviz.plan.ranks import PlannedRanks
+    from shardviz.plan.records import PlanRecord
 
 __all__ = ["DIGEST_LENGTH", "DumpFiles", "layout_of", "mesh_of", "read_files"]
 
@@ -43,7 +46,7 @@ SHOWN = 300
 _PERMISSIONS = "change the permissions of the dump's folder and its files"
 _ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
 
-AnyRecord = TypeVar("AnyRecord", RunRecord, RankRecord)
+AnyRecord = TypeVar("AnyRecord", "RunRecord", "RankRecord", "PlanRecord")
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,21 @@ class DumpFiles:
     Attributes:
         path: Its folder.
         run: What is true of the whole run.
-        ranks: Each rank's record, by rank.
+        ranks: Each rank's record, by rank; those of a plan are made when they are asked for.
         damaged: Ranks whose file could not be read, or whose dense values could not, with the line that says why;
             empty when read strictly.
     """
 
     path: Path
     run: RunRecord
-    ranks: dict[int, RankRecord]
+    ranks: Mapping[int, RankRecord]
     damaged: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> PlannedRanks | None:
+        """The ranks of a plan, which nobody ran; None in the dump of a run."""
+        ranks: Any = self.ranks
+        return ranks if hasattr(ranks, "plan") else None
 
     @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -124,6 +133,8 @@ def read_files(
     folder = Path(path)
     run = read_run(folder)
     stamped = StampedShapes(run.stamps)
+    if is_plan(folder):
+        return DumpFiles(folder, run, _read_plan(folder, run, stamped))
     ranks: dict[int, RankRecord] = {}
     damaged: dict[int, str] = {}
     files = _rank_files(folder)
@@ -139,6 +150,22 @@ def read_files(
             if on_progress:
                 on_progress(count + 1, len(files))
     return DumpFiles(folder, run, ranks, damaged)
+
+
+def is_plan(folder: Path) -> bool:
+    """Whether a dump is a plan's."""
+    return os.path.lexists(folder / PLAN_FILE)
+
+
+def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedRanks:
+    from shardviz.plan.read import check_plan
+    from shardviz.plan.records import PlanRecord
+
+    plan: PlanRecord = _read(folder, PLAN_FILE, PlanRecord)
+    if plan.run_id != run.run_id:
+        raise DumpError(f"{folder / PLAN_FILE} is of another run than {RUN_FILE}", "plan again")
+    with collector_paused(), _damage(folder / PLAN_FILE):
+        return check_plan(plan, run, stamped)
 
 
 def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
@@ -255,7 +282,7 @@ def _damage(path: Path) -> Iterator[None]:
     except (DumpError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = printable(_reason(error))
         shown = what if len(what) <= SHOWN else what[:SHOWN] + "..."
-        other = "" if path.name == RUN_FILE else ", or remove the file to check the other ranks"
+        other = "" if path.name in (RUN_FILE, PLAN_FILE) else ", or remove the file to check the other ranks"
         raise DumpError(f"{path} is damaged: {shown}", f"write the dump again{other}") from error
 
 

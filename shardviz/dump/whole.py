@@ -26,7 +26,7 @@ def whole_values(dump: Dump, tensor: Tensor, name: str) -> NDArray[np.float64]:
     """
     shape = tensor.claimed.index_shape if tensor.claimed else tensor.shape
     whole = np.full(shape, np.nan)
-    for rank, shard in reversed(tensor.shards.items()):
+    for rank, shard in reversed(list(tensor.shards.items())):
         values = dump.values(shard, name)
         if shard.layout is None:
             whole = values

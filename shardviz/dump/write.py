@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records import RankRecord, Record, RunRecord
+    from shardviz.plan.records import PlanRecord
 
 RUN_FILE = "run.json"
+PLAN_FILE = "plan.json"
 SUFFIX = ".shardviz"
 RANK_FILE = re.compile(r"rank_([0-9]{5,7})\.json")
 _OWN_FILE = re.compile(
-    r"run\.json|rank_[0-9]{5,7}\.(json|safetensors)|\.(run|rank_[0-9]{5,7})\.(json|safetensors)\.tmp"
+    r"(run|plan)\.json|rank_[0-9]{5,7}\.(json|safetensors)|\.(run|plan|rank_[0-9]{5,7})\.(json|safetensors)\.tmp"
 )
 _ELSEWHERE = "choose another folder with -o"
 
@@ -223,6 +225,16 @@ def write_rank(folder: Path, record: RankRecord, dense: Mapping[str, NDArray[np.
     if dense:
         _write_dense(folder / dense_file(record.rank), dense)
     with _renamed(folder / rank_file(record.rank)) as temporary:
+        temporary.write_bytes(_encoded(record))
+
+
+def write_plan(folder: Path, record: PlanRecord) -> None:
+    """Write a plan's file, which stands for those of all ranks.
+
+    Raises:
+        DumpError: It cannot be written.
+    """
+    with _renamed(folder / PLAN_FILE) as temporary:
         temporary.write_bytes(_encoded(record))
 
 

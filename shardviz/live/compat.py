@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,21 +43,29 @@ __all__ = [
     "clean_name",
     "computed_buffers",
     "count_groups",
+    "ddp_alone",
     "default_store",
     "distribute_tensor",
     "dividing_float64_once",
+    "fake_mode",
+    "fake_world",
     "flat_params",
     "flatten_mesh",
     "follow_modules_by",
+    "fsdp_units",
     "fully_shard",
     "has_storage",
     "held_back",
+    "id_without_memory",
     "in_backward",
     "load_hooks",
+    "local_of",
     "make_ranks_of_threads",
+    "pipelines_alone",
     "placement_of",
     "quiet_redistribution",
     "ranks_of_operator",
+    "real_tensors",
     "root_mesh",
     "stages_of",
     "torch_placement",
@@ -404,6 +412,144 @@ def _of_handle(prefix: str, handle: Any, replicate_group: Any) -> Iterator[FlatP
                     grad,
                 )
         offset += numel
+
+
+@contextmanager
+def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
+    """Be one rank of a world that does not exist: its collectives send nothing, and leave their outputs as they were.
+
+    `FakeStore` of `torch.testing._internal`, and the backend "fake", tried on torch 2.13.0.
+    """
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def fake_mode() -> Any:
+    """Return a mode in which tensors have shapes, element types and devices, and no memory. Tried on torch 2.13.0."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class _Vote:
+    """A stage's vote, which is read as a number."""
+
+    def __init__(self, vote: int) -> None:
+        self.vote = vote
+
+    def item(self) -> int:
+        """Return the vote."""
+        return self.vote
+
+
+@contextmanager
+def pipelines_alone() -> Iterator[None]:
+    """Let a stage of a pipeline take its own vote for that of all: whether it was given the shapes of what it receives.
+
+    `PipelineStage._warmup_backward_result`, which sends and receives votes, and `_user_meta`, in torch 2.13.0; where
+    there are no votes, nothing is done.
+
+    Raises:
+        RuntimeError: A stage was not given the shapes, which only the stage before it knows.
+    """
+    from torch.distributed.pipelining import stage as pipelining
+
+    kind: Any = pipelining.PipelineStage
+    before = getattr(kind, "_warmup_backward_result", None)
+    if before is None:
+        yield
+        return
+
+    def alone(self: Any, received_result: Any = None) -> _Vote:
+        like = torch.zeros(1, dtype=torch.int32) if isinstance(received_result, _Vote) else received_result
+        before(self, like)
+        modes: Any = pipelining
+        if modes.InferenceMode.needs_dynamic(self._user_meta, True):
+            raise RuntimeError(
+                "PipelineStage asks the stage before it for shapes: give it input_args and output_args to be planned"
+            )
+        return _Vote(1)
+
+    kind._warmup_backward_result = alone
+    try:
+        yield
+    finally:
+        kind._warmup_backward_result = before
+
+
+def ddp_alone(model: nn.Module) -> None:
+    """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
+
+    A model that has a hook of its own keeps it. Tried on torch 2.13.0, whose `FakeWork` has no future with tensors.
+    """
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    def reduce(_state: Any, bucket: Any) -> Any:
+        distributed.all_reduce(bucket.buffer())
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    reduce.__annotations__ = {}  # torch compares them with its own classes
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            with suppress(RuntimeError):
+                module.register_comm_hook(None, reduce)
+
+
+def real_tensors() -> Any:
+    """Return a context in which new tensors have values, inside `fake_mode` too. Tried on torch 2.4.1 and 2.13.0."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def id_without_memory(storage: torch.UntypedStorage) -> int:
+    """Return what tells one storage on the meta device from others: `_cdata`, in torch 2.4.1 to 2.13.0."""
+    return -int(storage._cdata)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor's own part without waiting for it or recording it for autograd; another tensor is returned.
+
+    `DTensor._local_tensor` in torch 2.4.1 to 2.13.0.
+    """
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
+    """Yield what FSDP gathers together: a module's name, bytes on one rank, whether it stays gathered until backward.
+
+    Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, and `_orig_size` of its
+    parameters; of FSDP1 the length of a handle's flat parameter. Tried on torch 2.13.0.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for name, module in model.named_modules():
+        find: Any = getattr(module, "_get_fsdp_state", None)
+        state = find() if callable(find) else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            params = getattr(group, "fsdp_params", ())
+            dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
+            sizes = (one._orig_size.numel() * (dtype or one.sharded_param.dtype).itemsize for one in params)
+            if params:
+                yield clean_name(name), sum(sizes), group.post_forward_mesh_info is None
+        if isinstance(module, FullyShardedDataParallel) and getattr(module, "_handle", None) is not None:
+            handle: Any = module._handle
+            count = handle.flat_param._unpadded_unsharded_size.numel()
+            stays = "FULL_SHARD" not in str(handle._sharding_strategy) and "HYBRID_SHARD" not in str(
+                handle._sharding_strategy
+            )
+            if handle.uses_sharded_strategy:
+                yield clean_name(name), count * handle.flat_param.dtype.itemsize, stays
 
 
 def unit_of(name: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard
-from shardviz.live.compat import root_mesh
+from shardviz.live.compat import real_tensors, root_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,15 +22,21 @@ if TYPE_CHECKING:
 
     from shardviz.live.claims.flat import FlatParam
 
+_plain: WeakKeyDictionary[DeviceMesh, Mesh] = WeakKeyDictionary()
+"""Meshes as shardviz's: a mesh of thousands of ranks is asked for once for every parameter."""
+
 Claim = tuple[Mesh, tuple[Placement, ...]]
 """Placements, one for each axis of a mesh."""
 
 
 def plain_mesh(mesh: DeviceMesh) -> Mesh:
     """Return a device mesh as axes, shape and ranks; axes without names become `dim0`, `dim1`, ..."""
-    grid = mesh.mesh
-    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(grid.ndim))
-    return Mesh(tuple(names), tuple(grid.shape), tuple(grid.flatten().tolist()))
+    if mesh not in _plain:
+        with real_tensors():
+            grid = mesh.mesh
+            names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(grid.ndim))
+            _plain[mesh] = Mesh(tuple(names), tuple(grid.shape), tuple(grid.flatten().tolist()))
+    return _plain[mesh]
 
 
 def over_groups(groups: Mapping[str, ProcessGroup], coords: Sequence[Mapping[str, int]]) -> DeviceMesh | None:
@@ -82,7 +90,11 @@ def own_axes(device_mesh: DeviceMesh, mesh: Mesh) -> tuple[str, ...]:
         device_mesh: A tensor's own mesh.
         mesh: The mesh that its claim is spelled on.
     """
-    own = plain_mesh(device_mesh)
+    return _own_axes(plain_mesh(device_mesh), mesh)
+
+
+@lru_cache(maxsize=64)
+def _own_axes(own: Mesh, mesh: Mesh) -> tuple[str, ...]:
     found = [next((one for one in mesh.axes if own.groups(axis)[0] in mesh.groups(one)), "") for axis in own.axes]
     return tuple(found) if len(found) < mesh.ndim and all(found) and len(set(found)) == len(found) else ()
 

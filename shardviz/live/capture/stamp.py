@@ -20,7 +20,7 @@ import torch
 from shardviz.dump.records import Role, Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.claims.wrappers import adapted_layers, without_adapter
-from shardviz.live.compat import DTensor, clean_name, has_storage
+from shardviz.live.compat import DTensor, clean_name, has_storage, id_without_memory
 from shardviz.reference.lookup import bits_of
 from shardviz.reference.names import matched
 from shardviz.stamping.fill import Fill, can_fill
@@ -222,7 +222,8 @@ def storage_key(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
     """Return a key that is equal for two tensors which are views of the same elements."""
     if not has_storage(tensor):
         return id(tensor), 0, tuple(tensor.shape)
-    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or id_without_memory(storage), int(tensor.storage_offset()), tuple(tensor.shape)
 
 
 def _refuse_sharded(name: str, tensor: torch.Tensor) -> None:

@@ -133,7 +133,7 @@ def layout_text(tensor: Tensor, dtype: str = "") -> str:
         dtype: The model's own element type, where that is another than the one captured.
     """
     dtype = dtype or tensor.dtype
-    claims = list({id(shard.layout): shard.layout for shard in tensor.shards.values()}.values())
+    claims = list({id(shard.layout): shard.layout for shard in tensor.distinct}.values())
     texts = {notation.write(claim) if claim else "" for claim in claims}
     if len(texts) > 1:
         return f"{len(texts)} different claims"
@@ -143,7 +143,7 @@ def layout_text(tensor: Tensor, dtype: str = "") -> str:
 
 
 def _local_text(tensor: Tensor) -> str:
-    shapes = list(dict.fromkeys(shard.body.local_shape for shard in tensor.shards.values()))
+    shapes = list(dict.fromkeys(shard.body.local_shape for shard in tensor.distinct))
     shown = " or ".join(str(list(shape)) for shape in shapes[:MOST_SHAPES])
     return shown if len(shapes) <= MOST_SHAPES else f"{shown} or {len(shapes) - MOST_SHAPES} more"
 

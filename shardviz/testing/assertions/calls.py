@@ -114,7 +114,7 @@ def assert_ordered(
 
 
 def assert_layout(
-    subject: Subject | AnyDump, layouts: str | Mapping[str, str | None], *, mesh: DeviceMesh | None = None
+    subject: Subject | AnyDump, layouts: str | Path | Mapping[str, str | None], *, mesh: DeviceMesh | None = None
 ) -> None:
     """Assert the layout of tensors, by their placements.
 
@@ -125,7 +125,8 @@ def assert_layout(
     Args:
         subject: A module, a tensor, an optimizer, tensors by name, or a dump.
         layouts: A layout in the notation for all tensors, or layouts by pattern over names:
-            `{"layers.*.wq.weight": "[*/tp/fsdp, *]", "norm.*": None}`; None for any layout.
+            `{"layers.*.wq.weight": "[*/tp/fsdp, *]", "norm.*": None}`; None for any layout. Or a lockfile,
+            `layouts.lock`, that `shardviz plan --lock` wrote.
         mesh: The mesh of the job; by default the test's, or that of the DTensors.
 
     Raises:
@@ -146,7 +147,11 @@ def assert_layout(
     from shardviz.testing.assertions import rules
 
     seen = _read(subject) if isinstance(subject, AnyDump) else _gather_values(subject, mesh)
-    wanted = {"*": layouts} if isinstance(layouts, str) else dict(layouts)
+    if isinstance(layouts, str | Path) and str(layouts).endswith(".lock"):
+        from shardviz.plan.lock import layouts_of
+
+        layouts = layouts_of(Path(layouts))
+    wanted: dict[str, str | None] = {"*": str(layouts)} if isinstance(layouts, str | Path) else dict(layouts)
     _raise_with_held(seen, rules.check_rules(seen, wanted), subject, mesh)
 
 

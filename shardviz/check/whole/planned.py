@@ -1,0 +1,73 @@
+"""A plan beside what its author wants: its layouts are known, and that is all there is.
+
+Layouts that are not the intended ones are findings, and so are shapes that the placements of a rank that was asked do
+not give. Where elements really go no plan shows, so that no tensor of one is called in order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.order.rules.intent import intended_text, is_intended
+from shardviz.layout.notation import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.dump.dump import Dump, Tensor
+    from shardviz.plan.ranks import PlannedRanks
+
+NO_VALUES = "a plan has no values, so that it does not show where elements go"
+AS_INTENDED = f"its layout is the intended one; {NO_VALUES}"
+
+
+def check_planned(dump: Dump, ranks: PlannedRanks) -> Iterator[Finding | NotChecked]:
+    """Yield what a plan's layouts show."""
+    asked = [part.part.record.rank for part in ranks.parts]
+    for tensor in dump.at("initial"):
+        wrong = [rank for rank in asked if rank in tensor.shards and not _fits(tensor, rank)]
+        for name in tensor.names:
+            text = intended_text(dump.files.run.intended, name)
+            if wrong:
+                yield _of_shape(tensor, name, wrong)
+            if not is_intended(tensor, text):
+                yield _of_layout(tensor, name, text)
+            elif not wrong:
+                yield NotChecked(name, AS_INTENDED if text else NO_VALUES, "order")
+    used = {name for tensor in dump.at("initial") for name in tensor.names}
+    for pattern in dump.files.run.intended:
+        if not any(intended_text({pattern: "x"}, name) for name in used):
+            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
+
+
+def is_compared(dump: Dump) -> bool:
+    """Whether a plan has a layout that somebody intended."""
+    names = (name for tensor in dump.at("initial") for name in tensor.names)
+    return any(intended_text(dump.files.run.intended, name) for name in names)
+
+
+def _fits(tensor: Tensor, rank: int) -> bool:
+    shard = tensor.shards[rank]
+    return shard.layout is None or shard.layout.region(shard.layout.mesh.coord_of(rank)).shape == shard.body.local_shape
+
+
+def _of_shape(tensor: Tensor, name: str, wrong: list[int]) -> Finding:
+    shard = tensor.shards[wrong[0]]
+    assert shard.layout is not None
+    claimed = shard.layout.region(shard.layout.mesh.coord_of(shard.rank)).shape
+    found, given = list(shard.body.local_shape), list(claimed)
+    what = f"rank {shard.rank} would hold {found}, where its placements give {given}"
+    cause = "torch does not split it there as its placements say, or somebody split it by hand"
+    fix = "choose sizes that divide evenly, or split it over fewer axes"
+    layout = write(shard.layout)
+    return Finding("wrong-shape", "error", name, tuple(wrong), what, claimed=layout, cause=cause, fix=fix)
+
+
+def _of_layout(tensor: Tensor, name: str, text: str) -> Finding:
+    layout = write(tensor.claimed) if tensor.claimed else "no layout: every rank has a plain tensor"
+    what = f"its planned layout is {layout}, not the intended {text}"
+    cause = "The plan shards this tensor in another way than its author expects"
+    fix = f"change how it is parallelized, or what is expected to {layout}"
+    ranks = tuple(tensor.shards)
+    return Finding("wrong-placement", "error", name, ranks, what, claimed=layout, intended=text, cause=cause, fix=fix)

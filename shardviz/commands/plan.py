@@ -1,0 +1,130 @@
+"""Say what every rank of a job will hold and send, before anybody rents it.
+
+Builds the model without memory, shards it with the probe's own code on a few
+ranks of a world that does not exist, and works out all the others. Writes a
+dump that show, view, diff and check open.
+
+examples:
+  shardviz plan tp_fsdp --mesh fsdp=16,tp=8 --node 8
+  shardviz plan path/to/my_model.py --mesh pp=16,dp=128,tp=8 -o mine.shardviz
+  shardviz plan path/to/my_model.py --mesh dp=64,tp=8 --lock layouts.lock
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardviz import probe_files
+from shardviz.commands.common.parser import count
+from shardviz.commands.common.progress import progress
+from shardviz.commands.probe import mesh_for
+from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
+from shardviz.plan.ranks import PlannedRanks
+
+if TYPE_CHECKING:
+    import argparse
+
+    from shardviz.live.plan.planning import PlanJob
+
+OPTIMIZERS = ("adam", "momentum", "none")
+_BATCH = re.compile(r"([0-9]+(?:[,x][0-9]+)*)(?::([a-z0-9_]+))?")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("probe", help="a name from `shardviz probes`, or path/to/file.py[:build_function]")
+    parser.add_argument("--mesh", help="sizes of the mesh axes, pp=16,dp=128,tp=8; default: the probe's own")
+    parser.add_argument("--node", type=count, default=0, metavar="N", help="GPUs of a node, to see what crosses nodes")
+    parser.add_argument(
+        "--batch", metavar="SHAPE", help="a batch of this shape, 64,8192:int64; default: the probe's own"
+    )
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="whose state counts; default: the probe's own, or adam")
+    parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
+    parser.add_argument("--master", action="store_true", help="count a float32 copy of narrower weights, too")
+    parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump; and FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan the probe, print what every rank will hold, and write the dump; or compare it with a lockfile.
+
+    Returns:
+        0; 1 where a lockfile says something else.
+    """
+    from shardviz.live.plan.planning import plan
+
+    job = _job(args)
+    folder = args.output or _folder(job)
+    if args.lock is None:
+        check_folder(folder, force=args.force)
+    with progress(lambda: f"planning {job.mesh.size:,} ranks on a few of them"):
+        run_record, record = plan(job)
+    ranks = PlannedRanks(record, job.mesh)
+    if args.lock is not None:
+        return _locked(args.lock, ranks, force=args.force)
+    _print(args, job, ranks)
+    with replacing_folder(folder, force=args.force) as unfinished:
+        write_run(unfinished, run_record)
+        write_plan(unfinished, record)
+    print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+    return EXIT_CLEAN
+
+
+def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:
+    from shardviz.commands.common.dumps import terminal_for, write_answer
+    from shardviz.plan.report import plan_lines
+
+    terminal = terminal_for(args.color)
+    write_answer(plan_lines(job.probe.name, ranks), terminal)
+
+
+def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
+    """Write a lockfile, or print what a plan has changed beside one that is there."""
+    from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
+    from shardviz.picture.text.terminal import line
+    from shardviz.plan.lock import changed, lock_text
+
+    if force or not path.exists():
+        write_markup(lock_text(ranks), path)
+        print(f"wrote {path}; run this again to compare with it", file=sys.stderr)
+        return EXIT_CLEAN
+    found = changed(path, ranks)
+    write_answer(map(line, found), terminal_for("auto"))
+    if found:
+        print(f"{path} says something else; give --force to write it again", file=sys.stderr)
+    return EXIT_FINDINGS if found else EXIT_CLEAN
+
+
+def _folder(job: PlanJob) -> Path:
+    stem = job.probe.name.rpartition("/")[2] if job.probe.module else job.probe.path.stem
+    return Path(f"{stem}-{'x'.join(map(str, job.mesh.shape))}-plan{SUFFIX}")
+
+
+def _job(args: argparse.Namespace) -> PlanJob:
+    """Read what was asked for, before torch is imported for it."""
+    from shardviz.live.plan.optimizers import Optimizer
+    from shardviz.live.plan.planning import PlanJob
+
+    probe = probe_files.find(args.probe)
+    probe_files.check_torch(probe)
+    mesh = mesh_for(probe, args.mesh)
+    optimizer = Optimizer(args.optimizer or "", args.state, args.master)
+    command = ("shardviz", *sys.argv[1:])
+    return PlanJob(probe, mesh, args.node, optimizer, _batch(args.batch), with_step=not args.no_step, command=command)
+
+
+def _batch(text: str | None) -> tuple[tuple[int, ...], str] | None:
+    if text is None:
+        return None
+    match = _BATCH.fullmatch(text)
+    if match is None:
+        raise ShardvizError(f"--batch {text!r} is not a shape", "write it as 64,8192 or 64,8192:int64")
+    return tuple(int(size) for size in re.split("[,x]", match[1])), match[2] or "float32"

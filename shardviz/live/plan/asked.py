@@ -1,0 +1,167 @@
+"""What one rank has of a probe's model: asked in a process of its own, in a world that does not exist."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.capture import Capture
+from shardviz.live.capture.locals import Local, local_tensors, unwrapped
+from shardviz.live.capture.pipeline_parts import PipelinePart
+from shardviz.live.compat import clean_name, fake_world, fsdp_units
+from shardviz.live.plan.building import sharded, size_of, unsharded
+from shardviz.live.plan.optimizers import states
+from shardviz.live.plan.step import planned_step
+from shardviz.live.step.step import gradients
+from shardviz.plan.records import PlanPart, UnitRecord
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import nn
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.plan.building import Built, EarlyModel, Means
+    from shardviz.live.plan.optimizers import Optimizer
+    from shardviz.live.plan.step import PlannedStep
+
+
+ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+MORE: tuple[Means, ...] = ("fakes", "values")
+"""How a model is built, in the order in which it is tried."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every rank.
+
+    Attributes:
+        probe: The probe's module.
+        build: The name of the function that builds the model.
+        mesh: The mesh of the plan.
+        optimizer: Whose state is planned.
+        early: The model, built before there were ranks.
+        batch: The shape and the element type of the batch; empty for the probe's own.
+        with_step: Whether a step is planned too.
+        double: Whether the model is planned in float64, as a probe runs.
+    """
+
+    probe: ModuleType
+    build: str
+    mesh: Mesh
+    optimizer: Optimizer
+    early: EarlyModel
+    batch: tuple[tuple[int, ...], str] | None = None
+    with_step: bool = True
+    double: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank has.
+
+    Attributes:
+        part: Its record.
+        how: How the model was built.
+        without_step: Why no step was planned; empty where one was, or none was asked for.
+    """
+
+    part: PlanPart
+    how: tuple[str, ...] = ()
+    without_step: str = ""
+
+
+def answer(question: Question, rank: int) -> Reply:
+    """Build and shard the model as a rank does, step it without values, and write down what there is."""
+    warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(1)
+    with fake_world(rank, question.mesh.size):
+        return _Rank(question, rank).reply()
+
+
+class _Rank:
+    """One rank that is asked."""
+
+    def __init__(self, question: Question, rank: int) -> None:
+        self.question = question
+        self.rank = rank
+        self.mesh = init_device_mesh("cpu", question.mesh.shape, mesh_dim_names=question.mesh.axes)
+        self.stages = PipelinePart(tuple(getattr(question.probe, "STAGE_AXES", ())))
+        self.capture = Capture(rank, question.mesh.size)
+        self.early = question.early.model
+        self.size = size_of(self.early)
+
+    def reply(self) -> Reply:
+        """Return what this rank has."""
+        built, step = self._built_and_stepped()
+        self.capture.add_mesh(self.mesh)
+        units = tuple(UnitRecord(name, size, stays) for name, size, stays in fsdp_units(unwrapped(built.model)))
+        self.capture.add_ties(built.model)
+        self._record(built, step if step is not None and not step.failed else None)
+        part = PlanPart(self.capture.record(), {}, units)
+        if step is not None:
+            if step.comms is not None:
+                self.capture.collectives += step.comms.records(self.question.mesh, self.rank)
+            self.capture.schedule += step.schedule
+            part = PlanPart(self.capture.record(), {}, units, step.saved, step.saved_peak)
+        return Reply(part, built.refused, step.failed if step is not None else "")
+
+    def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
+        """Build the model and step it; what cannot be stepped from the meta device may be by other means."""
+        built = self._sharded()
+        step = self._step(built)
+        if step is None or not step.failed or built.means != "meta":
+            return built, step
+        for means in ("fakes",) if step.reads_values else MORE:
+            with contextlib.suppress(ShardvizError):
+                other = self._sharded(means)
+                again = self._step(other)
+                if again is not None and not again.failed:
+                    return other, again
+                step = again or step
+        return self._sharded(), step  # a step that failed has left its model half done
+
+    def _sharded(self, *means: Means) -> Built:
+        early, self.early = self.early, None  # sharding changes it
+        return sharded(self._unsharded, self.question.probe.parallelize, self.mesh, means or ALL, self.size, early)
+
+    def _step(self, built: Built) -> PlannedStep | None:
+        ask = self.question
+        if not ask.with_step:
+            return None
+        return planned_step(ask.probe, built, self.mesh, ask.mesh, ask.batch, double=ask.double)
+
+    def _unsharded(self) -> nn.Module:
+        return unsharded(self.question.probe, self.question.build, double=self.question.double)
+
+    def _record(self, built: Built, step: PlannedStep | None) -> None:
+        """Record the model, and what it has once it has been stepped."""
+        before = self._locals(built.model)
+        for local in before:
+            self.capture.add_values(_without_values(local), "initial")
+        grads = gradients(self._locals(built.model)) if step is not None else _expected(built.model, before)
+        of_optimizer = states(self.question, built, self.mesh, before, grads, step)
+        for local in [*grads, *of_optimizer]:
+            self.capture.add_values(_without_values(local), "step")
+
+    def _locals(self, model: nn.Module) -> list[Local]:
+        return self.stages.own(local_tensors(unwrapped(model), self.question.mesh))
+
+
+def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
+    """Return gradients as a step leaves them where nothing is special: each as its parameter."""
+    frozen = {clean_name(name) for name, param in unwrapped(model).named_parameters() if not param.requires_grad}
+    return [replace(one, role="grad") for one in locals_ if one.role == "param" and one.name not in frozen]
+
+
+def _without_values(local: Local) -> Local:
+    """Return a tensor of which there are only shapes and an element type."""
+    values = torch.empty(local.values.shape, dtype=local.values.dtype, device="meta")
+    return replace(local, values=values, grad=None)

@@ -1,0 +1,147 @@
+"""Build a probe's model and shard it without values where that works, and as little with them as it takes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import distributed, nn
+
+from shardviz.errors import ProbeError
+from shardviz.live.compat import fake_mode
+from shardviz.live.plan.forks import one_line
+from shardviz.text import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+Means = Literal["meta", "fakes", "values"]
+"""On what a model is built: the meta device, tensors without memory that say they are on a device, or real ones."""
+
+MAX_VALUES = 1 << 28
+"""Bytes of a model that may be built with its values."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model that was built and sharded.
+
+    Attributes:
+        model: The sharded model.
+        means: How.
+        mode: The mode in which its tensors live; None unless they are fakes.
+        refused: Why no means with less memory worked, a line each.
+    """
+
+    model: nn.Module
+    means: Means
+    mode: Any = None
+    refused: tuple[str, ...] = ()
+
+
+def unsharded(probe: ModuleType, build: str, *, double: bool = False) -> nn.Module:
+    """Build a probe's model.
+
+    Raises:
+        ProbeError: It is not a module.
+    """
+    torch.manual_seed(0)
+    model = getattr(probe, build)()
+    if not isinstance(model, nn.Module):
+        raise ProbeError(f"{build}() returned {type(model).__name__}", "return a torch.nn.Module")
+    return model.double() if double else model
+
+
+class EarlyModel:
+    """A model on the meta device that was built before there were any ranks, once for all of them.
+
+    Args:
+        build: Builds it.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self.model: nn.Module | None = None
+        with _asked_for_ranks() as asked, contextlib.suppress(Exception), torch.device("meta"):
+            model = build()
+            self.model = None if asked else model
+
+
+@contextlib.contextmanager
+def _asked_for_ranks() -> Iterator[list[bool]]:
+    """Note whether code asks whether there are ranks, so that what it builds may depend on the answer."""
+    asked: list[bool] = []
+    before = distributed.is_initialized
+
+    def is_initialized() -> bool:
+        asked.append(True)
+        return before()
+
+    distributed.is_initialized = is_initialized
+    try:
+        yield asked
+    finally:
+        distributed.is_initialized = before
+
+
+def sharded(
+    build: Callable[[], nn.Module],
+    parallelize: Callable[[nn.Module, DeviceMesh], Any],
+    mesh: DeviceMesh,
+    means: Sequence[Means],
+    size: int,
+    early: nn.Module | None = None,
+) -> Built:
+    """Build and shard a model by the first means that works.
+
+    Args:
+        build: Builds the unsharded model.
+        parallelize: Shards it on this rank.
+        mesh: The mesh.
+        means: What to try.
+        size: Bytes of the unsharded model; 0 where that is not known.
+        early: The model on the meta device, if it was built already.
+
+    Raises:
+        ProbeError: No means works.
+    """
+    refused: list[str] = []
+    for one in means:
+        mode = fake_mode() if one == "fakes" else None
+        if one == "values" and size > MAX_VALUES:
+            limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
+            raise ProbeError("; ".join((*refused, limit)), "make what it calls work on the meta device")
+        call = "build()"
+        try:
+            with mode or contextlib.nullcontext():
+                model = _built(build, one, early)
+                call = "parallelize()"
+                returned = parallelize(model, mesh)
+            return Built(model if returned is None else returned, one, mode, tuple(refused))
+        except ProbeError:
+            raise
+        except Exception as error:
+            on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
+            refused.append(f"{call} {on} raised {one_line(error)}")
+    raise ProbeError(refused[-1], "call build() and parallelize() by hand: the traceback shows where")
+
+
+def _built(build: Callable[[], nn.Module], means: str, early: nn.Module | None) -> nn.Module:
+    """Build a model, on the meta device if that is how; what `parallelize` makes for itself has values."""
+    if means != "meta":
+        return build()
+    if early is not None:
+        return early
+    with torch.device("meta"):
+        return build()
+
+
+def size_of(model: nn.Module | None) -> int:
+    """Return the bytes of a model's tensors; 0 where there is none."""
+    if model is None:
+        return 0
+    return sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))

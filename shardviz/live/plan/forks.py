@@ -1,0 +1,110 @@
+"""Ask ranks one after the other: each is a fork of this process, so that none leaves anything behind for the next."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shardviz.errors import RankError, ShardvizError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+Answer = TypeVar("Answer")
+
+MOST_AT_ONCE = 2
+"""Forks that run at a time, where there are as many cores: each may hold a whole model's tensors without values."""
+
+WAIT = 600.0
+"""Seconds after which no answer will come."""
+
+
+@dataclass(frozen=True)
+class _Asked(Generic[Answer]):
+    """A rank that is being asked."""
+
+    process: BaseProcess
+    answers: Connection
+
+
+def ask(ranks: Iterable[int], work: Callable[[int], Answer]) -> dict[int, Answer]:
+    """Return what `work(rank)` returns for every rank, each in a fork of its own.
+
+    Raises:
+        ShardvizError: What a rank raised; any other exception becomes a `RankError` with its last line.
+    """
+    waiting = list(dict.fromkeys(ranks))
+    found: dict[int, Answer] = {}
+    running: dict[int, _Asked[Answer]] = {}
+    at_once = min(MOST_AT_ONCE, os.cpu_count() or 1)
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running[waiting[0]] = _begin(waiting[0], work)
+                waiting.pop(0)
+            for rank in _ready(running):
+                found[rank] = _answer(rank, running.pop(rank))
+    finally:
+        for one in running.values():
+            one.process.kill()
+            one.process.join()
+    return found
+
+
+def _begin(rank: int, work: Callable[[int], Answer]) -> _Asked[Answer]:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = context.Process(target=_run, args=(rank, work, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return _Asked(process, ours)
+
+
+def _run(rank: int, work: Callable[[int], Answer], answers: Connection) -> None:
+    try:
+        answer: tuple[bool, object] = True, work(rank)
+    except ShardvizError as error:
+        answer = False, error
+    except Exception as error:
+        answer = False, RankError(f"rank {rank}: {one_line(error)}", "call it by hand: its traceback shows where")
+    answers.send_bytes(pickle.dumps(answer))
+    answers.close()
+
+
+def _ready(running: dict[int, _Asked[Answer]]) -> Iterator[int]:
+    ready = wait([one.answers for one in running.values()], timeout=WAIT)
+    if not ready:
+        ranks = ", ".join(map(str, running))
+        raise RankError(f"rank {ranks} has not answered for {WAIT:g} s", "plan a smaller model to see where it hangs")
+    yield from [rank for rank, one in running.items() if one.answers in ready]
+
+
+def _answer(rank: int, one: _Asked[Answer]) -> Answer:
+    try:
+        done, answer = pickle.loads(one.answers.recv_bytes())
+    except EOFError:
+        one.process.join()
+        raise RankError(
+            f"the process that planned rank {rank} died, exit code {one.process.exitcode}",
+            "-9 is the system's answer to too much memory: plan fewer layers, or on a larger machine",
+        ) from None
+    one.process.join()
+    if not done:
+        raise answer
+    found: Answer = answer
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's type and the first line of what it says."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,105 @@
+"""The state that an optimizer keeps of every parameter, without values: by rule, or from the probe's own optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.locals import unwrapped
+from shardviz.live.plan.forks import one_line
+from shardviz.live.step.observe import optimizer_states
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.plan.asked import Question
+    from shardviz.live.plan.building import Built
+    from shardviz.live.plan.step import PlannedStep
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "momentum": ("momentum_buffer",),
+    "none": (),
+}
+"""What each optimizer keeps, of the shape of the parameter."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer, as far as memory goes.
+
+    Attributes:
+        kind: A name in `KINDS`; empty for the probe's own, or Adam where it has none.
+        dtype: The element type of its state; empty for that of each parameter.
+        master: Whether it keeps a float32 copy of every parameter that is narrower.
+    """
+
+    kind: str = ""
+    dtype: str = ""
+    master: bool = False
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return an element type by its name.
+
+    Raises:
+        ShardvizError: torch has no such element type.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ShardvizError(f"torch has no element type {name!r}", "float32, bfloat16, float16, ...")
+    return found
+
+
+def states(
+    question: Question,
+    built: Built,
+    mesh: DeviceMesh,
+    params: Sequence[Local],
+    grads: Sequence[Local],
+    step: PlannedStep | None,
+) -> list[Local]:
+    """Return the state of every parameter that has a gradient.
+
+    Args:
+        question: Whose optimizer it is.
+        built: The model, with the gradients of a step if one was planned.
+        mesh: The mesh.
+        params: The model's parameters.
+        grads: Their gradients.
+        step: The step; None where none was planned.
+    """
+    wanted = question.optimizer
+    if not wanted.kind and hasattr(question.probe, "optimizer") and step is not None:
+        try:
+            with step.without_values:
+                own = question.probe.optimizer(built.model, mesh)
+                with step.comms or contextlib.nullcontext():
+                    own.step()
+                return optimizer_states(own, unwrapped(built.model), params)
+        except Exception as error:
+            step.notes.append(f"the optimizer's state is that of Adam: optimizer() raised {one_line(error)}")
+    return _by_rule(wanted, params, grads)
+
+
+def _by_rule(wanted: Optimizer, params: Sequence[Local], grads: Sequence[Local]) -> list[Local]:
+    trained = {grad.name for grad in grads}
+    found: list[Local] = []
+    for local in params:
+        if local.role != "param" or local.name not in trained:
+            continue
+        dtype = dtype_of(wanted.dtype) if wanted.dtype else local.values.dtype
+        kinds = [(kind, dtype) for kind in KINDS[wanted.kind or "adam"]]
+        if wanted.master and local.values.dtype.itemsize < torch.float32.itemsize:
+            kinds.append(("master", torch.float32))
+        for kind, of in kinds:
+            values = torch.empty(local.values.shape, dtype=of, device="meta")
+            found.append(replace(local, name=f"{local.name}.{kind}", role="optim", values=values, grad=None))
+    return found

@@ -1,0 +1,103 @@
+"""A whole plan: a probe's model on a mesh that nobody has, written as a dump."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.dump.records import SCHEMA, MeshRecord, RunRecord
+from shardviz.live.capture.intended import check_intended
+from shardviz.live.plan.asked import Question, answer
+from shardviz.live.plan.building import EarlyModel, unsharded
+from shardviz.live.plan.choosing import choose
+from shardviz.live.plan.forks import ask
+from shardviz.live.plan.optimizers import Optimizer
+from shardviz.live.probe import load_probe
+from shardviz.plan.records import PlanRecord
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.plan.asked import Reply
+    from shardviz.live.plan.choosing import Chosen
+    from shardviz.probe_files import Probe
+
+
+@dataclass(frozen=True)
+class PlanJob:
+    """What is planned.
+
+    Attributes:
+        probe: The probe.
+        mesh: The mesh.
+        node: GPUs of a node; 0 where nobody said.
+        optimizer: The optimizer whose state counts.
+        batch: Shape and element type of the batch; None for the probe's own.
+        with_step: Whether a step is planned.
+        double: Whether the model is planned in float64, as a probe runs.
+        command: The command line, for the record.
+    """
+
+    probe: Probe
+    mesh: Mesh
+    node: int = 0
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    batch: tuple[tuple[int, ...], str] | None = None
+    with_step: bool = True
+    double: bool = False
+    command: tuple[str, ...] = ()
+
+
+def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
+    """Plan a job, and return the two files of its dump.
+
+    Raises:
+        ShardvizError: The model cannot be built or sharded without ranks, or too many ranks differ.
+    """
+    begin = time.monotonic()
+    module = load_probe(job.probe.path, job.probe.build, job.probe.module)
+    expect = getattr(module, "expect", {})
+    check_intended(expect)
+    if hasattr(module, "check_mesh"):
+        module.check_mesh(job.mesh)
+    early = EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double))
+    question = Question(module, job.probe.build, job.mesh, job.optimizer, early, job.batch, job.with_step, job.double)
+
+    def asked(ranks: Sequence[int]) -> dict[int, Reply]:
+        return ask(ranks, lambda rank: answer(question, rank))
+
+    chosen = choose(job.mesh, asked, tuple(getattr(module, "STAGE_AXES", ())))
+    run_id = secrets.token_hex(8)
+    run = RunRecord(
+        schema=SCHEMA,
+        shardviz=version("shardviz"),
+        torch=version("torch"),
+        num_ranks=job.mesh.size,
+        command=job.command,
+        probe=job.probe.name,
+        mesh=MeshRecord(job.mesh.axes, job.mesh.shape, job.mesh.ranks),
+        intended=dict(expect),
+        run_id=run_id,
+    )
+    return run, _record(job, chosen, run_id, time.monotonic() - begin)
+
+
+def _record(job: PlanJob, chosen: Chosen, run_id: str, seconds: float) -> PlanRecord:
+    parts = tuple(
+        structs.replace(reply.part, at=at, record=structs.replace(reply.part.record, run_id=run_id, hostname=""))
+        for reply, at in chosen.parts
+    )
+    stands = f"{counted(chosen.asked, 'rank')} of {job.mesh.size:,} asked in {seconds:.1f} s"
+    apart = f"; the code tells ranks apart along {', '.join(chosen.axes)}" if chosen.axes else ""
+    notes = dict.fromkeys(line for reply, _ in chosen.parts for line in reply.how)
+    failed = next((reply.without_step for reply, _ in chosen.parts if reply.without_step), "")
+    if not job.with_step:
+        failed = "--no-step was given"
+    return PlanRecord(SCHEMA, parts, run_id, job.node, job.optimizer.kind, (stands + apart, *notes), failed)

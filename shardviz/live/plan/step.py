@@ -1,0 +1,124 @@
+"""One step of a planned model on tensors without values: its collectives, its schedule, and what it keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.errors import ShardvizError
+from shardviz.live.capture.locals import unwrapped
+from shardviz.live.compat import ddp_alone, fake_mode, pipelines_alone, quiet_redistribution, real_tensors
+from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.kept import Kept
+from shardviz.live.plan.optimizers import dtype_of
+from shardviz.live.step.observe import observed
+from shardviz.live.step.step import _passed, batch_axes, loss_of, own_batch, stages_of, whole_batch
+from shardviz.plan.records import SavedRecord
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.dump.records import StageRecord
+    from shardviz.layout.mesh import Mesh
+    from shardviz.live.plan.building import Built
+    from shardviz.live.step.comms import Comms
+
+OF_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
+"""What FakeTensorMode raises where code reads values, or the size of a result depends on them."""
+
+Shape = tuple[tuple[int, ...], str]
+"""Sizes and element type."""
+
+
+@dataclass
+class PlannedStep:
+    """What a step of one rank did.
+
+    Attributes:
+        failed: Why there was none; empty where there was.
+        reads_values: Whether that is because the model does what its values say.
+        comms: What it would have sent, as it was seen.
+        schedule: The passes of its stages.
+        saved: What its forward keeps for its backward, by module.
+        saved_peak: All of that.
+        without_values: The mode in which its tensors live.
+        notes: What could not be had.
+    """
+
+    failed: str = ""
+    reads_values: bool = False
+    comms: Comms | None = None
+    schedule: tuple[StageRecord, ...] = ()
+    saved: tuple[SavedRecord, ...] = ()
+    saved_peak: int = 0
+    without_values: Any = field(default_factory=contextlib.nullcontext)
+    notes: list[str] = field(default_factory=list)
+
+
+def planned_step(
+    probe: ModuleType, built: Built, device_mesh: DeviceMesh, mesh: Mesh, batch: Shape | None, *, double: bool
+) -> PlannedStep | None:
+    """Step a sharded model on tensors without values.
+
+    Args:
+        probe: The probe, for its batch and its step.
+        built: The model; one on the meta device gets tensors that say they are on a CPU.
+        device_mesh: The mesh, as torch's object.
+        mesh: The same.
+        batch: The batch's shape and element type; None for the probe's own.
+        double: Whether the batch is in float64.
+
+    Returns:
+        None where there is no batch to step on.
+    """
+    if batch is None and not hasattr(probe, "batch"):
+        return None
+    mode = contextlib.nullcontext() if built.means == "values" else built.mode or fake_mode()
+    try:
+        with mode, contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            if built.means == "meta":
+                built.model.to_empty(device="cpu")
+            return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
+    except ShardvizError as error:
+        return PlannedStep(error.message, reads_values=True)  # by other means it is no better
+    except Exception as error:
+        how = "with values" if built.means == "values" else "without values"
+        return PlannedStep(f"a step {how} raised {one_line(error)}", type(error).__name__ in OF_VALUES)
+
+
+def _stepped(
+    probe: ModuleType,
+    built: Built,
+    device_mesh: DeviceMesh,
+    mesh: Mesh,
+    batch: Shape | None,
+    mode: Any,
+    *,
+    double: bool,
+) -> PlannedStep:
+    model = built.model
+    axes = batch_axes(probe, mesh)
+    if batch is not None:
+        sizes, dtype = batch
+        whole: tuple[Any, ...] = (torch.zeros(sizes, dtype=dtype_of(dtype)),)
+    else:
+        whole = whole_batch(probe, axes, mesh, double=double)
+    own = own_batch(whole, axes, device_mesh)
+    with real_tensors():
+        stages = stages_of(probe, model, device_mesh)
+    torch.manual_seed(2)
+    kept = Kept(unwrapped(model), stages.values() or [unwrapped(model)])
+    ddp_alone(model)
+    with quiet_redistribution(), pipelines_alone(), observed(model, stages) as seen, kept:
+        if hasattr(probe, "step"):
+            probe.step(model, _passed(own), device_mesh)
+        else:
+            torch.autograd.backward(loss_of(probe, model, own))
+    saved = tuple(SavedRecord(name, size) for name, size in kept.most.items() if size)
+    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, kept.most.total(), mode)

@@ -1,0 +1,151 @@
+"""Bytes of a plan on every rank, by role: counted over the mesh at once, a layout at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.memory import under_way
+from shardviz.layout.dtypes import itemsize
+from shardviz.text import Fold
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.dump.records import Body, TensorRecord
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+    from shardviz.plan.ranks import PlannedPart, PlannedRanks
+
+ROLES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered")
+"""What takes memory, in the order of columns. Gathered is what FSDP has gathered at the worst moment."""
+
+OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor, or identical layers of it, on the ranks of a part.
+
+    Attributes:
+        name: Its name, or its folded names.
+        role: A name in `ROLES`.
+        body: What the rank that was asked has of it.
+        count: How many names of it take memory.
+        layout: What its placements claim; None for a plain tensor.
+        sizes: Elements of one of them on each rank of the part.
+    """
+
+    name: str
+    role: str
+    body: Body
+    count: int
+    layout: Layout | None
+    sizes: NDArray[np.int64]
+
+    @property
+    def bytes(self) -> NDArray[np.int64]:
+        """Bytes of all of them on each rank of the part."""
+        return self.sizes * (itemsize(self.body.dtype) * self.count)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """The bytes of a plan.
+
+    Attributes:
+        ranks: The plan's ranks.
+    """
+
+    ranks: PlannedRanks
+
+    @cached_property
+    def held(self) -> tuple[tuple[PlannedPart, tuple[Held, ...]], ...]:
+        """What every part has."""
+        return tuple((part, tuple(_held(part))) for part in self.ranks.parts)
+
+    @cached_property
+    def by_role(self) -> dict[str, NDArray[np.int64]]:
+        """Bytes on every rank of the mesh, by role."""
+        found = {role: np.zeros(len(self.ranks), np.int64) for role in ROLES}
+        for part, held in self.held:
+            ranks = np.array(part.ranks)
+            for one in held:
+                found[one.role][ranks] += one.bytes
+            found["activations"][ranks] += round(part.part.saved_peak * under_way(part.part.record.schedule))
+            found["gathered"][ranks] += gathered(part)
+        return found
+
+    @cached_property
+    def together(self) -> NDArray[np.int64]:
+        """Bytes on every rank of the mesh."""
+        total: NDArray[np.int64] = sum(self.by_role.values(), np.zeros(len(self.ranks), np.int64))
+        return total
+
+    @property
+    def fullest(self) -> int:
+        """The rank with most bytes."""
+        return int(self.together.argmax())
+
+    @property
+    def emptiest(self) -> int:
+        """The rank with fewest bytes."""
+        return int(self.together.argmin())
+
+
+def gathered(part: PlannedPart) -> int:
+    """Return what FSDP has gathered at most: units that stay gathered, the largest other one and the one after it."""
+    stays = sum(unit.bytes for unit in part.part.units if unit.stays)
+    others = [unit.bytes for unit in part.part.units if not unit.stays]
+    pairs = [sum(others[at : at + 2]) for at in range(len(others))]
+    return stays + max(pairs, default=0)
+
+
+def _held(part: PlannedPart) -> list[Held]:
+    record = part.part.record
+    tied = {name for group in record.tied for name in group[1:]}
+    found = []
+    for tensor in record.tensors:
+        body = record.bodies[tensor.body]
+        names = Fold(tensor.name, tensor.numbers, tensor.suffix).names()
+        count = len(names) if body.role != "param" else sum(name not in tied for name in names)
+        if body.role in OF and count:
+            found.append(_one(part, tensor, body, count))
+    return found
+
+
+def _one(part: PlannedPart, tensor: TensorRecord, body: Body, count: int) -> Held:
+    name = str(Fold(tensor.name, tensor.numbers, tensor.suffix))
+    layout = None if body.layout is None else part.layout(part.part.record.rank, body.layout)
+    return Held(name, OF[body.role], body, count, layout, _sizes(part, tensor.body, layout))
+
+
+def _sizes(part: PlannedPart, index: int, layout: Layout | None) -> NDArray[np.int64]:
+    body = part.part.record.bodies[index]
+    if layout is None:
+        return np.full(len(part.ranks), math.prod(body.local_shape), np.int64)
+    if any(rank not in layout.mesh for rank in part.ranks):
+        return np.array([math.prod(part.body(rank, index).local_shape) for rank in part.ranks], np.int64)
+    places = _places(layout.mesh)
+    sizes = _on_mesh(layout)[[places[rank] for rank in part.ranks]]
+    sizes[part.ranks.index(part.part.record.rank)] = math.prod(body.local_shape)
+    return sizes
+
+
+@lru_cache(maxsize=64)
+def _places(mesh: Mesh) -> dict[int, int]:
+    return {rank: place for place, rank in enumerate(mesh.ranks)}
+
+
+@lru_cache(maxsize=4096)
+def _on_mesh(layout: Layout) -> NDArray[np.int64]:
+    """Return the elements that every coordinate of a layout's mesh holds, in the order of its ranks."""
+    used = [axis in layout.split_axes for axis in layout.mesh.axes]
+    shape = [size if is_used else 1 for size, is_used in zip(layout.mesh.shape, used, strict=True)]
+    sizes = [layout.region(coord).size for coord in product(*map(range, shape))]
+    return np.broadcast_to(np.array(sizes, np.int64).reshape(shape), layout.mesh.shape).flatten()

@@ -1,0 +1,93 @@
+"""The table of meshes that fit: each row is what a plan of that mesh alone says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+from shardviz.picture.text.tables.table import table
+from shardviz.picture.text.terminal import DIM, line
+from shardviz.plan.amounts import Amounts
+from shardviz.plan.traffic import crossing
+from shardviz.text import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.text import Text
+
+    from shardviz.layout.mesh import Mesh
+    from shardviz.plan.ranks import PlannedRanks
+
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *(?P<unit>[KMGTP]?)(?P<binary>i?)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One mesh that was planned.
+
+    Attributes:
+        mesh: The mesh.
+        bytes: Bytes of the fullest rank.
+        crossing: Bytes that the busiest rank receives in groups that cross nodes.
+        failed: Why it was not planned; empty where it was.
+        without_step: Whether activations and collectives are not in it.
+    """
+
+    mesh: Mesh
+    bytes: int = 0
+    crossing: int = 0
+    failed: str = ""
+    without_step: bool = False
+
+
+def row_of(ranks: PlannedRanks) -> Row:
+    """Return a plan's row."""
+    amounts = Amounts(ranks)
+    without = not any(part.part.record.collectives for part in ranks.parts)
+    return Row(ranks.mesh, int(amounts.together.max()), crossing(ranks.plan, ranks.mesh), without_step=without)
+
+
+def bytes_of(text: str) -> int:
+    """Read a number of bytes: `80GB`, `79.6GiB`, `80G`.
+
+    Raises:
+        ShardvizError: It is not one.
+
+    Example:
+        >>> bytes_of("80GB"), bytes_of("1.5KiB")
+        (80000000000, 1536)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ShardvizError(f"--memory {text!r} is not a number of bytes", "write it as 80GB or 79GiB")
+    power = " KMGTP".index(match["unit"].upper() or " ")
+    return round(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
+
+
+def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
+    """Yield the meshes that fit, those that cross nodes least first, and then how many do not and why.
+
+    Args:
+        rows: The meshes that were planned.
+        memory: Bytes that a rank has; 0 where nobody said.
+    """
+    planned = [row for row in rows if not row.failed]
+    fits = sorted((row for row in planned if not memory or row.bytes <= memory), key=lambda r: (r.crossing, r.bytes))
+    cells = [[str(row.mesh), bytes_text(row.bytes), _crossing(row)] for row in fits]
+    if cells:
+        yield from table([["mesh", "fullest rank", "crosses nodes"], *cells])
+    large = [row for row in planned if row not in fits]
+    if large:
+        least = min(large, key=lambda row: row.bytes)
+        yield line(f"{counted(len(large), 'mesh')}{'es' if len(large) > 1 else ''} of more than {bytes_text(memory)}")
+        yield line((f"  the least is {bytes_text(least.bytes)} on {least.mesh}", DIM))
+    for row in rows:
+        if row.failed:
+            yield line((f"not planned: {row.mesh}: {row.failed}", DIM))
+
+
+def _crossing(row: Row) -> str:
+    return "not known" if row.without_step else bytes_text(row.crossing)

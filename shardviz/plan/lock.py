@@ -1,0 +1,149 @@
+"""A lockfile of layouts: a sorted text that a reviewer reads, one line for each folded tensor and kind of collective.
+
+    # shardviz layouts 1: mesh (fsdp=2, tp=4)
+    param up.weight: float32[24/tp/fsdp, 12], 144 bytes a rank
+    sent all_gather along fsdp, forward: 2 ranks, 324 bytes
+
+A line's name is all before its colon: two files are compared by it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.errors import ShardvizError
+from shardviz.layout.notation import write
+from shardviz.picture.text.tables.comms import groups_text
+from shardviz.plan.amounts import Amounts
+from shardviz.plan.traffic import sent
+from shardviz.text import bytes_text, natural_key, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.plan.amounts import Held
+    from shardviz.plan.ranks import PlannedRanks
+
+HEAD = "# shardviz layouts 1: mesh "
+
+_FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
+
+KINDS = {"parameters": "param", "buffers": "buffer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a lockfile.
+
+    Attributes:
+        name: What it is about.
+        text: What it says.
+        bytes: Bytes of the fullest rank that it is about.
+    """
+
+    name: str
+    text: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
+def lock_lines(ranks: PlannedRanks) -> list[Line]:
+    """Return the lines of a plan's lockfile, sorted."""
+    found: dict[str, Line] = {}
+    for _, held in Amounts(ranks).held:
+        for one in held:
+            if one.role in KINDS:
+                line = _of_tensor(one)
+                before = found.get(line.name)
+                found[line.name] = line if before is None or line.bytes > before.bytes else before
+    for each in sent(ranks.plan, ranks.mesh):
+        name = f"sent {each.op} {groups_text(each.axes)}, {each.when}"
+        if name not in found or each.received > found[name].bytes:
+            found[name] = Line(name, f"{each.size} ranks, {each.received} bytes", each.received)
+    return sorted(found.values(), key=lambda line: natural_key(line.name))
+
+
+def _of_tensor(one: Held) -> Line:
+    most = int(one.bytes.max())
+    layout = write(one.layout, one.body.dtype) if one.layout else f"{one.body.dtype}{list(one.body.shape)} plain"
+    return Line(f"{KINDS[one.role]} {printable(one.name)}", f"{layout}, {most} bytes a rank", most)
+
+
+def lock_text(ranks: PlannedRanks) -> str:
+    """Return a plan's lockfile."""
+    return "\n".join([f"{HEAD}{ranks.mesh}", *map(str, lock_lines(ranks)), ""])
+
+
+def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
+    """Read a lockfile: its mesh as text, and its lines by name.
+
+    Raises:
+        ShardvizError: It cannot be read, or is not a lockfile.
+    """
+    try:
+        first, *rest = path.read_text(encoding="utf-8").splitlines() or [""]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from error
+    if not first.startswith(HEAD):
+        raise ShardvizError(f"{path} is not a lockfile: it begins with {printable(first[:40])!r}", f"expected {HEAD!r}")
+    return first.removeprefix(HEAD), {line.name: line for line in map(_read_line, rest) if line is not None}
+
+
+def _read_line(text: str) -> Line | None:
+    name, colon, said = text.partition(": ")
+    if not colon or text.startswith("#"):
+        return None
+    count = said.rpartition(" bytes")[0].rpartition(" ")[2]
+    return Line(name, said, int(count) if count.isdigit() else 0)
+
+
+def layouts_of(path: Path) -> dict[str, str]:
+    """Return the layouts of a lockfile's parameters and buffers by name, as `assert_layout` takes them.
+
+    Raises:
+        ShardvizError: It cannot be read, or is not a lockfile.
+    """
+    found = {}
+    for line in read_lock(path)[1].values():
+        kind, _, name = line.name.partition(" ")
+        if kind in KINDS.values():
+            layout = line.text.rpartition(", ")[0].removesuffix(" plain")
+            found |= dict.fromkeys(_unfolded(name), layout)
+    return found
+
+
+def _unfolded(name: str) -> list[str]:
+    """Return the names that a folded one, `layers.[0-3,7].weight`, stands for."""
+    match = _FOLDED.fullmatch(name)
+    if match is None:
+        return [name]
+    spans = (span.partition("-") for span in match["numbers"].split(","))
+    numbers = (number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
+    return [f"{match['before']}{number}{match['after']}" for number in numbers]
+
+
+def changed(path: Path, ranks: PlannedRanks) -> list[str]:
+    """Return what differs between a lockfile and a plan, two lines for each change and its cost.
+
+    Raises:
+        ShardvizError: The lockfile cannot be read.
+    """
+    mesh, before = read_lock(path)
+    after = {line.name: line for line in lock_lines(ranks)}
+    found = [f"- mesh {mesh}", f"+ mesh {ranks.mesh}"] if mesh != str(ranks.mesh) else []
+    for name in sorted({*before, *after}, key=natural_key):
+        was, now = before.get(name), after.get(name)
+        if was is None or now is None or was.text != now.text:
+            found += [f"- {was}"] if was else []
+            found += [f"+ {now}{_cost(was, now)}"] if now else []
+    return found
+
+
+def _cost(was: Line | None, now: Line) -> str:
+    more = now.bytes - (was.bytes if was else 0)
+    what = "received" if now.name.startswith("sent ") else "a rank"
+    return f"  ({'+' if more > 0 else '-'}{bytes_text(abs(more))} {what})" if more else ""

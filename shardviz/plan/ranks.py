@@ -1,0 +1,139 @@
+"""The records of a plan's ranks, each made from its representative's when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.dump.records import MeshRecord, Position, RankRecord
+from shardviz.dump.validate import layout_of, mesh_of
+from shardviz.plan.places import mesh_for, ranks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.dump.records import Body
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.plan.records import PlanPart, PlanRecord
+
+
+class PlannedPart:
+    """What the ranks of one part of a plan have.
+
+    Args:
+        part: The part's record.
+        mesh: The plan's mesh.
+    """
+
+    def __init__(self, part: PlanPart, mesh: Mesh) -> None:
+        self.part = part
+        self.mesh = mesh
+        self._bodies: dict[tuple[int, Coord], Body] = {}
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that it stands for, rising."""
+        return ranks_of(self.part, self.mesh)
+
+    @cached_property
+    def _meshes(self) -> list[Mesh]:
+        return [mesh_of(record) for record in self.part.record.meshes]
+
+    @cached_property
+    def _layouts(self) -> list[Layout]:
+        """The layouts on the meshes of the rank that was asked, which most others share."""
+        return [_layout(record, self._meshes[record.mesh]) for record in self.part.record.layouts]
+
+    @cached_property
+    def _even(self) -> list[bool]:
+        return [_is_even(layout) for layout in self._layouts]
+
+    def layout(self, rank: int, index: int) -> Layout:
+        """Return one of the layouts that a rank claims."""
+        own = self._layouts[index]
+        if rank in own.mesh:
+            return own
+        return _layout(self.part.record.layouts[index], mesh_for(rank, own.mesh, self.part.record.rank, self.mesh))
+
+    def body(self, rank: int, index: int) -> Body:
+        """Return one of a rank's bodies, with the shape of the rank's own part."""
+        body = self.part.record.bodies[index]
+        if body.layout is None or rank == self.part.record.rank or self._even[body.layout]:
+            return body
+        layout = self.layout(rank, body.layout)
+        if rank not in layout.mesh:
+            return body
+        coord = layout.mesh.coord_of(rank)
+        if (index, coord) not in self._bodies:
+            shape = layout.region(coord).shape
+            self._bodies[index, coord] = body if shape == body.local_shape else structs.replace(body, local_shape=shape)
+        return self._bodies[index, coord]
+
+    def record(self, rank: int) -> RankRecord:
+        """Return a rank's record."""
+        own = self.part.record
+        if rank == own.rank:
+            return own
+        meshes = [mesh_for(rank, mesh, own.rank, self.mesh) for mesh in self._meshes]
+        positions = [Position(index, at, at) for index, mesh in enumerate(meshes) for at in _coord(mesh, rank)]
+        return structs.replace(
+            own,
+            rank=rank,
+            meshes=tuple(MeshRecord(mesh.axes, mesh.shape, mesh.ranks) for mesh in meshes),
+            positions=tuple(positions),
+            bodies=tuple(self.body(rank, index) for index in range(len(own.bodies))),
+        )
+
+
+def _is_even(layout: Layout) -> bool:
+    """Whether every part of a tensor has the same shape."""
+    sizes = dict(zip(layout.mesh.axes, layout.mesh.shape, strict=True))
+    parts = [prod(sizes.get(link, 1) if isinstance(link, str) else link for link in one) for one in layout.chains]
+    return layout.flat is None and not any(size % by for size, by in zip(layout.shape, parts, strict=True))
+
+
+@lru_cache(maxsize=1 << 14)
+def _layout(record: object, mesh: Mesh) -> Layout:
+    return layout_of(record, mesh)  # type: ignore[arg-type]
+
+
+def _coord(mesh: Mesh, rank: int) -> Iterator[Coord]:
+    if rank in mesh:
+        yield mesh.coord_of(rank)
+
+
+class PlannedRanks(Mapping[int, RankRecord]):
+    """The records of all ranks of a plan, made when they are asked for.
+
+    Args:
+        plan: The plan.
+        mesh: Its mesh.
+    """
+
+    def __init__(self, plan: PlanRecord, mesh: Mesh) -> None:
+        self.plan = plan
+        self.mesh = mesh
+        self.parts = tuple(PlannedPart(part, mesh) for part in plan.parts)
+        self._part_of = {rank: part for part in self.parts for rank in part.ranks}
+        self._sorted = tuple(sorted(self._part_of))
+
+    def __getitem__(self, rank: int) -> RankRecord:
+        return self._part_of[rank].record(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sorted)
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._part_of
+
+    def part_of(self, rank: int) -> PlannedPart:
+        """Return the part that a rank belongs to."""
+        return self._part_of[rank]

@@ -1,0 +1,76 @@
+"""The content of a plan's file: what representative ranks have, and which ranks each of them stands for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shardviz.dump.records import Count, RankRecord, Record, RunId
+
+
+class UnitRecord(Record, frozen=True):
+    """Parameters that FSDP gathers together, as one rank gathers them.
+
+    Attributes:
+        name: The module that was wrapped; empty for the model itself.
+        bytes: Bytes of the gathered parameters, in the element type in which they are gathered.
+        stays: Whether they stay gathered from their forward to their backward.
+    """
+
+    name: str
+    bytes: Count
+    stays: bool = False
+
+
+class SavedRecord(Record, frozen=True):
+    """What autograd keeps of a module's forward for its backward, on one rank.
+
+    Attributes:
+        module: The module that ran; empty for the model itself.
+        bytes: Bytes of the tensors that are neither weights nor kept for another module before it.
+    """
+
+    module: str
+    bytes: Count
+
+
+class PlanPart(Record, frozen=True):
+    """One rank that was asked, and the ranks that it stands for.
+
+    Attributes:
+        record: What that rank has. Other ranks have the same, each with its own part of what the placements split.
+        at: Positions along the mesh axes of the ranks that it stands for; along an axis that is not here, all of them.
+        units: What FSDP gathers.
+        saved: What a step keeps for its backward; empty where no step was planned.
+        saved_peak: The most bytes that are kept for backward at once.
+    """
+
+    record: RankRecord
+    at: dict[str, Annotated[tuple[Count, ...], Meta(min_length=1)]] = msgspec.field(default_factory=dict)
+    units: tuple[UnitRecord, ...] = ()
+    saved: tuple[SavedRecord, ...] = ()
+    saved_peak: Count = 0
+
+
+class PlanRecord(Record, frozen=True):
+    """`plan.json`: the ranks that were asked, and how.
+
+    Attributes:
+        schema: The version of the format.
+        parts: One for each kind of rank.
+        run_id: That of its run.
+        node: GPUs of a node; 0 where nobody said.
+        optimizer: What the optimizer state is that of: `adam`, `sgd`, `none`, or a class that the probe uses.
+        how: How the model was built, and how long that took, a sentence each.
+        without_step: Why no step was planned; empty where one was.
+    """
+
+    schema: Count
+    parts: Annotated[tuple[PlanPart, ...], Meta(min_length=1)]
+    run_id: RunId = ""
+    node: Count = 0
+    optimizer: str = ""
+    how: tuple[str, ...] = ()
+    without_step: str = ""

@@ -1,0 +1,93 @@
+"""What a plan's layouts leave uneven, empty, or whole where it could be split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.layout.dtypes import itemsize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.plan.amounts import Amounts, Held
+
+LARGE = 0.01
+"""A tensor is large from this part of the parameters of the fullest rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A parameter of which ranks have parts of different sizes.
+
+    Attributes:
+        held: The parameter.
+        least: Elements of the smallest part.
+        most: Elements of the largest part.
+        empty: How many ranks have none.
+        ranks: How many ranks have the parameter.
+    """
+
+    held: Held
+    least: int
+    most: int
+    empty: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A large parameter of which every rank along an axis has a copy, though other parameters are split over it.
+
+    Attributes:
+        held: The parameter.
+        axis: The axis.
+        size: Ranks along it.
+        saved: Bytes that a rank would save, with gradient and optimizer state.
+    """
+
+    held: Held
+    axis: str
+    size: int
+    saved: int
+
+
+def uneven(amounts: Amounts) -> Iterator[Uneven]:
+    """Yield the parameters of which ranks have parts of different sizes, the emptiest first."""
+    found = []
+    for _, held in amounts.held:
+        for one in held:
+            least, most = int(one.sizes.min()), int(one.sizes.max())
+            if one.role == "parameters" and least < most:
+                found.append(Uneven(one, least, most, int((one.sizes == 0).sum()), len(one.sizes)))
+    yield from sorted(found, key=lambda one: (-one.empty / one.ranks, -(one.most - one.least)))
+
+
+def whole(amounts: Amounts) -> Iterator[Whole]:
+    """Yield large parameters that could be split over an axis that splits others, those that would save most first."""
+    most = int(amounts.by_role["parameters"].max())
+    found = []
+    for _, held in amounts.held:
+        params = [one for one in held if one.role == "parameters" and one.layout is not None]
+        used = {axis for one in params if one.layout for axis in one.layout.split_axes}
+        for one in params:
+            found += [other for other in _copied(one, held, used) if int(one.bytes.max()) >= LARGE * most]
+    yield from sorted(found, key=lambda one: -one.saved)
+
+
+def _copied(one: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole]:
+    assert one.layout is not None
+    for axis in one.layout.replicate_axes:
+        size = one.layout.mesh.axis_size(axis)
+        if size > 1 and axis in used and any(dim >= size for dim in one.body.local_shape):
+            yield Whole(one, axis, size, _with_state(one, held) * (size - 1) // size)
+
+
+def _with_state(one: Held, held: tuple[Held, ...]) -> int:
+    """Return the bytes on the fullest rank of a parameter, its gradient and what the optimizer keeps of it."""
+    after = [other for other in held if other.role in ("gradients", "optimizer") and _is_of(other, one)]
+    return sum(int(other.sizes.max()) * itemsize(other.body.dtype) * other.count for other in (one, *after))
+
+
+def _is_of(state: Held, one: Held) -> bool:
+    return state.name == one.name or (state.role == "optimizer" and state.name.rpartition(".")[0] == one.name)

@@ -1,0 +1,78 @@
+"""A plan's tensors over all ranks: the shards of any rank are worked out when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shardviz.dump.dump import Shard, Tensor
+from shardviz.text import Fold, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.plan.ranks import PlannedPart, PlannedRanks
+
+Bodies = tuple[tuple[int, int], ...]
+"""For every part that has a tensor, its number among the parts, and that of the tensor's body in it."""
+
+Place = tuple[str, str]
+"""Role and moment."""
+
+
+class PlannedShards(Mapping[int, Shard]):
+    """The shards of one tensor on all ranks of some parts.
+
+    Args:
+        bodies: For every part that has the tensor, the number of its body.
+    """
+
+    def __init__(self, bodies: list[tuple[PlannedPart, int]]) -> None:
+        self._bodies = bodies
+        self._by_rank: dict[int, tuple[PlannedPart, int]] | None = None
+
+    def __getitem__(self, rank: int) -> Shard:
+        part, index = self._found(rank)
+        body = part.body(rank, index)
+        return Shard(rank, body, None if body.layout is None else part.layout(rank, body.layout))
+
+    def __iter__(self) -> Iterator[int]:
+        if len(self._bodies) == 1:
+            return iter(self._bodies[0][0].ranks)
+        return iter(sorted(rank for part, _ in self._bodies for rank in part.ranks))
+
+    def __len__(self) -> int:
+        return sum(len(part.ranks) for part, _ in self._bodies)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._places
+
+    @property
+    def _places(self) -> dict[int, tuple[PlannedPart, int]]:
+        if self._by_rank is None:
+            self._by_rank = {rank: (part, index) for part, index in self._bodies for rank in part.ranks}
+        return self._by_rank
+
+    def _found(self, rank: int) -> tuple[PlannedPart, int]:
+        return self._places[rank]
+
+
+def tensors_of(ranks: PlannedRanks) -> list[Tensor]:
+    """Return every tensor of a plan; names that all parts have with the same bodies are folded."""
+    found: list[Tensor] = []
+    for folded, (_, bodies) in fold(_keyed(ranks)):
+        parts = [(ranks.parts[number], index) for number, index in bodies]
+        first = parts[0][0].part.record.bodies[parts[0][1]]
+        found.append(Tensor(folded, first.role, first.moment, PlannedShards(parts)))
+    return found
+
+
+def _keyed(ranks: PlannedRanks) -> Iterator[tuple[str, tuple[Place, Bodies]]]:
+    by_name: dict[tuple[str, Place], list[tuple[int, int]]] = {}
+    for number, part in enumerate(ranks.parts):
+        for tensor in part.part.record.tensors:
+            body = part.part.record.bodies[tensor.body]
+            for name in Fold(tensor.name, tensor.numbers, tensor.suffix).names():
+                by_name.setdefault((name, (body.role, body.moment)), []).append((number, tensor.body))
+    for (name, place), bodies in by_name.items():
+        yield name, (place, tuple(bodies))

@@ -1,0 +1,95 @@
+"""What a plan's step sends: collectives by axes, and which of their groups cross from node to node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.dump.comms import received
+from shardviz.text import cut
+
+if TYPE_CHECKING:
+    from shardviz.layout.mesh import Mesh
+    from shardviz.plan.records import PlanPart, PlanRecord
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The collectives of one kind along some axes in one pass, on the busiest of the ranks that were asked.
+
+    Attributes:
+        axes: The axes that its groups run along.
+        op: What it is.
+        when: When it runs.
+        count: How many there are.
+        bytes: What they are about, together.
+        received: Bytes that a rank receives.
+        size: Ranks of a group.
+        nodes: How many nodes a group spans; 0 where nobody said how large a node is.
+        modules: The modules that call it, numbers left out.
+    """
+
+    axes: Axes
+    op: str
+    when: str
+    count: int
+    bytes: int
+    received: int
+    size: int
+    nodes: int
+    modules: tuple[str, ...]
+
+
+def sent(plan: PlanRecord, mesh: Mesh) -> list[Sent]:
+    """Return what a step sends, along the innermost axes first."""
+    found: dict[tuple[Axes, str, str, int], Sent] = {}
+    for part in plan.parts:
+        for key, one in _of_part(part, mesh, plan.node).items():
+            if key not in found or one.received > found[key].received:
+                found[key] = one
+    return sorted(found.values(), key=lambda one: (one.nodes, one.axes, -one.received))
+
+
+def crossing(plan: PlanRecord, mesh: Mesh) -> int:
+    """Return the bytes that the busiest rank receives in groups that span more than one node."""
+    most = 0
+    for part in plan.parts:
+        own = _of_part(part, mesh, plan.node).values()
+        most = max(most, sum(one.received for one in own if one.nodes > 1))
+    return most
+
+
+def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[tuple[Axes, str, str, int], Sent]:
+    found: dict[tuple[Axes, str, str, int], Sent] = {}
+    for one in part.record.collectives:
+        key = (one.axes, one.op, one.when, one.size)
+        before = found.get(key)
+        kind = _kind(one.module)
+        modules = before.modules if before else ()
+        found[key] = Sent(
+            one.axes,
+            one.op,
+            one.when,
+            one.count + (before.count if before else 0),
+            one.bytes + (before.bytes if before else 0),
+            received(one) + (before.received if before else 0),
+            one.size,
+            nodes_of(mesh, one.axes, part.record.rank, node),
+            modules if kind in modules else (*modules, kind),
+        )
+    return found
+
+
+def _kind(module: str) -> str:
+    """Return a module's name with a star for its first number: layers are alike."""
+    before, number, after = cut(module)
+    return module if number is None else f"{before}*{after}"
+
+
+def nodes_of(mesh: Mesh, axes: Axes, rank: int, node: int) -> int:
+    """Return how many nodes a rank's group along some axes spans, ranks being laid on nodes in their order."""
+    if not node or not axes:
+        return 0
+    return len({one // node for one in mesh.group_of(rank, *axes)})

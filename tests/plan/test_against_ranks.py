@@ -1,0 +1,66 @@
+"""A plan beside real gloo ranks: the same layouts, the same bytes, the same collectives, to the byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz import probe_files
+from shardviz.commands.probe import mesh_for
+from shardviz.dump.read import read_files
+from shardviz.dump.write import prepare_folder, write_plan, write_run
+from shardviz.live.job import ProbeJob
+from shardviz.live.plan.planning import PlanJob, plan
+from tests.lanes import at_night
+from tests.plan.agreeing import differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.dump.read import DumpFiles
+
+DAILY = ("tp_fsdp", "fsdp1_full_shard", "pp_gpipe")
+"""One of each kind: DTensors, flat parameters, ranks that differ. The nightly lane has the others."""
+
+NEEDS_GPUS = ("dataparallel",)
+
+READS_VALUES = ("ep", "ep_fsdp")
+"""Probes whose step does what its values say: where tokens go."""
+
+OTHER_MESHES = {"fsdp": "7", "tp_fsdp": "2,5", "tp_sequence": "5", "hsdp": "2,3", "pp_interleaved": "3"}
+
+
+def planned(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
+    """Return what a plan of a probe says, in float64 as the probe runs."""
+    probe = probe_files.find(name)
+    run, record = plan(PlanJob(probe, mesh_for(probe, mesh_text), double=True))
+    assert bool(record.without_step) == (name in READS_VALUES), record.without_step
+    prepare_folder(folder)
+    write_run(folder, run)
+    write_plan(folder, record)
+    return read_files(folder)
+
+
+def ran(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
+    """Return what real ranks wrote."""
+    probe = probe_files.find(name)
+    ProbeJob.of(probe, mesh_for(probe, mesh_text), prepare_folder(folder)).launch()
+    return read_files(folder)
+
+
+def _names() -> list[object]:
+    shipped = [one.name for one in probe_files.shipped() if not one.name.startswith("plans/")]
+    return [*DAILY, *at_night(name for name in shipped if name not in (*DAILY, *NEEDS_GPUS))]
+
+
+@pytest.mark.parametrize("name", _names())
+def test_layouts_bytes_and_collectives_are_those_of_real_ranks(name: str, tmp_path: Path) -> None:
+    real, other = ran(name, None, tmp_path / "real"), planned(name, None, tmp_path / "plan")
+    assert list(differences(real, other, with_step=name not in READS_VALUES)) == []
+
+
+@pytest.mark.parametrize(("name", "mesh"), at_night(OTHER_MESHES.items()))
+def test_so_they_are_where_parts_are_uneven(name: str, mesh: str, tmp_path: Path) -> None:
+    real, other = ran(name, mesh, tmp_path / "real"), planned(name, mesh, tmp_path / "plan")
+    assert list(differences(real, other, with_step=True)) == []

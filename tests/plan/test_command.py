@@ -1,0 +1,130 @@
+"""`shardviz plan` as its users meet it: the report, the dump that other verbs open, the lockfile, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardviz.cli import main
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+
+HEAD = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+AXES = ("dp",)
+MESH = (4,)
+BATCH_AXES = ("dp",)
+def build(): return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def batch(): return torch.randn(8, 8)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(HEAD)
+    return path
+
+
+def printed(capfd: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
+    """Return what a command prints."""
+    assert main(args) == code
+    out, err = capfd.readouterr()
+    return out if code < 2 else err
+
+
+def test_a_plan_says_what_ranks_hold_and_what_crosses_nodes(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, "plan", str(mine), "--mesh", "16", "--node", "8", "--batch", "16,8")
+    assert "16 ranks, 2 nodes of 8" in text
+    assert "parameters" in text
+    assert "all_gather along dp" in text
+    assert "groups that cross nodes of 8" in text
+    assert "2 parameters in uneven parts" in text  # 8 rows for 16 ranks
+    assert "1.bias [8/dp]: 0 to 1 elements, 8 of 16 ranks have none" in text
+
+
+def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "-o", "p.shardviz")
+    assert sorted(path.name for path in Path("p.shardviz").iterdir()) == ["plan.json", "run.json"]
+    assert "float32[16/dp, 8]" in printed(capfd, "show", "p.shardviz")
+    assert "[12:16, 0:8]" in printed(capfd, "show", "p.shardviz", "0.weight")
+    assert "rank 3" in printed(capfd, "show", "p.shardviz", "--memory")
+    assert "all_gather" in printed(capfd, "show", "p.shardviz", "--comms")
+    assert printed(capfd, "diff", "p.shardviz", "p.shardviz")
+    printed(capfd, "show", "p.shardviz", "-o", "p.html")
+    assert "<svg" in Path("p.html").read_text()
+    assert "nothing was checked" in printed(capfd, "check", "p.shardviz", code=2)
+
+
+def test_a_plan_is_compared_with_what_its_author_expects(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(HEAD + 'expect = {"*.weight": "[*, */dp]"}\n')
+    printed(capfd, "plan", str(mine), "-o", "p.shardviz")
+    text = printed(capfd, "check", "p.shardviz", code=1)
+    assert "its planned layout is float32[16/dp, 8]" in text.replace("\n", " ") or "its planned layout is" in text
+    mine.write_text(HEAD + 'expect = {"*.weight": "[*/dp, *]"}\n')
+    printed(capfd, "plan", str(mine), "-o", "p.shardviz", "--force")
+    assert "its layout is the intended one" in printed(capfd, "check", "p.shardviz")
+
+
+def test_a_lockfile_shows_what_changed_and_what_it_costs(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--lock", "layouts.lock")
+    assert "param 0.weight: float32[16/dp, 8], 128 bytes a rank" in Path("layouts.lock").read_text()
+    assert printed(capfd, "plan", str(mine), "--lock", "layouts.lock") == ""
+    mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", "fully_shard(model[0], mesh=mesh)"))
+    text = printed(capfd, "plan", str(mine), "--lock", "layouts.lock", code=1)
+    assert "+ param 1.weight: float32[8, 16] plain, 512 bytes a rank  (+384 B a rank)" in text
+    assert "0.weight" not in text
+
+
+def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(HEAD + "def loss(model, x): return model(x).sum() * float(x.sum().item())\n")
+    text = printed(capfd, "plan", str(mine))
+    assert "planned without activations and collectives: a step without values raised DataDependent" in text
+    assert "parameters" in text
+
+
+def test_a_batch_of_too_few_rows_is_said_and_the_rest_is_planned(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = printed(capfd, "plan", str(mine), "--mesh", "16")
+    assert "planned without activations and collectives: the batch has 8 rows for 16 ranks" in text
+    assert "parameters" in text
+
+
+def test_code_that_raises_is_named_in_one_line(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", "raise KeyError('gone')"))
+    text = printed(capfd, "plan", str(mine), code=2)
+    assert "parallelize() with values raised KeyError: 'gone'" in text
+    assert "Traceback" not in text
+
+
+def test_ranks_that_the_code_tells_apart_are_all_asked(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(
+        HEAD + "import torch.distributed as dist\ndef parallelize(model, mesh): return model[dist.get_rank() % 2]\n"
+    )
+    printed(capfd, "plan", str(mine), "--no-step", "-o", "p.shardviz")
+    dump = dump_of(read_files("p.shardviz"))
+    shapes = {rank: shard.body.local_shape for rank, shard in dump.by_name("initial", "param")["weight"].shards.items()}
+    assert shapes == {0: (16, 8), 1: (8, 16), 2: (16, 8), 3: (8, 16)}
+
+
+@pytest.mark.parametrize("text", ["64x", "a", "-1"])
+def test_a_batch_that_is_not_a_shape_is_refused(text: str, mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "is not a shape" in printed(capfd, "plan", str(mine), f"--batch={text}", code=2)
+
+
+def test_an_optimizers_state_counts_in_the_element_type_asked(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = HEAD.replace("nn.Linear(16, 8))", "nn.Linear(16, 8)).bfloat16()")
+    mine.write_text(text.replace("torch.randn(8, 8)", "torch.randn(8, 8).bfloat16()"))
+    whole = 2 * 128 + 16 + 8
+    for options, width in (((), 4), (("--state", "float32"), 8), (("--state", "float32", "--master"), 12)):
+        printed(capfd, "plan", str(mine), "-o", "p.shardviz", "--force", *options)
+        dump = dump_of(read_files("p.shardviz"))
+        shards = [shard.body for one in dump.at("step") if one.role == "optim" for shard in one.shards.values()]
+        sizes = {"bfloat16": 2, "float32": 4}
+        held = sum(body.local_shape[0] * (body.local_shape[1:] or (1,))[0] * sizes[body.dtype] for body in shards)
+        assert held == whole * width
