@@ -147,7 +147,8 @@ def _kinds(kind: type) -> set[type]:
     """Return a class and all that are derived from it."""
     found, seen = [kind], {kind}
     for one in found:
-        for other in one.__subclasses__():
+        derived: list[type] = type.__subclasses__(one)
+        for other in derived:
             if other not in seen:
                 seen.add(other)
                 found.append(other)
