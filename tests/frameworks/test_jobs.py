@@ -54,6 +54,17 @@ def test_a_plan_that_labels_fused_experts_as_one_dim_is_named(tmp_path):
     assert (finding.kind, finding.claimed, finding.held) == ("misordered", "[4, 256/tp, 64]", "[4, 256/2/tp, 64]")
 
 
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("wrong",), 1)])
+def test_transformers_own_loader_is_checked_by_a_stamped_copy(tmp_path, words, code):
+    pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[frameworks]'")
+    ran = run(tmp_path, "transformers_tp.py", *words, options=["--stamp"])
+    assert ran.returncode == code, ran.stderr
+    assert "41 tensors stamped" in ran.stderr
+    assert not_in_order(tmp_path) == {
+        ("misordered", f"model.layers.{layer}.mlp.experts.gate_up_proj") for layer in range(2 * code)
+    }
+
+
 def test_copies_under_the_trainer_are_in_order(tmp_path):
     pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[frameworks]'")
     ran = run(tmp_path, "trainer.py")

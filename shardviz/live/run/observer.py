@@ -154,7 +154,9 @@ class Observer:
         self._look_again()
 
     def saving(self, what: str) -> None:
-        """End the job before it saves, and capture before what was not captured yet."""
+        """End a job that has loaded stamped values before it saves; first capture what was not captured yet."""
+        if self.stamped is None or not self.stamped.is_used_by_any:
+            return
         if distributed.is_initialized():
             quietly("a save", self._take_all)
         end_stamped(self, f"before {what}")

@@ -111,6 +111,17 @@ def test_a_converter_is_captured_and_ended_before_it_saves(tmp_path, weights, sa
 
 
 @nightly
+def test_what_is_saved_before_the_load_is_the_jobs_own(tmp_path, weights):
+    first = "torch.save({'kept': torch.ones(2)}, f'kept-{rank}.pt')\nsave_file({'w': torch.ones(2)}, f'kept-{rank}')\n"
+    ran = run(tmp_path, ON_META + first + LOADERS["load_file"] + TRAIN_AND_SAVE, "--stamp")
+    assert ran.code == 0, ran.err + ran.out
+    assert "all 6 tensors are in order" in ran.out
+    assert torch.load(tmp_path / "kept-1.pt")["kept"].tolist() == [1, 1]
+    assert load_file(tmp_path / "kept-0")["w"].tolist() == [1, 1]
+    assert not (tmp_path / "saved.pt").exists()
+
+
+@nightly
 def test_a_rank_that_saves_alone_ends_the_job(tmp_path, weights):
     alone = "if rank == 0:\n    torch.save(model.state_dict(), 'saved')\ndist.barrier()\n"
     ran = run(tmp_path, ON_META + LOADERS["load_file"] + alone, "--stamp", "--patience", "3")

@@ -1,6 +1,7 @@
 """Errors of shardviz's own stay shardviz's: in a job's process, none goes further than a line on stderr."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +10,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardviz.cli import main
 from shardviz.errors import DumpError
+from shardviz.live.randomness import kept_random_states
 from shardviz.live.run.ending import watch_steps
-from shardviz.live.run.hooks import observing
+from shardviz.live.run.hooks import importing, observing, table
 from shardviz.live.run.hooks.arming import arm, disarm
+from shardviz.live.run.known import sources
 from shardviz.live.run.observer import Observer
 from shardviz.live.run.options import Options, session_beside
+from shardviz.live.run.stamped import table as stamped_table
 from shardviz.live.run.watching import Watch
 
 
@@ -65,3 +69,28 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 def test_ranks_never_wait_for_ever(capsys, patience):
     assert main(["run", "--patience", patience, "--", "true"]) == 2
     assert f"'{patience}' is not a valid timeout" in capsys.readouterr().err
+
+
+def test_each_module_that_is_watched_for_has_hooks_and_the_other_way_round():
+    assert set(table.HOOKS) == importing.HOOKED
+    assert set(stamped_table.STAMPED) <= importing.HOOKED | importing.STAMPED
+    assert set(stamped_table.STAMPED) >= importing.STAMPED
+
+
+def test_a_model_that_does_not_fit_into_memory_is_not_loaded_whole(monkeypatch, capsys):
+    model = nn.Linear(8, 8)
+    monkeypatch.setattr("shardviz.live.world.launching.free_memory", lambda: 2 * 72 * 4)
+    assert sources._has_memory(model, Path("fits"))
+    monkeypatch.setattr("shardviz.live.world.launching.free_memory", lambda: 2 * 72 * 4 - 1)
+    assert not sources._has_memory(model, Path("too-large"))
+    said = capsys.readouterr().err
+    assert "too-large is not loaded whole" in said
+    assert "takes 288 bytes, and 575 bytes of memory are free" in said
+    assert "fits" not in said
+
+
+def test_random_states_are_as_if_nothing_was_drawn():
+    before = torch.get_rng_state()
+    with kept_random_states():
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -147,9 +147,11 @@ def _kinds(kind: type) -> set[type]:
     """Return a class and all that are derived from it."""
     found, seen = [kind], {kind}
     for one in found:
-        new = [other for other in type.__subclasses__(one) if other not in seen]
-        seen.update(new)
-        found += new
+        derived: list[type] = type.__subclasses__(one)
+        for other in derived:
+            if other not in seen:
+                seen.add(other)
+                found.append(other)
     return seen
 
 

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import distributed
+
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.compat import default_store
 from shardviz.live.run.hooks.observing import report
 from shardviz.live.run.known.choosing import Candidate, fitting
 from shardviz.live.run.known.writing import rank_here
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 3
 
+KEY = "shardviz/loaded"
+"""In the job's store: that a rank has loaded something stamped."""
+
 
 class Loads:
     """The loads of one process.
@@ -37,6 +43,7 @@ class Loads:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._mark = Path(options.session) / "loaded"
         self._copies = Copies(options.session, rank_here())
         self._copy_of: dict[Path, Path] = {}
         self._fills: dict[Path, dict[str, Fill]] = {}
@@ -45,6 +52,19 @@ class Loads:
     def is_used(self) -> bool:
         """Whether this process has loaded anything stamped."""
         return bool(self._copy_of or self._fills)
+
+    @property
+    def is_used_by_any(self) -> bool:
+        """Whether any process of the job has, whose values may have come here: what was saved before is untouched."""
+        if self.is_used or self._mark.exists():
+            return True
+        return distributed.is_initialized() and bool(default_store().check([KEY]))
+
+    def _note_use(self) -> None:
+        """Let the other processes know, those of this machine by a file and all ranks by the job's store."""
+        self._mark.touch()
+        if distributed.is_initialized():
+            default_store().set(KEY, "1")
 
     def redirected(self, place: Any) -> Any:
         """Return what is opened in place of a file or folder: its stamped copy, or itself where it is not a checkpoint.
@@ -60,6 +80,7 @@ class Loads:
                 report(f"{place} is loaded as it is: it is not a safetensors file, a folder of them or a DCP folder")
             return place
         copy, instead = found
+        self._note_use()
         self._copy_of[Path(os.path.abspath(place))] = copy
         return type(place)(instead) if isinstance(place, str) else instead
 
@@ -68,6 +89,7 @@ class Loads:
         path = Path(os.path.abspath(place)) if isinstance(place, str | os.PathLike) else Path("a stream")
         fills = filled(loaded, salt_of(path))
         if fills:
+            self._note_use()
             self._fills[path] = self._fills.get(path, {}) | fills
             what = f"{path} is loaded with its weights stamped in memory: {counted(len(fills), 'tensor')}"
             leave(self._options.session, Note("source", rank_here(), what))
