@@ -118,8 +118,8 @@ def _held(case: Case, coord: Coord, ids: NDArray[np.int64]) -> str:
 def of_masters(dump: Dump, results: list[Finding | NotChecked]) -> list[Finding | NotChecked]:
     """Return what was found, without master copies whose weights are wrong themselves.
 
-    On ranks where some are found elsewhere, those that are not found are taken to be elsewhere too: they are in the same
-    buffers, and cut where the buffers end.
+    On ranks where some are found elsewhere, those that are not found are taken to be elsewhere too: they are in the
+    same buffers, and cut where the buffers end.
     """
     found = [one for one in results if isinstance(one, Finding)]
     wrong = {one.tensor for one in found}
