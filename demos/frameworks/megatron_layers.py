@@ -18,7 +18,7 @@ class Block(nn.Module):
         )  # fmt: skip
         options = {"config": config, "init_method": nn.init.normal_}
         # Gate and up in one weight, each split by itself: that is what a stride of 2 says.
-        self.gated = tensor_parallel.ColumnParallelLinear(16, 32, gather_output=True, stride=stride, **options)
+        self.gated = tensor_parallel.ColumnParallelLinear(16, 32, gather_output=False, stride=stride, **options)
         self.up = tensor_parallel.ColumnParallelLinear(16, 48, gather_output=False, **options)
         self.norm = nn.LayerNorm(24)
         self.down = tensor_parallel.RowParallelLinear(
@@ -27,7 +27,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         gate, value = self.gated(x)[0].chunk(2, -1)
-        return self.down(torch.tanh(self.norm(self.up(torch.sigmoid(gate) * value)[0])))[0]
+        mixed = (torch.sigmoid(gate) * value).mean(-1, keepdim=True)
+        return self.down(torch.tanh(self.norm(self.up(x)[0] + mixed)))[0]
 
 
 def load(block, words):

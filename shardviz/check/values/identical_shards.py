@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
 
+OF_WEIGHTS = "Every rank drew its own shard after sharding, with one seed on all of them"
+OF_STATES = "Ranks loaded the same rank's optimizer file"
+OWN_STATES = "load each rank's own optimizer file (zero_pp_rank_*), with the number of ranks that saved it"
+
 Lines = list[list["Shard"]]
 
 
@@ -98,9 +102,9 @@ def _finding(tensor: Tensor, layout: Layout, name: str, axes: list[str]) -> Find
         "tensor repeats one shard",
         claimed=write(layout),
         held=f"the same values along {along}",
-        cause="Every rank drew its own shard after sharding, with one seed on all of them",
-        fix=_fix(tensor.first.body.device, along),
-        refs=("OLMo-core#307", "torchtitan#3106"),
+        cause=OF_STATES if tensor.role == "optim" else OF_WEIGHTS,
+        fix=OWN_STATES if tensor.role == "optim" else _fix(tensor.first.body.device, along),
+        refs=() if tensor.role == "optim" else ("OLMo-core#307", "torchtitan#3106"),
     )
 
 

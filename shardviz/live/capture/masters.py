@@ -61,6 +61,7 @@ class Said:
         part: The elements of its buffer.
         differs: Whether its fragment is not what the same elements of the weight are.
         states: The kinds of states that it has.
+        buffer: The number of its buffer, and the elements of that.
     """
 
     ranks: tuple[int, ...]
@@ -71,6 +72,7 @@ class Said:
     part: int
     differs: bool
     states: tuple[str, ...]
+    buffer: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart
     seen.stamps = {**seen.stamps, **stamps}
     known = Known(stamps, {})
     wholes = {f"{name}.{MASTER}": _entry(one, one.weight) for name, one in mine.items() if one.is_whole}
+    _add_buffers(seen, mine.values(), of_all, mesh)
     tracer = Tracer(wholes, {name: stamp.first for name, stamp in stamps.items()})
     for name in (name for name in names if name in mine):
         one = mine[name]
@@ -164,7 +167,28 @@ def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart
 def _said(one: Fragment) -> Said:
     own = one.weight[one.start : one.start + one.size] if one.is_whole else one.weight
     differs = not torch.equal(_bits(one.values.to(own.dtype)), _bits(own)) if own.shape == one.values.shape else True
-    return Said(one.ranks, one.shape, one.start, one.size, one.offset, one.part, differs, tuple(one.states))
+    return Said(
+        one.ranks, one.shape, one.start, one.size, one.offset, one.part, differs, tuple(one.states), _buffer(one)
+    )
+
+
+def _buffer(one: Fragment) -> tuple[int, int]:
+    return one.buffer, next((len(state) for state in one.buffers.values()), 0)
+
+
+def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str, Said]], mesh: Mesh) -> None:
+    """Write down the states of whole buffers that all ranks of a group have: that two are the same says a lot."""
+    on = [{said.buffer for said in of_rank.values()} for of_rank in of_all]
+    for number, one in {one.buffer: one for one in mine if one.buffers}.items():
+        _, size = _buffer(one)
+        if all((number, size) in on[rank] for rank in one.ranks):
+            whole = (size * len(one.ranks),)
+            me = one.ranks.index(distributed.get_rank()) * size
+            for kind, state in one.buffers.items():
+                rank = (distributed.get_rank(),)
+                flat = FlatParam("", "", whole, whole, 0, whole[0], state, me, one.ranks, rank, None)
+                local = Local(f"optimizer.buffer{number}.{kind}", "optim", whole, state, of_flat_param(flat, mesh))
+                seen.add_values(local, "initial")
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:

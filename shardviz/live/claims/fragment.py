@@ -31,6 +31,8 @@ class Fragment:
         part: The elements of one rank's flat buffer; 0 where unknown.
         states: The optimizer's states of these elements by kind, such as `exp_avg`.
         group: Their process group.
+        buffer: The number of the flat buffer among the optimizer's; -1 where the rank has no fragment.
+        buffers: The states of the whole flat buffer by kind.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Fragment:
     part: int = 0
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     group: Any = None
+    buffer: int = -1
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def size(self) -> int:

@@ -35,7 +35,7 @@ def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
             yield _fragment(clean_name(name), tensor, states)
 
 
-def _fragment(name: str, param: Any, of_buffers: Mapping[int, Mapping[str, torch.Tensor]]) -> Fragment:
+def _fragment(name: str, param: Any, of_buffers: Mapping[int, dict[str, torch.Tensor]]) -> Fragment:
     mapping, group = param._hp_mapping, param._dp_group
     ranks = tuple(distributed.get_process_group_ranks(group))
     shape, weight = tuple(param.shape), param.detach().flatten()
@@ -45,10 +45,8 @@ def _fragment(name: str, param: Any, of_buffers: Mapping[int, Mapping[str, torch
     flat = mapping.hp_fragment._base
     part = 0 if flat is None else flat.numel()
     offset = ranks.index(distributed.get_rank()) * part + at.start - own.start if part else None
-    states = {
-        kind: state.detach().flatten()[at.start : at.start + at.numel]
-        for kind, state in of_buffers.get(id(flat), {}).items()
-        if state.numel() == part
+    buffers = {
+        kind: state.detach().flatten() for kind, state in of_buffers.get(id(flat), {}).items() if state.numel() == part
     }
     values = mapping.hp_fragment.detach()
     return Fragment(
@@ -61,8 +59,10 @@ def _fragment(name: str, param: Any, of_buffers: Mapping[int, Mapping[str, torch
         is_whole=True,
         offset=offset,
         part=part,
-        states=states,
+        states={kind: state[at.start : at.start + at.numel] for kind, state in buffers.items()},
         group=group,
+        buffer=int(mapping.param_group_index),
+        buffers=buffers,
     )
 
 

@@ -73,8 +73,8 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
     size = max(0, min(part, param.ds_numel - start))
     flat = optimizer.fp32_partitioned_groups_flat[group]
     weight = param.ds_tensor.detach()[:size]
-    states = {
-        kind: one.detach().flatten()[at : at + size]
+    buffers = {
+        kind: one.detach().flatten()
         for kind, one in optimizer.optimizer.state.get(flat, {}).items()
         if hasattr(one, "numel") and one.numel() == flat.numel() > 1
     }
@@ -90,7 +90,9 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
         is_whole=len(ranks) == 1,
         offset=0,
         part=part,
-        states=states,
+        states={kind: one[at : at + size] for kind, one in buffers.items()},
+        buffer=int(group),
+        buffers=buffers,
         group=param.ds_process_group,
     )
 

@@ -190,3 +190,19 @@ def test_round_robin_gradients_have_addresses_of_other_elements(mesh, shard_dump
     assert {one.kind for one in report.findings} <= {"misordered", "foreign"}
     assert report.findings
     assert all("round_robin_gradients" in one.fix for one in report.findings)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@spmd(mesh={"dp": 2})
+def test_moments_of_another_rank_are_named(mesh, shard_dump, stage):
+    """As where every rank loads the first one's file."""
+    engine = engine_of(stage)
+    for flat in buffers(engine):
+        for state in engine.optimizer.optimizer.state[flat].values():
+            if torch.is_tensor(state) and state.ndim:
+                distributed.broadcast(state, 0)
+    report = report_of(engine, shard_dump)
+    found = found_in(report)
+    assert {kind for kind, _ in found} == {"identical-shards"}
+    assert {f"optimizer.buffer0.{kind}" for kind in ("exp_avg", "exp_avg_sq")} <= {name for _, name in found}
+    assert all("same rank's optimizer file" in one.cause for one in report.findings)
