@@ -79,8 +79,8 @@ class Received:
     @property
     def unplaced(self) -> list[str]:
         """The tensors whose wrong values are neither the old ones nor rounded: they may be others'."""
-        known = self.wrong("kept", "rounded", "shape")
-        wrong = self.wrong("other", "zeros", "swapped")
+        known = self.wrong("kept", "rounded", "dtype", "shape")
+        wrong = self.wrong("other", "swapped")
         return [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
 
 
@@ -117,6 +117,8 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for name, parts in received.wrong("rounded").items():
         if name not in kept:
             yield _rounded(received, name, parts)
+    for name, parts in received.wrong("dtype").items():
+        yield _retyped(received, name, parts)
     for name, parts in received.wrong("shape").items():
         if name not in kept:
             yield _misshapen(received, name, parts)
@@ -127,7 +129,7 @@ def findings_of(received: Received, placed: Sequence[Finding]) -> Iterator[Findi
     for finding in placed:
         yield with_parts(_advised(finding, received), received.parts[finding.tensor])
     for name, parts in received.wrong("other", "zeros", "swapped").items():
-        if name not in explained and name not in kept and name not in received.wrong("rounded", "shape"):
+        if name not in explained and name not in kept and name not in received.wrong("rounded", "dtype", "shape"):
             yield _other(received, name, parts)
 
 
@@ -195,6 +197,15 @@ def _rounded(received: Received, name: str, parts: Sequence[Part]) -> Finding:
         fix = f"send it in its own dtype, or, if {dtype} is meant, let the target be {dtype} too"
     else:
         fix = "save in the dtype of the model and its optimizer, and load into tensors of that dtype"
+    return _finding("wrong-value", received, name, parts, text, (cause, fix))
+
+
+def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
+    text = (
+        f"it is {parts[0].why} on {_where(received, name, parts)} after the {received.words.trip}, and was not before"
+    )
+    cause = f"The {received.words.trip} put a tensor of another element type in its place"
+    fix = "load into tensors of the dtype that was saved: copy_ into those that are there, or cast what is put there"
     return _finding("wrong-value", received, name, parts, text, (cause, fix))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
 
-    Fate = Literal["right", "kept", "rounded", "zeros", "shape", "swapped", "other"]
+    Fate = Literal["right", "kept", "rounded", "dtype", "zeros", "shape", "swapped", "other"]
 
 NARROWER = {
     "float64": ("float32", "bfloat16", "float16"),
@@ -54,11 +55,13 @@ class Target:
     Attributes:
         entry: What was sent.
         old: Returns what this rank had before; None where that is not known.
+        dtype: The element type that it must have; empty where it may have another, as an engine may.
         also: What it may have as well: that of a tensor which it shares its storage with here and did not there.
     """
 
     entry: Entry
     old: Callable[[], NDArray[Any] | None] | None = None
+    dtype: str = ""
     also: tuple[Entry, ...] = ()
 
 
@@ -92,6 +95,9 @@ def part_received(local: Local, target: Target, rank: int) -> Part:
     """Return what became of this rank's part of a tensor."""
     if tuple(target.entry.shape) != local.shape:
         return Part(rank, "shape", why=f"{list(local.shape)}, not {list(target.entry.shape)}")
+    own = dtype_name(local.values.dtype)
+    if target.dtype and own != target.dtype:
+        return Part(rank, "dtype", why=own, wrong=local.values.numel(), size=local.values.numel())
     got = bits_of_tensor(local.values)
     parts = [_wanted(local, entry) for entry in (target.entry, *target.also)]
     wanted = parts[0]
@@ -113,6 +119,8 @@ def _wanted(local: Local, entry: Entry) -> NDArray[Any] | None:
 
 def _fate(local: Local, target: Target, got: NDArray[Any], wrong: NDArray[np.bool_]) -> tuple[Fate, str]:
     old = target.old() if target.old is not None else None
+    if local.values.dtype == torch.bool and not wrong.all():
+        return "other", ""  # of two values one is the old one
     if old is not None and old.shape == got.shape and int((old[wrong] == got[wrong]).sum()) >= _most(wrong):
         return "kept", ""
     for dtype in NARROWER.get(dtype_name(local.values.dtype), ()):
@@ -127,8 +135,6 @@ def _most(wrong: NDArray[np.bool_]) -> float:
 
 
 def _rounded(local: Local, entry: Entry, dtype: str) -> NDArray[Any]:
-    import torch
-
     part = part_of(local, entry)
     assert part is not None, "its shape was compared before"
     return cast_bits(cast_bits(part, entry.dtype, getattr(torch, dtype)), dtype, local.values.dtype)
@@ -211,7 +217,11 @@ def places(
     dump = gather(add, mesh, Stamped(tuple(known.stamps.values())), reference)
     report = report_on(dump)
     each = [one for finding in report.findings for one in finding.each]
-    return [one for one in each if one.tensor in names and one.kind not in ("incomplete", "untied")]
+    found = [one for one in each if one.tensor in names and one.kind not in ("incomplete", "untied")]
+    same = {
+        (one.tensor, one.held or one.kind): one for one in reversed(found)
+    }  # what is twice somewhere is missing too
+    return [one for one in found if same[one.tensor, one.held or one.kind] is one]
 
 
 def _known(targets: Mapping[str, Target]) -> Known:

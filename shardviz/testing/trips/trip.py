@@ -230,6 +230,7 @@ def _targets(entries: Mapping[str, Entry], old: Contents, now: Contents, salt: s
         name: Target(
             entry,
             _old_of(old, name, spoiled.get(name)),
+            entry.dtype,
             tuple(entries[other] for other in group_of.get(name, ()) if other != name and other in entries),
         )
         for name, entry in entries.items()

@@ -290,6 +290,28 @@ def through_bfloat16(model: nn.Module, optimizer: Any, folder: Path) -> None:
             one.copy_(one.bfloat16().float())
 
 
+def moments_in_bfloat16(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].bfloat16()
+
+
+def no_second_moment(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    for state in optimizer.state.values():
+        state["exp_avg_sq"].zero_()
+
+
+def first_rank_everywhere(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    distributed.broadcast(_local(model.get_parameter("embed.weight")), 0)
+
+
+def some_flags(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    load_dcp(model, optimizer, folder)
+    model.get_buffer("mask")[3:5].logical_not_()
+
+
 def in_rank_order(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Load the shards of a mesh that counts the other way round."""
     load_dcp(model, optimizer, folder)
