@@ -244,3 +244,81 @@ def test_torchtitans_trainer_is_compared_with_what_it_loads(tmp_path, config, co
 
 
 ROTARY = {f"layers.{layer}.attention.rope.cache" for layer in range(6)}
+
+
+MOE = (
+    "--parallelism.expert_parallel_degree", "2", "--parallelism.spmd_backend", "partial_dtensor"
+)  # fmt: skip
+MOE_JOB = ("torchtitan_moe.py", "--module", "torchtitan_moe", "--config")
+W1 = "layers.1.moe.routed_experts.inner_experts.w1_EFD"
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    """Return a folder with a whole checkpoint of torchtitan's tiny DeepSeek-V3."""
+    pytest.importorskip("torchtitan", reason="needs torchtitan: pip install torchtitan triton")
+    folder = tmp_path_factory.mktemp("moe")
+    for name in ("torchtitan_llama.py", "torchtitan_moe.py", "../../tests/frameworks/faulty.py"):
+        shutil.copy(DEMOS / name, folder)
+    saved = started(folder, [sys.executable, *TORCHRUN[:-1], "1", *MOE_JOB, "saving"])
+    assert saved.returncode == 0, saved.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "held"),
+    [
+        (None, None, None),
+        ("exchanged", "misordered", "ep=i holds the shard of ep=1-i"),
+        ("dealt", "misordered", "[8/4/ep, 256, 256]"),
+        ("skipped", "foreign", ""),
+    ],
+)
+def test_the_experts_of_torchtitans_deepseek_are_where_expert_parallelism_puts_them(moe, fault, kind, held):
+    shutil.rmtree(moe / "outputs" / "mine", ignore_errors=True)
+    job = (*(("faulty.py", fault, "torchtitan", W1) if fault else ()), *MOE_JOB, "loading", *MOE)
+    how = (sys.executable, "-m", "shardviz", "run", "--force", "--steps", "1", "-o", "job.shardviz")
+    ran = started(moe, [*how, "--", sys.executable, *TORCHRUN, *job])
+    assert ran.returncode == bool(fault), ran.stderr
+    assert "[8/ep/efsdp, 256, 256]" in ran.stdout
+    report = check_dump(moe / "job.shardviz")
+    assert not report.not_checked
+    assert [(one.kind, one.tensor, one.held) for one in report.findings] == ([(kind, W1, held)] if fault else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "layout"),
+    [
+        ("transformers_ep.py", (), "bfloat16[4/ep/efsdp, 64, 64]"),
+        ("transformers_ep.py", ("tp",), "bfloat16[4/ep, 64, 64]"),
+        ("transformers_fsdp2.py", (), "float32[64/fsdp, 64]"),
+        ("trainer.py", ("fsdp2",), "float32[32/dim0, 32]"),
+    ],
+)
+def test_experts_and_shards_of_transformers_are_in_order(tmp_path, name, words, layout):
+    pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[frameworks]'")
+    ran = run(tmp_path, name, *words)
+    assert ran.returncode == 0, ran.stderr
+    assert layout in ran.stdout
+    report = check_dump(tmp_path / "job.shardviz")
+    assert not report.findings
+    assert all("norm.weight" in one.tensor for one in report.not_checked), "norms are all ones"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "wrong"),
+    [
+        ((), 0, set()),
+        (("exchanged",), 1, {("misordered", "up.weight"), ("misordered", "up.bias"), ("misordered", "down.weight")}),
+        (("skipped",), 1, {("foreign", "up.weight")}),
+    ],
+)
+def test_weights_annotated_by_spmd_types_are_compared_with_a_reference(tmp_path, words, code, wrong):
+    pytest.importorskip("spmd_types", reason="needs spmd_types: pip install spmd_types")
+    shutil.copy(DEMOS / "spmd_layers.py", tmp_path)
+    whole = started(tmp_path, [sys.executable, *TORCHRUN, "spmd_layers.py"])
+    assert whole.returncode == 0, whole.stderr
+    ran = run(tmp_path, "spmd_layers.py", *words, options=("--reference", "whole.safetensors"))
+    assert ran.returncode == code, ran.stderr
+    assert "float32[48/tp, 16]" in ran.stdout
+    assert not_in_order(tmp_path) == wrong
