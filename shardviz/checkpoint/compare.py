@@ -5,9 +5,7 @@ Two tensors are in memory at a time. Names are matched as a reference's are: by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from shardviz.checkpoint import stale
 from shardviz.checkpoint.agreement import agree, can_cast, narrower
@@ -18,19 +16,16 @@ from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
 from shardviz.checkpoint.moved import with_fused, with_moved
+from shardviz.checkpoint.numbers import counted_differences, padding, rounded, why_padded
 from shardviz.checkpoint.orders import name_change
 from shardviz.checkpoint.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.pairs import paired
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError, ShardvizError
-from shardviz.layout.region import index_of
-from shardviz.reference.lookup import is_alike
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Tensor
@@ -140,45 +135,11 @@ def _in_another_order(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
     cuts = tuple(side for side in (other, one) if isinstance(side, Saved))
     if change := name_change(mine, theirs, cuts):
         return outcome.became("permuted", f"{change}{types}")
-    if padding := _padding(mine, theirs):
-        return outcome.became("padded", f"{padding}{types}", *_why_padded(mine, theirs))
-    return outcome.became("other", _numbers(one, other, mine, theirs))
-
-
-def _padding(mine: NDArray[Any], theirs: NDArray[Any]) -> str:
-    """Say which side has more at the end of one dim, and is else equal; empty where neither is that."""
-    if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
-        return ""
-    odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
-    if len(odd) != 1:
-        return ""
-    dim, is_longer = odd[0], theirs.shape[odd[0]] > mine.shape[odd[0]]
-    short, long = (mine, theirs) if is_longer else (theirs, mine)
-    size = short.shape[dim]
-    if not np.array_equal(np.moveaxis(long, dim, 0)[:size], np.moveaxis(short, dim, 0)):
-        return ""
-    rest = np.moveaxis(long, dim, 0)[size:]
-    what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
-    which = "second" if is_longer else "first"
-    more = long.shape[dim] - size
-    return f"equal in the first {size:,} indices of dim {dim}; the {which} has {more:,} more, {what}"
-
-
-def _why_padded(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[str, str]:
-    if theirs.size > mine.size:
-        cause = "It was padded, as a vocabulary is that has to shard evenly."
-        return cause, "cut the padding off in the conversion, or load it into a model of that size"
-    return "The end was cut off.", "keep it, unless it is padding"
-
-
-def _numbers(one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any]) -> str:
-    if one.shape != other.shape:
-        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
-    different = mine != theirs
-    at = int(np.argmax(different))
-    where = index_of(at, one.shape)
-    alike = "; all values of the second are alike" if is_alike(theirs) and theirs.size > 1 else ""
-    return f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}{alike}"
+    if words := padding(mine, theirs):
+        return outcome.became("padded", f"{words}{types}", *why_padded(mine, theirs))
+    if (lost := rounded(one, other))[0]:
+        return outcome.became("cast", *lost)
+    return outcome.became("other", counted_differences(one, other, mine, theirs))
 
 
 def _with_stale(

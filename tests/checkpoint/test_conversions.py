@@ -179,6 +179,50 @@ def test_without_a_map_the_one_that_knows_the_names_is_named(tmp_path, source, c
     assert "Hint: --map llama knows these names" in capsys.readouterr().err
 
 
+def test_values_that_lost_digits_on_the_way_are_named(tmp_path):
+    w = weight(8, 16)
+    cut = (w.view(torch.int32) & -65536).view(torch.float32).bfloat16()
+    found = compared(*both(tmp_path / "cut", {"w": w}, {"w": cut}))["w"]
+    assert found[:2] == ("cast", "the second has float32 cut off to bfloat16, where torch rounds")
+    for at, narrow in enumerate((torch.bfloat16, torch.float16)):
+        pair = both(tmp_path / str(at), {"w": w}, {"w": w.to(narrow).float()})
+        name = str(narrow).removeprefix("torch.")
+        assert compared(*pair)["w"][1] == f"the second has float32 values that were rounded to {name} on the way"
+        assert compared(*pair[::-1])["w"][1] == f"the first has float32 values that were rounded to {name} on the way"
+    assert compared(*both(tmp_path / "other", {"w": w}, {"w": w + 1}))["w"][0] == "other"
+
+
+def test_heads_that_are_there_several_times_are_named(tmp_path):
+    w = weight(8, 16)
+    heads = w.view(2, 1, 4, 16).expand(2, 3, 4, 16).reshape(24, 16)
+    verdict, why, _ = compared(*both(tmp_path, {"w": w}, {"w": heads}))["w"]
+    words = (
+        "float32[8, 16] became float32[24, 16]: the second has every 4 indices of dim 0 3 times, one after the other"
+    )
+    assert (verdict, why) == ("other", words)
+
+
+def test_layers_that_are_off_by_one_are_one_line(tmp_path, capsys):
+    layers = {
+        f"layers.{at}.{name}": weight(8, 4, seed=2 * at + (name == "w")) for at in range(12) for name in ("w", "proj")
+    }
+    after = {
+        f"layers.{(at + 1) % 12}.{name}": layers[f"layers.{at}.{name}"] for at in range(12) for name in ("w", "proj")
+    }
+    assert main(["diff", *map(str, both(tmp_path, layers, after))]) == 1
+    out = capsys.readouterr().out
+    assert "moved  layers.[1-11].w\n  the second has here the first's layers.(*-1).w\n" in out
+    assert out.count("moved") == 5
+
+
+def test_what_is_other_everywhere_is_one_line(tmp_path, capsys):
+    layers = {f"layers.{at}.w": weight(8, 4 + at % 2, seed=at) for at in range(12)}
+    after = {name: one + (torch.arange(len(one)) > at % 7)[:, None] for at, (name, one) in enumerate(layers.items())}
+    assert main(["diff", *map(str, both(tmp_path, layers, after))]) == 1
+    out = capsys.readouterr().out
+    assert "other  layers.[0-11].w\n  layers.0.w: 28 of 32 elements differ, the first at [1, 0]; so the others\n" in out
+
+
 # Experts
 
 
@@ -219,7 +263,7 @@ OF_EXPERTS = {
         lambda parts: joined(parts, [1, 0, *range(2, EXPERTS)]), "down", "the experts come in the order 1 0 2 3",
     ),
     "gate and up exchanged": (exchanged, "up", "experts.*.w3 where the map puts experts.*.w1"),
-    "gate and up in turns": (interleaved, "up", "it is stack(interleave(experts.*.w1, experts.*.w3, 0), "),
+    "gate and up in turns": (interleaved, "up", "it is stack(interleave(experts.*.w1, experts.*.w3, 0)), where"),
     "not transposed": (
         lambda parts: joined(parts) | {"down": torch.stack([parts[f"experts.{at}.w2"] for at in range(EXPERTS)])},
         "down", "it is stack(experts.*.w2",
@@ -242,6 +286,32 @@ def test_a_slip_with_experts_is_named(tmp_path, slip, turned):
     pair = both(tmp_path, experts(), made(experts()))
     found = compared(*pair[:: -1 if turned else 1], JOINED)
     assert words in found[name][1]
+
+
+JOINS = {
+    "one after the other": (lambda q, k, v: torch.cat([q, k, v]), "it is cat(q, k, v, 0), where the map makes"),
+    "other groups": (
+        lambda q, k, v: torch.cat([one.chunk(2)[at] for at in range(2) for one in (q, k, v)]),
+        "it is interleave(q, k, v, 0, 2), where the map makes interleave(q, k, v, 0, kv_heads)",
+    ),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_fused_attention_that_is_joined_otherwise_is_named(tmp_path, join):
+    parts = {name: weight(rows, 8, seed=rows) for name, rows in (("q", 32), ("k", 16), ("v", 8))}
+    made, words = JOINS[join]
+    pair = both(tmp_path, {"qkv": made(**parts)}, parts, {"num_attention_heads": 8, "num_key_value_heads": 4})
+    found = compared(*pair, "qkv = interleave(q, k, v, 0, kv_heads)")["qkv"]
+    assert found[0] == "permuted"
+    assert words in found[1]
+
+
+def test_parts_of_other_sizes_in_another_order_are_named(tmp_path):
+    parts = {name: weight(rows, 8, seed=rows) for name, rows in (("q", 32), ("k", 16), ("v", 8))}
+    pair = both(tmp_path, {"qkv": torch.cat([parts[name] for name in "kqv"])}, parts)
+    found = compared(*pair, "qkv = cat(q, k, v)")["qkv"]
+    assert found[:2] == ("permuted", "in the first, it is cat(k, q, v), where the map makes cat(q, k, v)")
 
 
 def test_joined_experts_are_quiet(tmp_path):

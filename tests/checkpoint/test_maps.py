@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_maps_that_come_with_shardviz_can_be_read(family):
 
 
 def test_a_family_that_is_not_there_is_guessed():
-    with pytest.raises(ShardvizError, match="no map lama: no such file, and no such family") as caught:
+    with pytest.raises(ShardvizError, match="cannot read lama: No such file, and no map of that name") as caught:
         find_map("lama")
     assert caught.value.hint == "did you mean llama?"
 
@@ -363,3 +364,38 @@ def test_a_part_that_is_not_there_is_said(tmp_path):
         "only the first has it; as the map says, it is made of cat(layers.*.w1, layers.*.w3), "
         "and there is no layers.1.w3",
     )
+
+
+# Limits
+
+
+@given(
+    st.lists(
+        st.sampled_from([*"()=,*?# \n0", "cat", "stack", "take", "w1", "none", "head_dim", "-1"]), max_size=24
+    ).map("".join)
+)
+@cases(400)
+def test_whatever_a_map_has_is_read_or_refused_in_one_line(text):
+    refused = ""
+    try:
+        rules = parse_rules(text, "my.map")
+        apply(rules, named("a", {"w1": tensor(W)}, []), named("b", {"w1": tensor(W)}, []), {})
+    except ShardvizError as error:
+        refused = error.message
+    assert "\n" not in refused
+    assert not refused or refused.startswith("my.map, line ")
+
+
+def test_what_is_joined_is_compared_without_being_made(tmp_path):
+    parts = {f"e.{at}": weight(256, 512, seed=at) for at in range(4)}
+    other = save(tmp_path / "other", parts)
+    one = save(tmp_path / "one", {"up": torch.stack([part.t() for part in parts.values()])})
+    rules = "up = stack(transpose(e.*))"
+    assert compared(one, other, rules) == {}
+    tracemalloc.start()
+    try:
+        assert compared(one, other, rules) == {}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * 4 * 256 * 512 * 4

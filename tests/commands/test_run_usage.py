@@ -28,7 +28,7 @@ def run(*words, folder):
         (("torchrun", "--nproc-per-node", "2", "a.py"), "has no option --nproc-per-node", "put -- before the command"),
         (("--", "no-such-program"), "cannot start no-such-program: No such file", "activate the environment"),
         (("--", "./a.py"), "cannot start ./a.py: Permission denied", "put python or torchrun before it"),
-        (("--map", "absent", "--", "true"), "cannot read absent: No such file", "--map takes a file of lines"),
+        (("--map", "absent", "--", "true"), "cannot read absent: No such file", "give a file, or one of deepseek"),
         (("--patience", "-3", "--", "true"), "'-3' is not a valid timeout", "shardviz run --help"),
         (("--patience", "nan", "--", "true"), "'nan' is not a valid timeout", "shardviz run --help"),
         (("-o", "a.py/job", "--", "true"), "cannot write", "give another folder with -o"),

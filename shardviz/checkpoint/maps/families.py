@@ -43,7 +43,7 @@ def find_map(which: Path | str) -> tuple[Rule, ...]:
         return _family(str(which))
     if not Path(which).exists() and not Path(which).suffix and Path(which).name == str(which):
         hint = did_you_mean(str(which), families()) or f"give a file, or one of {', '.join(families())}"
-        raise ShardvizError(f"there is no map {which}: no such file, and no such family", hint)
+        raise ShardvizError(f"cannot read {which}: No such file, and no map of that name", hint)
     return read_rules(which)
 
 

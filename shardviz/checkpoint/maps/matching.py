@@ -254,8 +254,10 @@ class _Work:
             other = self.rule_of[next(iter(fit))].where
             what = f"every tensor that fits {printable(rule.left)} is taken by {other}"
             raise ShardvizError(f"{rule.where}: {what}", "put the narrower pattern first, or leave one out")
-        known = left.numbered if "*" in rule.left else left.tensors
-        hint = did_you_mean(rule.left, known) or f"the names are like {printable(next(iter(left.tensors), ''))}"
+        hint = (
+            did_you_mean(rule.left, left.numbered if "*" in rule.left else left.tensors)
+            or f"the names are like {printable(next(iter(left.tensors), ''))}"
+        )
         raise ShardvizError(f"{rule.where}: no tensor of {left.path} fits {printable(rule.left)}", hint)
 
     def _refuse_unmatched(self, rule: Rule) -> None:

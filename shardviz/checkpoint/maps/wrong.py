@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 MAX_TRIED = 24
 """Numbers that are tried in the place of one."""
+
+MOST_ORDERED = 4
+"""Parts of different shapes that are tried in every order."""
 
 MAX_NAMED = 3
 """Parts that are named."""
@@ -96,7 +100,15 @@ def _is(variant: Node, made: Made, tensor: Tensor) -> bool:
 
 def _in_words(made: Made, variant: Node, words: tuple[str, str]) -> Instead:
     cause, fix = words
-    return Instead(f"it is {starred(called(variant))}, where the map makes {printable(made.text)}", cause, fix)
+    return Instead(f"it is {_short(variant)}, where the map makes {printable(made.text)}", cause, fix)
+
+
+def _short(node: Node) -> str:
+    """Return how something is made, with `*` for numbers, and once what is the same of all operands."""
+    if not isinstance(node, Op):
+        return starred(printable(node.name))
+    parts = list(dict.fromkeys(map(_short, node.parts)))
+    return f"{node.function}({', '.join((*parts, *map(str, node.numbers)))})"
 
 
 def starred(text: str) -> str:
@@ -167,6 +179,11 @@ def _other_numbers(node: Op) -> Iterator[tuple[int, ...]]:
         rows = node.shape[0]
         heads = [size for size in range(4, rows + 1, 2) if rows % size == 0 and size != node.numbers[0]]
         yield from ((head,) for head in heads[:MAX_TRIED])
+    elif node.function == "interleave":
+        along = node.numbers[0] if node.numbers else 0
+        sizes = [part.shape[along] for part in node.parts]
+        blocks = [size for size in range(2, min(sizes) + 1) if not any(one % size for one in sizes)]
+        yield from ((along, size) for size in blocks[:MAX_TRIED] if (along, size) != node.numbers)
     elif node.function == "split":
         count, which, *dim = node.numbers
         yield from ((count, other, *dim) for other in range(min(count, MAX_TRIED)) if other != which)
@@ -185,6 +202,9 @@ def _other_joins(node: Op) -> Iterator[tuple[Node, tuple[str, str]]]:
     other = "cat" if node.function == "interleave" else "interleave"
     how = "one after the other" if other == "cat" else "in turns"
     yield Op(other, node.parts, (dim,)), (f"The conversion joined the parts {how}.", fix)
+    if len({part.shape for part in node.parts}) > 1 and len(node.parts) <= MOST_ORDERED:
+        for order in list(permutations(node.parts))[1:]:
+            yield Op(node.function, order, node.numbers), ("The conversion joined the parts in another order.", fix)
     for along in dims[1:]:
         yield Op(node.function, node.parts, (along,)), (f"The conversion joined the parts along dim {along}.", fix)
 

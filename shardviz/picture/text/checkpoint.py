@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.maps.wrong import starred
@@ -25,6 +26,9 @@ MOST_NAMES = 8
 
 MOST_CHUNKS = 64
 """Chunks of a tensor that are written out, unless all are asked for."""
+
+_DIGITS = re.compile(r"[0-9][0-9,]*")
+_OF_NAMES = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.)|(?<![^\s])[0-9]{1,9}(?=\.)|(?<=\.)[0-9]{1,9}(?![^\s])")
 
 
 def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
@@ -92,22 +96,70 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
     lines: list[Text] = []
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for one in comparison.outcomes:
-        if one.verdict != "equal":
-            groups.setdefault((one.verdict, why_text(one), one.cause, one.fix), []).append(one.name)
-    for (verdict, why, cause, fix), group in groups.items():
-        good = verdict in ("tied", "not-compared")
-        glyph = terminal.glyphs.unknown if good else terminal.glyphs.differs
-        head = line((f"{glyph} {verdict}  ", WARNING if good else BAD))
-        folds = [names for names, _ in fold((name, None) for name in group)]
-        lines += wrapped(printable(listed(folds, MOST_NAMES)), terminal.width, head, 2)
-        lines += wrapped(printable(why), terminal.width, line("  "), 2)
-        for word, text in (("cause", cause), ("fix", fix)):
-            lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
+    for group in _alike(comparison):
+        lines += _group_lines(group, terminal)
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, *([line("")] if lines else []), _sum(comparison, terminal)]
+
+
+def _alike(comparison: Comparison) -> list[list[Outcome]]:
+    """Return what is not equal, together where the same was done to it: numbers aside, or counted from the tensor's."""
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
+    for one in comparison.outcomes:
+        if one.verdict != "equal":
+            why = _DIGITS.sub("#", one.why) if one.verdict == "other" else relative(why_text(one), one.name)
+            groups.setdefault((one.verdict, why, one.cause, one.fix), []).append(one)
+    return list(groups.values())
+
+
+def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
+    first = min(group, key=lambda one: natural_key(one.name))
+    good = first.verdict in ("tied", "not-compared")
+    glyph = terminal.glyphs.unknown if good else terminal.glyphs.differs
+    head = line((f"{glyph} {first.verdict}  ", WARNING if good else BAD))
+    folds = [names for names, _ in fold((name, None) for name in sorted((one.name for one in group), key=natural_key))]
+    lines = wrapped(printable(listed(folds, MOST_NAMES)), terminal.width, head, 2)
+    lines += wrapped(printable(_why_all(first, group)), terminal.width, line("  "), 2)
+    for word, text in (("cause", first.cause), ("fix", first.fix)):
+        lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
+    return lines
+
+
+def _why_all(first: Outcome, group: list[Outcome]) -> str:
+    """Return what became of all of a group."""
+    whys = {why_text(one) for one in group}
+    if len(whys) == 1:
+        return whys.pop()
+    return (
+        f"{first.name}: {first.why}; so the others"
+        if first.verdict == "other"
+        else relative(why_text(first), first.name)
+    )
+
+
+def relative(why: str, name: str) -> str:
+    """Return words with numbers of names counted from those of a tensor's own name.
+
+    Example:
+        >>> relative("the second has here the first's layers.3.w", "layers.4.w")
+        "the second has here the first's layers.(*-1).w"
+    """
+    own = [int(number) for number in _OF_NAMES.findall(name)]
+    words = why.split(" ")
+    return " ".join(_relative(word, own) for word in words)
+
+
+def _relative(word: str, own: list[int]) -> str:
+    if len(_OF_NAMES.findall(word)) != len(own):
+        return word
+    numbers = iter(own)
+
+    def turned(found: re.Match[str]) -> str:
+        by = int(found[0]) - next(numbers)
+        return f"(*{by:+d})" if by else "*"
+
+    return _OF_NAMES.sub(turned, word)
 
 
 def why_text(one: Outcome) -> str:
