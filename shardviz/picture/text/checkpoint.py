@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.compare import notable
+from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.tables.table import table
@@ -29,7 +30,8 @@ MOST_CHUNKS = 64
 def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
     """Return a line for each tensor, identical layers folded, and one that sums them up."""
     rows = [("tensor", "type", "chunks", "files", "bytes")]
-    named = [(one.name, facts_of(one)) for one in in_order(checkpoint)]
+    with collector_paused():
+        named = [(one.name, facts_of(one)) for one in in_order(checkpoint)]
     for names, (kind, chunks, files, size) in fold(named):
         many = len(names) if names.numbers else 1
         each = f"{many} x {bytes_text(size)}" if many > 1 else bytes_text(size)
