@@ -6,12 +6,14 @@ A header may say which part of a tensor a file has (`DCP_SHARDING_INFO`); else i
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shardviz.checkpoint.records import MAX_SIZE, Checkpoint, Chunk, Place, Saved, file_size
+from shardviz.dump.pause import collector_paused
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import MAX_DIMS
@@ -52,6 +54,14 @@ class _Header(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
+class _Entry(msgspec.Struct):
+    """A tensor, or the notes, in which nothing of it has to be."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    data_offsets: tuple[int, int] | None = None
+
+
 class _Notes(msgspec.Struct):
     sharding: str = msgspec.field(name="DCP_SHARDING_INFO", default="")
 
@@ -88,10 +98,11 @@ def read_safetensors(path: Path) -> Checkpoint:
     contents = _contents(path) if path.is_dir() else Contents((path,))
     folder = path if path.is_dir() else path.parent
     found: dict[str, list[tuple[Chunk, str]]] = {}
-    for file in contents.files:
-        for name, dtype, chunk in _chunks(file):
-            found.setdefault(name, []).append((chunk, dtype))
-    tensors = {name: _whole(name, chunks, folder) for name, chunks in found.items()}
+    with collector_paused():
+        for file in contents.files:
+            for name, dtype, chunk in _chunks(file):
+                found.setdefault(name, []).append((chunk, dtype))
+        tensors = {name: _whole(name, chunks, folder) for name, chunks in found.items()}
     return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=_tied(folder))
 
 
@@ -118,7 +129,7 @@ def _read_index(index: Path) -> dict[str, str]:
         indexed = msgspec.json.decode(_read_json(index), type=_Index).weight_map
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{index} is damaged: {printable(str(error))}", "copy it again") from error
-    outside = next((name for name in indexed.values() if not is_plain(name)), None)
+    outside = next((name for name in dict.fromkeys(indexed.values()) if not is_plain(name)), None)
     if outside is not None:
         raise DumpError(
             f"{index} names a file outside its folder: {printable(outside)[:200]}", "copy the checkpoint again"
@@ -155,9 +166,8 @@ def _chunks(path: Path) -> Iterator[tuple[str, str, Chunk]]:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if not 2 <= length <= min(MAX_HEADER, size - LENGTH_BYTES):
                 raise DumpError(f"{path} is not a safetensors file", "give a safetensors file, or a folder of them")
-            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-        offsets = _offsets(header.pop("__metadata__", None))
-        found = {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}
+            found, notes = _header(file.read(length))
+        offsets = _offsets(notes)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{path} is damaged: {printable(str(error))}", "copy it again") from error
     for name, one in found.items():
@@ -165,12 +175,30 @@ def _chunks(path: Path) -> Iterator[tuple[str, str, Chunk]]:
         begin, end = one.data_offsets
         dtype = DTYPES.get(one.dtype, one.dtype.lower())
         at = offsets[name].saved_offsets if name in offsets else (0,) * len(one.shape)
-        if len(at) != len(one.shape) or not all(0 <= place <= MAX_SIZE for place in at):
+        if offsets and (len(at) != len(one.shape) or not all(0 <= place <= MAX_SIZE for place in at)):
             raise DumpError(
                 f"{path} is damaged: {printable(name)} of {list(one.shape)} is at {list(at)}", "copy it again"
             )
         place = Place(path.name, LENGTH_BYTES + length + begin, end - begin)
         yield name, dtype, Chunk(at, one.shape, place, dtype)
+
+
+def _header(text: bytes) -> tuple[dict[str, _Header], msgspec.Raw | None]:
+    """Return a header's tensors, and its notes; almost always it has none but the format, and is read in one go."""
+    if b"DCP_SHARDING_INFO" not in text:
+        with suppress(msgspec.ValidationError):  # what is wrong with which is said below
+            found = msgspec.json.decode(text, type=dict[str, _Entry])
+            found.pop("__metadata__", None)
+            whole = {
+                name: _Header(one.dtype, one.shape, one.data_offsets)
+                for name, one in found.items()
+                if one.dtype and one.shape is not None and one.data_offsets is not None
+            }
+            if len(whole) == len(found):
+                return whole, None
+    header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    notes = header.pop("__metadata__", None)
+    return {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}, notes
 
 
 def _offsets(notes: msgspec.Raw | None) -> dict[str, _Sharded]:
@@ -192,6 +220,8 @@ def _refuse_damaged(path: Path, name: str, one: _Header, data_size: int) -> None
 def _whole(name: str, chunks: Iterable[tuple[Chunk, str]], folder: Path) -> Saved:
     """Return the tensor that chunks are of: as large as they reach, as DCP's own reader takes it."""
     parts, dtypes = zip(*chunks, strict=True)
+    if len(parts) == 1 and not any(parts[0].offsets):
+        return Saved(name, parts[0].sizes, dtypes[0], parts, folder)
     if len({len(chunk.sizes) for chunk in parts}) > 1:
         shapes = " and ".join(f"{list(chunk.sizes)} in {chunk.place.file}" for chunk in parts[:2] if chunk.place)
         raise DumpError(f"{folder}: {printable(name)} is {shapes}", "keep one of them")

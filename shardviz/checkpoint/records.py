@@ -101,6 +101,8 @@ class Saved:
     @property
     def files(self) -> tuple[str, ...]:
         """The files that it is in."""
+        if len(self.chunks) == 1 and self.chunks[0].place:
+            return (self.chunks[0].place.file,)
         return tuple(dict.fromkeys(chunk.place.file for chunk in self.chunks if chunk.place))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from shardviz.text import did_you_mean
 
@@ -20,6 +21,7 @@ def is_dtype(name: str) -> bool:
     return name == "bool" or _NAME.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=256)
 def itemsize(name: str) -> int:
     """Return the bytes of one element; 0 for less than a byte, and for a type that is not known."""
     bits = _NAME.fullmatch(name)

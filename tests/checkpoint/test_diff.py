@@ -67,6 +67,16 @@ CHANGES = {
         lambda w: torch.cat([torch.cat([part.chunk(2)[rank] for part in w.chunk(3)]) for rank in range(2)]),
         "as when shards of [24/3/ranks] from 2 ranks are joined as [24/ranks]",
     ),
+    "interleaved rows saved in the order of ranks": (
+        (192, 8),
+        lambda w: w.view(2, 48, 2, 8).permute(2, 1, 0, 3).reshape(192, 8),
+        "0 96 2 98 4 100 6 102 ...: view(2, 48, 2).permute(2, 1, 0)",
+    ),
+    "slices of a fused tensor taken apart": (
+        (32, 8),
+        lambda w: torch.cat([torch.cat([part.chunk(4)[at] for part in w.chunk(2)]) for at in range(4)]),
+        "or those of [32/ranks] from 2 ranks as [32/4/ranks]",
+    ),
     "rotary": ((32, 16), lambda w: w.view(4, 2, 4, 16).transpose(1, 2).reshape(32, 16), "view(4, 2, 4, 1)"),
     "transposed": ((24, 16), lambda w: w.t(), "permute(1, 0)"),
     "transposed square": ((16, 16), lambda w: w.t(), "permute(1, 0)"),

@@ -25,13 +25,23 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.pickled import read_pickle
 from shardviz.errors import DumpError, ShardvizError
+from shardviz.picture.html.stored import stored_html
+from shardviz.picture.model.stored import numbered, stored
+from shardviz.picture.svg.stored import stored_svg
+from shardviz.picture.text.checkpoint import checkpoint_report_lines, tensor_lines, tensors_lines
+from shardviz.picture.text.terminal import Terminal
 from shardviz.reference.files import open_reference
+from shardviz.tui.model.stored import StoredDocument, first_plane, parts_at
 from tests.lanes import nightly
 
 CASES = 300
 NIGHTLY_CASES = 6000
 SECONDS = 2.0
 """One damaged checkpoint takes milliseconds: this is a hang."""
+MANY = 200_000
+"""Chunks of a tensor that are many."""
+WAITED = 30.0
+"""The same by the clock, on a machine that others use as well."""
 KIB = 200 * 1024
 """Memory that all of them together may add to the process."""
 
@@ -55,7 +65,7 @@ def small(tmp_path_factory):
 def look(folder):
     """Do all that is done with a checkpoint."""
     found = open_checkpoint(folder)
-    check_checkpoint(found)
+    draw(found, check_checkpoint(found))
     for name in found.tensors:
         with suppress(DumpError):
             found.read(name)
@@ -63,14 +73,33 @@ def look(folder):
         compare_checkpoints(found, found)
 
 
+def draw(found, report):
+    """Do all that `show` and `view` do with a checkpoint: text, SVG, HTML, and what the TUI has of it."""
+    document = StoredDocument(found).checked(report)
+    texts = [*tensors_lines(found), *checkpoint_report_lines(found, report, Terminal())]
+    page = stored_html(found, report)
+    assert page.startswith("<!doctype html>")
+    assert "\x1b" not in page
+    assert "<script" not in page
+    for at, entry in enumerate(document.entries):
+        texts += tensor_lines(entry.tensor)
+        plane = first_plane(entry.tensor)
+        with suppress(DumpError):
+            one = document.stored(at)
+            assert stored_svg(one).isprintable() or "\n" in stored_svg(one)
+            assert plane is None or parts_at(one, plane.at) is not None
+    assert not any("\x1b" in text.plain for text in texts)
+
+
 def refused(folder):
     """Return the one line with which a checkpoint is refused; empty where it is read."""
-    begin, message = time.monotonic(), ""
+    begin, waited, message = time.process_time(), time.monotonic(), ""
     try:
         look(folder)
     except ShardvizError as error:
         message = error.message
-    assert time.monotonic() - begin < SECONDS
+    assert time.process_time() - begin < SECONDS
+    assert time.monotonic() - waited < WAITED
     assert "\n" not in message
     assert len(message) < 2000
     return message
@@ -416,6 +445,49 @@ def test_a_reference_with_a_gap_is_refused_before_it_is_used(small, tmp_path):
     with pytest.raises(DumpError, match=r"does not have all of model\.w"):
         open_reference(folder)
     assert open_reference(small / "dcp").find("model.w") is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\x1b[31mup\x1b[0m", "<script>alert(1)</script>", "[bold]up[/bold]", "up\ndown", "\u202eup", "", "a" * 100_000],
+)
+def test_names_with_escapes_and_markup_are_drawn_as_text(small, tmp_path, name):
+    def change(metadata):
+        metadata.state_dict_metadata[name] = metadata.state_dict_metadata.pop("model.w")
+        info = metadata.storage_data.pop(MetadataIndex("model.w", [0, 0]))
+        metadata.storage_data[MetadataIndex(name, [0, 0])] = info
+
+    kinds(edited(small, tmp_path, change))
+    with suppress(ShardvizError):
+        look(edited(small, tmp_path, place(relative_path="<b>\x1b[1m")))
+
+
+def test_two_hundred_thousand_chunks_are_listed_and_their_map_is_refused(small, tmp_path):
+    def change(metadata):
+        one = metadata.state_dict_metadata["model.w"]
+        one.size = torch.Size((MANY, 6))
+        piece = type(one.chunks[0])
+        one.chunks = [piece(torch.Size((at, 0)), torch.Size((1, 6))) for at in range(MANY)]
+
+    folder = edited(small, tmp_path, change)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = open_checkpoint(folder)
+    with pytest.raises(DumpError, match="200,000 chunks, more than 16,384 are not drawn"):
+        stored(found.tensors["model.w"], numbered(found))
+    assert len(tensor_lines(found.tensors["model.w"])) < 100
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * KIB
+
+
+def test_loops_of_links_are_not_followed(small, tmp_path):
+    os.symlink("loop.safetensors", tmp_path / "loop.safetensors")
+    assert refused(tmp_path) or not open_checkpoint(tmp_path).tensors
+    folder = edited(small, tmp_path, place(relative_path="round.distcp"))
+    os.symlink("round.distcp", folder / "round.distcp")
+    assert "incomplete" in kinds(folder)
+    (tmp_path / "self").mkdir()
+    os.symlink(tmp_path / "self", tmp_path / "self" / "self")
+    os.symlink("..", tmp_path / "self" / ".metadata")
+    assert refused(tmp_path / "self")
 
 
 def test_a_pipe_is_not_waited_for(small, tmp_path):

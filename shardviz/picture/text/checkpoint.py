@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.maps.wrong import starred
 from shardviz.checkpoint.outcome import notable
+from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.tables.table import table
@@ -34,7 +35,8 @@ _OF_NAMES = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.)|(?<![^\s])[0-9]{1,9}(?=\.)|(?<=
 def tensors_lines(checkpoint: Checkpoint) -> list[Text]:
     """Return a line for each tensor, identical layers folded, and one that sums them up."""
     rows = [("tensor", "type", "chunks", "files", "bytes")]
-    named = [(one.name, facts_of(one)) for one in in_order(checkpoint)]
+    with collector_paused():
+        named = [(one.name, facts_of(one)) for one in in_order(checkpoint)]
     for names, (kind, chunks, files, size) in fold(named):
         many = len(names) if names.numbers else 1
         each = f"{many} x {bytes_text(size)}" if many > 1 else bytes_text(size)
