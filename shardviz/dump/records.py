@@ -284,6 +284,7 @@ class PointRecord(Record, frozen=True):
             order or on other ranks; `repeated`, the same, with slices that no rank has; `odd`, something else; `cut`,
             a gradient that cannot come, because the tensor needs none; `none`, one that did not come.
         layout: Which part, in the notation, where it is `right` or `pending`.
+        type: The module's class in the unsharded model.
         near: How far an element was allowed to be off.
         scale: What all gradients of this rank's activations are the unsharded model's times.
     """
@@ -296,6 +297,7 @@ class PointRecord(Record, frozen=True):
     index: Count = 0
     tensor: Count = 0
     layout: str = ""
+    type: str = ""
     near: float = 0.0
     scale: float = 1.0
 

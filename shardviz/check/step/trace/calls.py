@@ -49,6 +49,11 @@ class Call:
         states = [point.state for own in self.points.values() for point in own if point.what == what]
         return max(states, key=BADNESS.__getitem__, default=None)
 
+    @property
+    def type(self) -> str:
+        """The module's class."""
+        return next((point.type for own in self.points.values() for point in own), "")
+
     def is_bad(self, what: What) -> bool:
         """Whether a side is not the unsharded model's."""
         state = self.state(what)
@@ -127,14 +132,14 @@ class Calls:
         return any(outer.is_good(what) for outer in self.around(call))
 
     def alike(self, call: Call) -> list[Call]:
-        """Return the calls of modules whose names differ from a call's in numbers only: the other layers'."""
+        """Return the calls of modules of one class whose names differ in numbers only: those of other layers."""
         pattern = NUMBER.sub("*", call.module)
         return [
             one
             for name, calls in self.by_module.items()
             if name != call.module and NUMBER.sub("*", name) == pattern
             for one in calls
-            if one.number == call.number
+            if one.number == call.number and one.type == call.type
         ]
 
     def is_habit(self, call: Call, what: What) -> bool:

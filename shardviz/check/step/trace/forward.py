@@ -68,7 +68,8 @@ def _unsummed(calls: Calls, at: int) -> Divergence | None:
     if last is None or last.state("output") != "pending":
         return None
     alike = [one.state("output") for one in calls.alike(last)]
-    if "pending" in alike or not (call.is_bad("input") or "right" in alike):
+    is_read = call.is_bad("input") or call.state("input") == "pending" or "right" in alike
+    if "pending" in alike or not is_read:
         return None
     point = last.point("output", "pending")
     return Divergence("forward", "unsummed", last, point, before=call.module, axis=pending_axis(point))

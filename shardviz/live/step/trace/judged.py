@@ -64,11 +64,13 @@ class Reference:
         counts: How often each module is called in one forward of the whole batch.
         points: What it has at every place.
         order: When each call of a module ended.
+        types: The class of every module.
     """
 
     counts: Mapping[str, int]
     points: Mapping[Place, Point]
     order: Mapping[tuple[str, int], int]
+    types: Mapping[str, str]
 
     @staticmethod
     def of(trace: Trace, parts: int = 1, dim: int = 0) -> Reference:
@@ -85,7 +87,7 @@ class Reference:
         for at, name in enumerate(trace.order[: len(trace.order) // parts]):
             order[name, done.get(name, 0)] = at
             done[name] = done.get(name, 0) + 1
-        return Reference(counts, points_of(trace, counts, dim), order)
+        return Reference(counts, points_of(trace, counts, dim), order, trace.types)
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,7 @@ class Judged:
                 place.tensor,
                 self.own[place].tensor,
                 self._text(place),
+                self.reference.types.get(place.module, ""),
                 self._near(place) if self.moved is not None else 0.0,
                 self._scale(place, self.rank),
             )

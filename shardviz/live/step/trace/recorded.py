@@ -62,12 +62,14 @@ class Trace:
     Attributes:
         calls: The calls of every module in order, by name; the model itself is the empty name.
         order: The names of modules as their calls ended.
+        types: The class of every module.
         is_paused: Whether what runs now is not part of the step.
         num_elements: How many elements are kept.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     order: list[str] = field(default_factory=list)
+    types: dict[str, str] = field(default_factory=dict)
     is_paused: Callable[[], bool] = lambda: False
     num_elements: int = 0
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
@@ -83,6 +85,7 @@ class Trace:
     def follow(self, model: nn.Module) -> Iterator[Any]:
         """Hook a model's modules; yield the handles that take the hooks off again."""
         for name, module in _followed(model):
+            self.types[name] = type(module).__name__
             yield module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True)
             yield module.register_forward_hook(self._end(name))
 

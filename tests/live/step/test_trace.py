@@ -1,0 +1,53 @@
+"""A step's modules are followed forward and backward on real ranks."""
+
+from tests.bugs.case import HEAD
+from tests.bugs.models import TENSOR_PARALLEL
+from tests.bugs.running import report_of
+from tests.live.probing import run_probe
+
+TWICE = TENSOR_PARALLEL.replace(
+    "return Sum.apply(x, self.group) + self.down.bias", "return all_reduce(x, group=self.group) + self.down.bias"
+)
+RECOMPUTED = (
+    TENSOR_PARALLEL.replace("class MLP(", "class Inner(").replace("return MLP()", "return MLP()")
+    + """
+from torch.utils.checkpoint import checkpoint
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+        self.inner.norm.weight.requires_grad_()
+
+    def forward(self, x):
+        x = x * 1
+        once = checkpoint(self.inner, x, use_reentrant=False)
+        return checkpoint(self.inner, once, use_reentrant=False)
+
+
+_parallelize = parallelize
+
+
+def parallelize(model, mesh):
+    _parallelize(model.inner, mesh)
+
+"""
+)
+
+
+def test_a_sum_that_is_taken_again_in_backward_is_found_where_it_is(tmp_path):
+    report = report_of(HEAD + TWICE, "tp=2", tmp_path)
+    assert {finding.kind for finding in report.findings} == {"wrong-scale"}
+    assert "2 times" in report.findings[0].summary
+
+
+def test_a_module_that_is_called_twice_and_recomputed_has_two_calls_with_all_their_gradients(tmp_path):
+    probe = tmp_path / "case.py"
+    probe.write_text(HEAD + RECOMPUTED)
+    dump = run_probe(str(probe), "tp=2", tmp_path / "dump")
+    points = [point for point in dump.files.ranks[1].trace if point.module == "inner.down" or point.module == "inner"]
+    of_inner = [point for point in points if point.module == "inner"]
+    assert {point.call for point in of_inner} == {0, 1}
+    assert {point.state for point in of_inner} == {"right"}
+    assert {point.what for point in of_inner} >= {"input", "output", "gradient of output"}
