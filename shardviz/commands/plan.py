@@ -1,4 +1,4 @@
-"""Say what every rank of a job will hold and send, before anybody rents it.
+"""Say what every rank of a job will hold and send, before it is run.
 
 Builds the model without memory, shards it with the probe's own code on a few
 ranks of a world that does not exist, and works out all the others. Writes a

@@ -1,4 +1,4 @@
-"""Print the JSON schema of a dump's files, or of what check prints.
+"""Print the JSON schema of what shardviz writes.
 
 For programs that read them: run.json, a rank's file, a plan's, and the answer
 of `shardviz check --format json`.

@@ -9,6 +9,7 @@ import pytest
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.testing import ShardAssertionError, assert_layout
 
 HEAD = """
 import torch
@@ -155,3 +156,13 @@ def test_a_choice_that_cannot_be_made_is_refused(
     options: tuple[str, ...], mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert "Hint:" in printed(capfd, "plan", str(mine), *options, code=2)
+
+
+def test_a_lockfile_is_what_assert_layout_compares_with(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--lock", "layouts.lock")
+    printed(capfd, "plan", str(mine), "-o", "same.shardviz")
+    assert_layout("same.shardviz", "layouts.lock")
+    mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", "fully_shard(model[0], mesh=mesh)"))
+    printed(capfd, "plan", str(mine), "-o", "other.shardviz")
+    with pytest.raises(ShardAssertionError, match=r"1\.weight"):
+        assert_layout("other.shardviz", "layouts.lock")
