@@ -30,6 +30,7 @@ VERBS = (
     "diff",
     "explain",
     "mesh",
+    "schema",
     "stamp-checkpoint",
     "audit",
     "completion",

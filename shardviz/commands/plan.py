@@ -1,4 +1,4 @@
-"""Say what every rank of a job will hold and send, before anybody rents it.
+"""Say what every rank of a job will hold and send, before it is run.
 
 Builds the model without memory, shards it with the probe's own code on a few
 ranks of a world that does not exist, and works out all the others. Writes a
@@ -8,18 +8,20 @@ examples:
   shardviz plan tp_fsdp --mesh fsdp=16,tp=8 --node 8
   shardviz plan path/to/my_model.py --mesh pp=16,dp=128,tp=8 -o mine.shardviz
   shardviz plan path/to/my_model.py --mesh dp=64,tp=8 --lock layouts.lock
+  shardviz plan path/to/my_model.py --gpus 1024 --memory 80GB --node 8
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
 from shardviz.commands.common.parser import count
-from shardviz.commands.common.progress import progress
+from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
@@ -27,8 +29,10 @@ from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from shardviz.live.plan.planning import PlanJob
+    from shardviz.plan.choice import Row
 
 OPTIMIZERS = ("adam", "momentum", "none")
 _BATCH = re.compile(r"([0-9]+(?:[,x][0-9]+)*)(?::([a-z0-9_]+))?")
@@ -46,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
     parser.add_argument("--master", action="store_true", help="count a float32 copy of narrower weights, too")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
+    parser.add_argument("--gpus", type=count, metavar="N", help="list the meshes of N ranks instead of one mesh")
+    parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit into SIZE a rank, 80GB")
     parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
@@ -61,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.live.plan.planning import plan
 
+    if args.gpus is not None:
+        return _choose(args)
+    if args.memory is not None:
+        raise ShardvizError("--memory is for --gpus", "say of how many: --gpus 1024 --memory 80GB")
     job = _job(args)
     folder = args.output or _folder(job)
     if args.lock is None:
@@ -76,6 +86,41 @@ def run(args: argparse.Namespace) -> int:
         write_plan(unfinished, record)
     print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     return EXIT_CLEAN
+
+
+def _choose(args: argparse.Namespace) -> int:
+    """Plan every mesh of a number of ranks, and list those that fit.
+
+    Returns:
+        0; 1 where none fits.
+    """
+    from shardviz.commands.common.dumps import terminal_for, write_answer
+    from shardviz.plan.choice import bytes_of, choice_lines
+
+    if args.mesh or args.lock or args.output or not args.gpus:
+        raise ShardvizError("--gpus plans many meshes", "leave out --mesh, --lock and -o, and name at least 1 GPU")
+    memory = bytes_of(args.memory) if args.memory else 0
+    rows = list(_rows(args))
+    write_answer(choice_lines(rows, memory), terminal_for(args.color))
+    fits = any(not row.failed and (not memory or row.bytes <= memory) for row in rows)
+    return EXIT_CLEAN if fits else EXIT_FINDINGS
+
+
+def _rows(args: argparse.Namespace) -> Iterator[Row]:
+    from shardviz.live.plan.planning import plan
+    from shardviz.plan.choice import Row, row_of
+    from shardviz.plan.search import meshes
+
+    job = _job(args)
+    tried = meshes(job.mesh.axes, args.gpus, job.node)
+    done = Count("planned {done} of {of} meshes")
+    with progress(lambda: str(done)):
+        for number, mesh in enumerate(tried):
+            try:
+                yield row_of(PlannedRanks(plan(replace(job, mesh=mesh))[1], mesh))
+            except ShardvizError as error:
+                yield Row(mesh, failed=error.message)
+            done(number + 1, len(tried))
 
 
 def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:

@@ -64,7 +64,8 @@ def bytes_of(text: str) -> int:
     if match is None:
         raise ShardvizError(f"--memory {text!r} is not a number of bytes", "write it as 80GB or 79GiB")
     power = " KMGTP".index(match["unit"].upper() or " ")
-    return round(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
+    base = 1024 if match["binary"] else 1000
+    return int(float(match["number"]) * float(base) ** power)
 
 
 def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
@@ -82,8 +83,9 @@ def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
     large = [row for row in planned if row not in fits]
     if large:
         least = min(large, key=lambda row: row.bytes)
-        yield line(f"{counted(len(large), 'mesh')}{'es' if len(large) > 1 else ''} of more than {bytes_text(memory)}")
-        yield line((f"  the least is {bytes_text(least.bytes)} on {least.mesh}", DIM))
+        meshes = "1 mesh needs" if len(large) == 1 else f"{len(large)} meshes need"
+        need = f"{meshes} more than {bytes_text(memory)}, at least {bytes_text(least.bytes)} on {least.mesh}"
+        yield line((need, DIM))
     for row in rows:
         if row.failed:
             yield line((f"not planned: {row.mesh}: {row.failed}", DIM))

@@ -107,7 +107,7 @@ def layouts_of(path: Path) -> dict[str, str]:
     Raises:
         ShardvizError: It cannot be read, or is not a lockfile.
     """
-    found = {}
+    found: dict[str, str] = {}
     for line in read_lock(path)[1].values():
         kind, _, name = line.name.partition(" ")
         if kind in KINDS.values():

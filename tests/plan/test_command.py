@@ -9,6 +9,7 @@ import pytest
 from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.testing import ShardAssertionError, assert_layout
 
 HEAD = """
 import torch
@@ -128,3 +129,40 @@ def test_an_optimizers_state_counts_in_the_element_type_asked(mine: Path, capfd:
         sizes = {"bfloat16": 2, "float32": 4}
         held = sum(body.local_shape[0] * (body.local_shape[1:] or (1,))[0] * sizes[body.dtype] for body in shards)
         assert held == whole * width
+
+
+def test_meshes_that_fit_are_listed_and_each_is_what_its_own_plan_says(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two = 'AXES = ("dp", "tp")\nMESH = (2, 2)'
+    text = HEAD.replace('AXES = ("dp",)\nMESH = (4,)', two)
+    mine.write_text(
+        text.replace(
+            "fully_shard(model, mesh=mesh)",
+            'fully_shard(parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()}), mesh=mesh["dp"])',
+        ).replace("def batch(): return torch.randn(8, 8)", "")
+    )
+    table = printed(capfd, "plan", str(mine), "--gpus", "4", "--node", "2")
+    assert {line.split("  ")[0] for line in table.splitlines()[1:]} == {"(dp=4, tp=1)", "(dp=2, tp=2)", "(dp=1, tp=4)"}
+    alone = printed(capfd, "plan", str(mine), "--mesh", "2,2", "--node", "2")
+    together = next(line for line in alone.splitlines() if line.startswith("together")).split()[1:3]
+    assert " ".join(together) in next(line for line in table.splitlines() if line.startswith("(dp=2, tp=2)"))
+    none = printed(capfd, "plan", str(mine), "--gpus", "4", "--memory", "1KB", code=1)
+    assert "3 meshes need more than 1000 B" in none
+
+
+@pytest.mark.parametrize("options", [("--memory", "80GB"), ("--gpus", "4", "--memory", "much"), ("--gpus", "0")])
+def test_a_choice_that_cannot_be_made_is_refused(
+    options: tuple[str, ...], mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "Hint:" in printed(capfd, "plan", str(mine), *options, code=2)
+
+
+def test_a_lockfile_is_what_assert_layout_compares_with(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--lock", "layouts.lock")
+    printed(capfd, "plan", str(mine), "-o", "same.shardviz")
+    assert_layout("same.shardviz", "layouts.lock")
+    mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", "fully_shard(model[0], mesh=mesh)"))
+    printed(capfd, "plan", str(mine), "-o", "other.shardviz")
+    with pytest.raises(ShardAssertionError, match=r"1\.weight"):
+        assert_layout("other.shardviz", "layouts.lock")
