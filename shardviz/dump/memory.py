@@ -108,11 +108,17 @@ def uses(dump: Dump) -> list[Use]:
             name,
             one.tensor.role,
             {rank: one.on(rank, name) for rank in one.tensor.shards},
-            math.prod(one.tensor.shape) * width,
+            math.prod(_whole_shape(dump, one.tensor, name)) * width,
         )
         for one in counted(dump)
         for name, width in one.widths.items()
     ]
+
+
+def _whole_shape(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
+    """Return a tensor's shape in the unsharded model, which a plain local activation does not say itself."""
+    whole = dump.find("reference", "activation", name) if tensor.role == "activation" else None
+    return whole.shape if whole is not None else tensor.shape
 
 
 def under_way(schedule: Sequence[StageRecord]) -> float:

@@ -1,4 +1,4 @@
-"""The reference's table of findings has every kind, and each probe that it names gives the kind that it stands beside."""
+"""The reference has every kind of finding in a table, and each probe that it names gives the kind beside it."""
 
 import re
 from pathlib import Path
