@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
+from shardviz.checkpoint.maps.made import Op
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import parse
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.testing.trips.mapping import entry_for
+from shardviz.testing.trips.mapping import entry_of, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.checkpoint.maps.made import Node
     from shardviz.layout.layout import Layout
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.contents import Contents
-    from shardviz.testing.trips.mapping import Expression
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,18 @@ class Cut:
 
     Attributes:
         made: What each is made of.
-        entries: The source's tensors.
         layouts: The layouts of plain ones, by pattern over their names.
         mesh: The mesh of those.
     """
 
-    made: Mapping[str, Expression]
-    entries: Mapping[str, Entry]
+    made: Mapping[str, Node]
     layouts: Mapping[str, str]
     mesh: DeviceMesh | None
 
     def entry(self, name: str, part: int | None) -> Entry:
         """Return what a tensor, or one of its parts, should have."""
         made = self.made[name]
-        return entry_for(name, made if part is None else made.operands[part], self.entries)
+        return entry_of(made.parts[part] if isinstance(made, Op) and part is not None else made)
 
     def of_rank(self, theirs: Contents) -> tuple[dict[str, Piece], dict[str, str]]:
         """Return this rank's pieces by name, and what is not understood, with why.
@@ -100,13 +99,17 @@ class Cut:
     def _is_cut_apart(self, name: str, layout: Layout) -> bool:
         """Whether a tensor is put together along a dim that is split: then each of its parts is split."""
         made = self.made[name]
-        return bool(made.operands) and made.word == "cat" and bool(layout.chains[_dim_of(made, layout.shape)])
+        return isinstance(made, Op) and made.function == "cat" and bool(layout.chains[_dim_of(made, layout.shape)])
 
     def _parts(self, name: str, local: Local, text: str) -> dict[str, Piece]:
         """Cut a fused tensor into what it is made of; nothing where its size is not that of all parts."""
-        found, start, dim = {}, 0, _dim_of(self.made[name], local.values.shape)
-        for number, operand in enumerate(self.made[name].operands):
-            called = f"{name} ({operand.names[0] if len(operand.names) == 1 else f'part {number}'})"
+        made = self.made[name]
+        if not isinstance(made, Op):
+            return {}
+        found, start, dim = {}, 0, _dim_of(made, local.values.shape)
+        for number, part_of in enumerate(made.parts):
+            names = names_of(part_of)
+            called = f"{name} ({names[0] if len(names) == 1 else f'part {number}'})"
             layout = self._layout(_rule_of(self.layouts, called) or text, called, self.entry(name, number).shape)
             size = layout.region(self._coord(layout)).shape[dim]
             cut = (*(slice(None),) * dim, slice(start, start + size))
@@ -124,7 +127,7 @@ class Cut:
         return layout.mesh.coord_of(distributed.get_rank())
 
 
-def _dim_of(made: Expression, shape: Sequence[int]) -> int:
+def _dim_of(made: Op, shape: Sequence[int]) -> int:
     """Return the dim along which tensors are put one after the other."""
     return (made.numbers[0] if made.numbers else 0) % max(1, len(shape))
 

@@ -22,7 +22,7 @@ from shardviz.testing.trips.contents import Contents, contents_of
 from shardviz.testing.trips.cutting import Cut
 from shardviz.testing.trips.findings import Received, Words, findings_of, told_of
 from shardviz.testing.trips.judging import Target, parts_of_all, places
-from shardviz.testing.trips.mapping import expressions, rules_of
+from shardviz.testing.trips.mapping import made_of, names_of, rules_of
 from shardviz.testing.trips.roundtrip import refuse_unchecked
 from shardviz.testing.trips.trip import RoundTrip
 from shardviz.text import counted, listed
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
+    from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.maps.made import Node
     from shardviz.layout.region import Region
     from shardviz.reference.files import Entry
     from shardviz.testing.trips.cutting import Piece
-    from shardviz.testing.trips.mapping import AnyMap, Expression
+    from shardviz.testing.trips.mapping import AnyMap
 
 Weights = nn.Module | Mapping[str, torch.Tensor] | None
 MOST = 3
@@ -146,7 +148,7 @@ class Transfer:
     source: Weights
     target: Weights
     mesh: DeviceMesh | None
-    rules: Mapping[str, str]
+    rules: tuple[Rule, ...]
     layouts: Mapping[str, str]
 
     def after(self, sync: Callable[[], object]) -> tuple[str, RoundTrip]:
@@ -185,8 +187,8 @@ class Transfer:
     ) -> tuple[str, RoundTrip]:
         """Compare what every rank has of the target with what it should have. Every rank calls this."""
         names = list(dict.fromkeys(name for of_rank in of_all_ranks(list(theirs.tensors)) for name in of_rank))
-        made = expressions(names, list(entries), self.rules)
-        cut = Cut(made, entries, self.layouts, self.mesh)
+        made = made_of(names, entries, self.rules)
+        cut = Cut(made, self.layouts, self.mesh)
         pieces, not_known = cut.of_rank(theirs)
         of_all = {
             name: one for of_rank in of_all_ranks({n: p.of for n, p in pieces.items()}) for name, one in of_rank.items()
@@ -210,13 +212,13 @@ def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArr
     return None if bits is None else lambda: bits[piece.cut]
 
 
-def _of_target(names: Sequence[str], made: Mapping[str, Expression]) -> list[str]:
+def _of_target(names: Sequence[str], made: Mapping[str, Node]) -> list[str]:
     lone = [name for name in names if name not in made]
     return [f"{counted(len(lone), 'tensor')} of the target: nothing is sent to {listed(lone, MOST)}"] if lone else []
 
 
-def _of_source(made: Mapping[str, Expression], entries: Mapping[str, Entry]) -> list[str]:
-    used = {name for one in made.values() for name in one.names}
+def _of_source(made: Mapping[str, Node], entries: Mapping[str, Entry]) -> list[str]:
+    used = {name for one in made.values() for name in names_of(one)}
     lone = [name for name in entries if name not in used]
     return [f"{counted(len(lone), 'tensor')} of the source: nothing is made of {listed(lone, MOST)}"] if lone else []
 

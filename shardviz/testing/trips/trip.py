@@ -12,12 +12,12 @@ from torch import distributed, nn
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.meshes import plain_mesh
-from shardviz.reference.names import renamed
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.trips import disk, filling
 from shardviz.testing.trips.contents import Contents, contents_of
 from shardviz.testing.trips.findings import Received, Words, findings_of, told_of
 from shardviz.testing.trips.judging import Target, parts_of_all, places
+from shardviz.testing.trips.mapping import renamed, rules_of
 from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
 from shardviz.testing.trips.worlds import on_mesh
 from shardviz.text import counted, listed
@@ -260,7 +260,7 @@ def _as_called(sent: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str,
     if not names:
         return dict(sent)
     weights = [name for name in sent if " " not in name]
-    called = renamed(weights, names)
+    called = renamed(weights, rules_of(names))
     return {called.get(name, name): entry for name, entry in sent.items()}
 
 
