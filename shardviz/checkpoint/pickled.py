@@ -24,8 +24,8 @@ MAX_BYTES = 1 << 28
 MAX_MARKS = 1000
 """Levels of nesting."""
 
-MEMORY_PER_BYTE = 32
-"""Bytes of memory that a byte of a pickle may take: what torch writes takes up to 25, a nested tuple 72."""
+MEMORY_PER_BYTE = 60
+"""Bytes of memory that a byte of a pickle may take: what torch writes takes up to 41, a nested tuple 72."""
 
 MEMORY_OF_ALL = 1 << 20
 """Bytes of memory that any pickle may take besides."""
@@ -33,8 +33,8 @@ MEMORY_OF_ALL = 1 << 20
 MAX_MEMORY = 1 << 32
 """Bytes of memory that no pickle may take more than: metadata of 800,000 chunks, by this count."""
 
-_OBJECT, _ITEM, _ENTRY = 64, 8, 100
-"""Bytes of an object, of an item in a list or tuple, and of an entry of a dict or of the memo, about."""
+_OBJECT, _CONTAINER, _ITEM, _ENTRY = 64, 80, 8, 100
+"""Bytes of an object, of a list or dict, of an item in a tuple, and of an entry of a dict or of the memo, about."""
 
 MAX_NAME = 200
 """Characters of the module and of the name of a type."""
@@ -187,7 +187,7 @@ def _push(value: Any) -> Callable[[_Machine], None]:
 
 def _push_empty(kind: type) -> Callable[[_Machine], None]:
     def push(machine: _Machine) -> None:
-        machine.spend(_OBJECT)
+        machine.spend(_CONTAINER)
         machine.stack.append(kind())
 
     return push
