@@ -202,13 +202,13 @@ def places(
         mesh: The mesh of the job.
         reference: What was sent, in words.
     """
-    known = _known(targets)
+    known = _known({name: target for name, target in targets.items() if target.entry.dtype != "bool"})
     dropped = _stage_axes(locals_, mesh)
     rank = distributed.get_rank()
     own = [
         replace(one, role="param", claim=one.claim and without_axes(one.claim, dropped, rank))
         for name in names
-        if (one := locals_.get(name)) is not None
+        if (one := locals_.get(name)) is not None and name in known.stamps  # of flags nothing can be said
     ]
 
     def add(seen: Capture) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed, nn
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
+from shardviz.live.capture.agreement import agreed_run_id, of_all_ranks, refuse_without_group
 from shardviz.testing.assertions import current
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.trips.trip import ALL, RoundTrip, Trip, What
@@ -96,10 +96,12 @@ def assert_checkpoint_roundtrip(
     __tracebackhide__ = True
     refuse_without_group("mark the test with @spmd(mesh=...)")
     hops = _hops(meshes, model)
-    done = RoundTrip()
+    done, run_id = RoundTrip(), agreed_run_id()
     with _folder(folder) as base:
         for number, (here, there) in enumerate(hops):
-            trip = Trip(save, load, model, optimizer, set(of), dict(names or {}), base / f"trip-{number}", number)
+            trip = Trip(
+                save, load, model, optimizer, set(of), dict(names or {}), base / f"trip-{number}", number, run_id
+            )
             done += trip.run(here, there)
     refuse_unchecked(done, strict=strict, what="checkpoint")
     return done

@@ -93,6 +93,7 @@ class Trip:
         names: The checkpoint's names, by pattern over the model's.
         folder: Where to save.
         number: How many were made before.
+        run_id: What names this call, so that a file of an earlier one is not taken for its own.
     """
 
     save: Callable[[Any, Any, Path], Any]
@@ -103,6 +104,7 @@ class Trip:
     names: dict[str, str]
     folder: Path
     number: int
+    run_id: str
 
     def run(self, here: AnyMesh, there: AnyMesh) -> RoundTrip:
         """Save on one mesh, load on another. Every rank of the job calls this.
@@ -124,7 +126,7 @@ class Trip:
     @property
     def salt(self) -> str:
         """What makes the values of this trip its own."""
-        return filling.salt_of(self.number, str(self.folder))
+        return filling.salt_of(self.number, self.run_id)
 
     def _saved(self, mesh: DeviceMesh) -> Before:
         """Build, fill and save on this rank of the first mesh, and look at what is on disk."""

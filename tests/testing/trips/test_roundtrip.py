@@ -49,7 +49,7 @@ BROKEN = {
     jobs.moments_in_bfloat16: ("embed.weight exp_avg", "it is bfloat16 on 2 of 2 ranks after the load", "cast"),
     jobs.no_second_moment: ("embed.weight exp_avg_sq", "it has zeros on 2 of 2 ranks", "made or reset"),
     jobs.first_rank_everywhere: ("embed.weight", "every rank along fsdp holds the shard of fsdp=0", "rank 1 rows 8-15"),
-    jobs.some_flags: ("mask", "4 values that are not in what was sent", "rank 0 rows 3-4, rank 1 rows 3-4"),
+    jobs.some_flags: ("mask", "4 of 18 elements are not those of what was saved", "rank 0 rows 3-4, rank 1 rows 3-4"),
     jobs.in_rank_order: ("embed.weight", "fsdp=i holds the shard of fsdp=1-i", "torch.distributed.checkpoint"),
 }
 OFTEN = (jobs.not_some_rows, jobs.moments_exchanged, jobs.no_step)
