@@ -164,8 +164,8 @@ def test_show_writes_the_picture_that_the_files_ending_asks_for(
     files = make_dump(tmp_path / "d.shardviz", parse_mesh(mesh), {"layers.0.weight": made})
     assert main(["show", str(files), "layers.0.weight", "-o", str(tmp_path / "w.svg")]) == 0
     assert capsys.readouterr().out == ""
-    check_golden("misordered_uneven", (tmp_path / "w.svg").read_text(encoding="utf-8"), "svg")
+    check_golden("misordered_checked", (tmp_path / "w.svg").read_text(encoding="utf-8"), "svg")
     assert main(["show", str(files), "--format", "svg"]) == 0
-    check_golden("misordered_uneven", capsys.readouterr().out, "svg")
+    check_golden("misordered_checked", capsys.readouterr().out, "svg")
     assert main(["show", str(files), "layers.0.weight", "-o", str(tmp_path / "w.pdf")]) == 2
     assert not (tmp_path / "w.pdf").exists()
