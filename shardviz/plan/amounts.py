@@ -77,7 +77,8 @@ class Amounts:
             ranks = np.array(part.ranks)
             for one in held:
                 found[one.role][ranks] += one.bytes
-            found["activations"][ranks] += round(part.part.saved_peak * under_way(part.part.record.schedule))
+            if not part.part.units:  # what FSDP gathers is not told from what a step keeps, yet
+                found["activations"][ranks] += round(part.part.saved_peak * under_way(part.part.record.schedule))
             found["gathered"][ranks] += gathered(part)
         return found
 

@@ -31,6 +31,8 @@ MOST = 8
 
 WORDS = {"activations": "what a step keeps for its backward", "gathered": "what FSDP gathers"}
 
+NOT_COUNTED = "activations are not counted: under FSDP they are not told from the weights that it gathers"
+
 MODULES = 60
 """Characters of the names of modules that call a collective."""
 
@@ -75,6 +77,8 @@ def _memory(amounts: Amounts) -> Iterator[Text]:
         )
         yield from _why(amounts, fullest, emptiest)
     yield from _gathered(amounts)
+    if any(part.part.units and part.part.saved_peak for part in amounts.ranks.parts):
+        yield line((NOT_COUNTED, DIM))
 
 
 def _why(amounts: Amounts, fullest: int, emptiest: int) -> Iterator[Text]:
