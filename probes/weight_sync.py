@@ -13,11 +13,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard  # torch has no public name for it
 
 import shardviz
-from shardviz.layout.placements import Replicate, Shard, StridedShard
-from shardviz.live.compat import torch_placement
 from shardviz.probes._trips import NEVER
 
 AXES = ("dp", "tp")
@@ -25,7 +24,12 @@ MESH = (2, 2)
 BATCH_AXES = ("dp",)
 
 PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "out": ("out",), "down": ("down",)}
-SPLIT = {"qkv": StridedShard(0, 3), "gate_up": StridedShard(0, 2), "out": Shard(1), "down": Shard(1)}
+SPLIT = {
+    "qkv": _StridedShard(0, split_factor=3),
+    "gate_up": _StridedShard(0, split_factor=2),
+    "out": Shard(1),
+    "down": Shard(1),
+}
 
 expect = {"qkv": "[*/3/tp, *]", "gate_up": "[*/2/tp, *]", "out": "[*, */tp]", "down": "[*, */tp]"}
 
@@ -60,7 +64,7 @@ def engine_of(model: nn.ParameterDict, mesh: DeviceMesh) -> nn.ParameterDict:
     made = {}
     for name, whole in model.items():
         local = torch.cat([own_part(part, name, mesh) for part in whole.detach().chunk(len(PARTS[name]))])
-        placements = [torch_placement(Replicate()), torch_placement(SPLIT[name])]
+        placements = [Replicate(), SPLIT[name]]
         size = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
         made[name] = nn.Parameter(DTensor.from_local(torch.full_like(local, NEVER), mesh, placements, **size))
     return nn.ParameterDict(made)

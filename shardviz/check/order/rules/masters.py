@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.dump.records import WEIGHTS
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ ADDRESS = "The offsets of fragments were computed by a rule that depends on the 
 def is_master(dump: Dump, name: str) -> bool:
     """Whether a tensor with ids is a master copy: no weight."""
     stamp = dump.stamps.get(name)
-    return stamp is not None and stamp.role not in WEIGHTS
+    return stamp is not None and stamp.role == "optim"
 
 
 def check_master(case: Case) -> Iterator[Finding]:
