@@ -66,6 +66,10 @@ def of_all_ranks(mine: Sent) -> list[Sent]:
 
 _TOGETHER: list[None] = []
 
+LETTING_GO = 0.05
+"""Seconds after the last exchange, in which gloo's own thread lets go of its tensors. It needs the GIL for that: where
+a script ends first, the interpreter ends the thread, and C++ aborts the process (torch 2.13: "terminate called")."""
+
 
 @contextmanager
 def together() -> Iterator[None]:
@@ -85,6 +89,7 @@ def together() -> Iterator[None]:
     try:
         yield
         of_all_ranks(None)  # a rank that raised after the last exchange is heard here
+        time.sleep(LETTING_GO)
     except OtherRankError:
         raise
     except Exception as error:
