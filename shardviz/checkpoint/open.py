@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.dcp import METADATA, read_dcp
-from shardviz.checkpoint.deepspeed import is_deepspeed, read_deepspeed
-from shardviz.checkpoint.headers import INDEX, read_safetensors
+from shardviz.checkpoint.formats.dcp import METADATA, read_dcp
+from shardviz.checkpoint.formats.deepspeed import is_deepspeed, read_deepspeed
+from shardviz.checkpoint.formats.headers import INDEX, read_safetensors
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.checkpoint.archive import read_object
+from shardviz.checkpoint.formats.archive import read_object
 from shardviz.errors import DumpError
 from shardviz.text import counted, listed, printable
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shardviz.checkpoint.archive import Stored, find_tensor
+from shardviz.checkpoint.formats.archive import Stored, find_tensor
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.region import Region

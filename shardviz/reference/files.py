@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.checkpoint.coverage import coverage_of
-from shardviz.checkpoint.headers import INDEX
+from shardviz.checkpoint.formats.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
 from shardviz.reference.names import matched

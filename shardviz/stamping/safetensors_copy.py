@@ -7,7 +7,7 @@ import math
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.headers import DTYPES, LENGTH_BYTES, index_in
+from shardviz.checkpoint.formats.headers import DTYPES, LENGTH_BYTES, index_in
 from shardviz.errors import DumpError
 from shardviz.reference.files import open_reference
 from shardviz.stamping.plan import Plan, equal_ones, plan

@@ -11,7 +11,7 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.headers import LENGTH_BYTES, MAX_HEADER
+from shardviz.checkpoint.formats.headers import LENGTH_BYTES, MAX_HEADER
 from shardviz.errors import DumpError
 from shardviz.stamping.fill import VERSION
 from shardviz.text import bytes_text, printable

@@ -7,7 +7,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from shardviz.checkpoint.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.maps.families import find_map
 from shardviz.checkpoint.maps.language import parse_rules
 from shardviz.checkpoint.open import open_checkpoint

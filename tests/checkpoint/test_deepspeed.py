@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardviz.checkpoint.findings import check_checkpoint
-from shardviz.checkpoint.flat import boxes
+from shardviz.checkpoint.formats.flat import boxes
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
 from tests.checkpoint.test_hostile import KIB, Run, damaged, refused

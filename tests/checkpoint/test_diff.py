@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from shardviz.checkpoint.casts import cast
-from shardviz.checkpoint.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
 from shardviz.errors import ShardvizError

@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from shardviz.checkpoint.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.findings import check_checkpoint
+from shardviz.checkpoint.formats.pickled import read_pickle
 from shardviz.checkpoint.open import open_checkpoint
-from shardviz.checkpoint.pickled import read_pickle
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.picture.html.stored import stored_html
 from shardviz.picture.model.stored import numbered, stored

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardviz.checkpoint.agreement import agree
+from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.families import families, find_map
 from shardviz.checkpoint.maps.functions import FUNCTIONS
 from shardviz.checkpoint.maps.inverse import inverted

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from shardviz.checkpoint.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.maps.families import family_of, find_map
 from shardviz.checkpoint.open import open_checkpoint
 

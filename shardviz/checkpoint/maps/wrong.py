@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.order.infer.orders import name_order
-from shardviz.checkpoint.agreement import agree
+from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.functions import FUNCTIONS, INVERSE, MisfitError
 from shardviz.checkpoint.maps.made import Made, Op, called, leaves, parts_of
 from shardviz.reference.lookup import is_alike, read_region
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.contents import Contents
+    from shardviz.checkpoint.comparing.contents import Contents
     from shardviz.checkpoint.maps.made import Node, Tensor
     from shardviz.layout.region import Region
 

@@ -160,7 +160,7 @@ def diff_checkpoints(
         DumpError: One of them is not a checkpoint.
         ShardvizError: They have no tensor in common.
     """
-    from shardviz.checkpoint.compare import compare_checkpoints
+    from shardviz.checkpoint.comparing.compare import compare_checkpoints
     from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.text.checkpoint import comparison_lines

@@ -8,8 +8,6 @@ from shardviz.live.claims import (
     dtensor,
     fsdp1,
     hooks,
-    megatron,
-    megatron_experts,
     spmd,
     subclasses,
     transformers,
@@ -18,6 +16,7 @@ from shardviz.live.claims import (
     zero12,
 )
 from shardviz.live.claims.local import Local, plain
+from shardviz.live.claims.megatron import experts, layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,8 +38,8 @@ SOURCES: tuple[ModuleType, ...] = (
     subclasses,
     zero3,
     zero12,
-    megatron_experts,
-    megatron,
+    experts,
+    layers,
     spmd,
     transformers,
     hooks,

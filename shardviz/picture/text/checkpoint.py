@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from shardviz.checkpoint.comparing.outcome import notable
 from shardviz.checkpoint.maps.wrong import starred
-from shardviz.checkpoint.outcome import notable
 from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.finding import Report
-    from shardviz.checkpoint.outcome import Comparison, Outcome
+    from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.records import Checkpoint, Chunk, Saved
     from shardviz.picture.text.terminal import Terminal
 

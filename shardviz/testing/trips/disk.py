@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.check.finding import Finding
-from shardviz.checkpoint.casts import cast
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.checkpoint.optimizer import state_of
-from shardviz.checkpoint.orders import name_change
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.region import Region, index_of
 from shardviz.reference.names import matched

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.run import check_dump
-from shardviz.checkpoint.compare import compare_checkpoints
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
 from shardviz.live.world import launch

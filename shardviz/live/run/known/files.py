@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.headers import index_in
+from shardviz.checkpoint.formats.headers import index_in
 from shardviz.errors import ShardvizError
 from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched

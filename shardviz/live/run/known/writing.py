@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed, nn
 
-from shardviz.checkpoint.headers import DTYPES
+from shardviz.checkpoint.formats.headers import DTYPES
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.run.hooks.observing import rank_of_environment, report
 from shardviz.reference.files import open_reference

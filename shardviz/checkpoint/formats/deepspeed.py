@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.archive import Archive, open_archive
-from shardviz.checkpoint.headers import is_plain
-from shardviz.checkpoint.pickled import Made
+from shardviz.checkpoint.formats.archive import Archive, open_archive
+from shardviz.checkpoint.formats.headers import is_plain
+from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.zero_buffers import Layout, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
-from shardviz.checkpoint.zero_buffers import Layout, RankFile, chunks_of, laid_out
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable

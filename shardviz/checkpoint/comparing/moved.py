@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.contents import Contents
-from shardviz.checkpoint.fused import find_fused
+from shardviz.checkpoint.comparing.contents import Contents
+from shardviz.checkpoint.comparing.fused import find_fused
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.wrong import against
 from shardviz.checkpoint.records import Saved
@@ -14,9 +14,9 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.made import Tensor
-    from shardviz.checkpoint.outcome import Outcome
-    from shardviz.checkpoint.pairs import Pair
 
     Found = list[tuple[Outcome, Pair]]
 

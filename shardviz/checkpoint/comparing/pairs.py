@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.agreement import agree
+from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.casts import cast, is_narrower
+from shardviz.checkpoint.comparing.casts import cast, is_narrower
 from shardviz.checkpoint.maps.made import Made, pieces
 
 if TYPE_CHECKING:

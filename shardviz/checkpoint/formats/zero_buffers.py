@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardviz.checkpoint.flat import boxes
-from shardviz.checkpoint.pickled import Made
+from shardviz.checkpoint.formats.flat import boxes
+from shardviz.checkpoint.formats.pickled import Made
 from shardviz.checkpoint.records import Chunk, Place, Problem
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize
@@ -20,7 +20,7 @@ from shardviz.text import counted, listed, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.checkpoint.archive import Archive, Stored
+    from shardviz.checkpoint.formats.archive import Archive, Stored
 
 MAX_NAMES = 3
 MASTER = "fp32"

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint import stale
-from shardviz.checkpoint.agreement import agree, can_cast, narrower
-from shardviz.checkpoint.casts import cast
-from shardviz.checkpoint.contents import Contents
+from shardviz.checkpoint.comparing import stale
+from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.contents import Contents
+from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.numbers import counted_differences, padding, rounded, why_padded
+from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
+from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
-from shardviz.checkpoint.moved import with_fused, with_moved
-from shardviz.checkpoint.numbers import counted_differences, padding, rounded, why_padded
-from shardviz.checkpoint.orders import name_change
-from shardviz.checkpoint.outcome import Comparison, Outcome, Verdict, notable
-from shardviz.checkpoint.pairs import paired
 from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.text import listed, printable
@@ -27,9 +27,9 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.maps.made import Tensor
-    from shardviz.checkpoint.pairs import Pair
     from shardviz.checkpoint.records import Checkpoint
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]

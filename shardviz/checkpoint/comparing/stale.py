@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.agreement import agree
+from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.errors import DumpError
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.made import Node, Tensor
-    from shardviz.checkpoint.pairs import Pair
     from shardviz.checkpoint.records import Checkpoint
 
 MAX_SIBLINGS = 8

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.checkpoint.agreement import agree, can_cast, narrower
-from shardviz.checkpoint.casts import cast
+from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
+from shardviz.checkpoint.comparing.casts import cast
 from shardviz.errors import DumpError
 from shardviz.reference.lookup import is_alike
 

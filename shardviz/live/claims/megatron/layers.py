@@ -13,8 +13,8 @@ from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Placement, Replicate, Shard, StridedShard
 from shardviz.live.capture.stamp import named_tensors
 from shardviz.live.claims.local import Local, not_understood, plain
-from shardviz.live.claims.megatron_groups import group, is_up, ranks_of
-from shardviz.live.claims.megatron_saved import cuts_of
+from shardviz.live.claims.megatron.groups import group, is_up, ranks_of
+from shardviz.live.claims.megatron.saved import cuts_of
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import Role
     from shardviz.live.capture.meshes import Claim
-    from shardviz.live.claims.megatron_saved import Cut
+    from shardviz.live.claims.megatron.saved import Cut
 
 AXES = {
     "pp": "get_pipeline_model_parallel_group",

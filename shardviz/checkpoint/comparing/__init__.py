@@ -1,0 +1,1 @@
+"""Two checkpoints side by side: which tensors are compared, and what became of each."""

@@ -1,0 +1,1 @@
+"""Megatron-core: layers that are born split, experts by their global numbers, and how it saves each weight."""
