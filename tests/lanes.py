@@ -7,6 +7,7 @@ cases hypothesis makes. The default lane makes few and always the same, the nigh
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,6 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 LANES = ("fast", "default", "nightly")
 FEWEST = 15
@@ -78,4 +78,5 @@ def is_of(item: pytest.Item, lane: str) -> bool:
 
 
 def _is_proof(item: pytest.Item) -> bool:
-    return item.path.parent.name in NIGHTLY_ROOMS
+    tests = Path(__file__).parent
+    return item.path.is_relative_to(tests) and item.path.relative_to(tests).parts[0] in NIGHTLY_ROOMS
