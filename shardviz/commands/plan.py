@@ -97,8 +97,10 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.plan.choice import bytes_of, choice_lines
 
-    if args.mesh or args.lock or args.output or not args.gpus:
-        raise ShardvizError("--gpus plans many meshes", "leave out --mesh, --lock and -o, and name at least 1 GPU")
+    if not args.gpus:
+        raise ShardvizError("--memory says which meshes of --gpus fit", "name at least 1 GPU: --gpus 1024")
+    if args.mesh or args.lock or args.output:
+        raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0
     rows = list(_rows(args))
     write_answer(choice_lines(rows, memory), terminal_for(args.color))

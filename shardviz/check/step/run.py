@@ -29,7 +29,7 @@ from shardviz.check.step.rules.ratios.scale import check_scale
 from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
-from shardviz.check.step.trace.told import placed, with_cut
+from shardviz.check.step.trace.naming import placed, with_cut
 from shardviz.check.step.training import check_training
 from shardviz.check.step.words import number
 

@@ -127,7 +127,7 @@ def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool
     if len(set(kinds.values())) > 1:
         one, other = sorted(kinds, key=lambda path: not kinds[path])
         raise ShardvizError(f"{one} is a checkpoint, {other} is not", "compare two checkpoints, or two dumps")
-    if map_ is not None and not any(kinds.values()):
+    if map_ is not None and kinds and not any(kinds.values()):
         raise ShardvizError("--map is for checkpoints: a dump has the names of its model", "leave it out")
     return any(kinds.values())
 

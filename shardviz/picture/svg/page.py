@@ -25,6 +25,8 @@ from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Drawing, Panel
@@ -98,13 +100,24 @@ def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
     body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked))
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
     parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
+    name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
+    return sheet(parts, name, describe(drawing, subject), style=style)
+
+
+def sheet(parts: Sequence[Drawn], name: str, about: str, *, style: bool) -> str:
+    """Put the parts of a picture below each other on paper, as an `svg` element.
+
+    Args:
+        parts: From top to bottom.
+        name: What is drawn.
+        about: What it shows, for screen readers.
+        style: As in `figure`.
+    """
     width = max(part.width for part in parts) + 2 * MARGIN
     markup, top = "", MARGIN
     for part in parts:
         markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
         top += part.height + (16 if part.height else 0)
-    name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
-    about = describe(drawing, subject)
     height = top - 16 + MARGIN
     return element(
         "svg",

@@ -10,7 +10,7 @@ from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn
-from shardviz.picture.svg.page import BUDGET, LINE, MARGIN, MAX_WIDTH, PATTERN, STYLE, paragraph
+from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, paragraph, sheet
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.picture.text.page import slice_title
 from shardviz.text import bytes_text, counted, printable
@@ -46,27 +46,7 @@ def stored_figure(one: Stored, *, style: bool) -> str:
     """
     drawing = draw(one.sides, one.tensor.shape, BUDGET)
     parts = (_heading(one), _beside(_panels(drawing), _files(one)), _bytes(one))
-    width = max(part.width for part in parts) + 2 * MARGIN
-    markup, top = "", MARGIN
-    for part in parts:
-        markup += element("g", part.markup, transform=f"translate({MARGIN} {top})")
-        top += part.height + (16 if part.height else 0)
-    height = top - 16 + MARGIN
-    return element(
-        "svg",
-        element("title", words(one.tensor.name)),
-        element("desc", words(about(one))),
-        f"<style>{STYLE}</style>{PATTERN}" if style else "",
-        element("rect", width=width, height=height, rx=6, class_="sv-paper"),
-        markup,
-        xmlns="http://www.w3.org/2000/svg",
-        class_="sv",
-        role="img",
-        aria_label=f"{one.tensor.name}: {about(one)}",
-        width=width,
-        height=height,
-        viewBox=f"0 0 {width} {height}",
-    )
+    return sheet(parts, one.tensor.name, about(one), style=style)
 
 
 def about(one: Stored) -> str:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 MOST = 4
 MOST_ROWS = 12
-"""Tensors of one cause whose rows are told one by one."""
+"""Tensors of one cause whose rows are listed one by one."""
 MOST_IN_FULL = 8
-"""Causes that are told in full."""
+"""Causes that are printed in full."""
 WRONG = "wrong: "
 """What the clause with the ranks and rows of a finding begins with."""
 CHANGED = "They were computed on the way, come from elsewhere, or were changed since"
@@ -84,7 +84,7 @@ class Received:
         return [name for name in wrong if name not in known and name not in self.each and not self.owner(name)]
 
 
-def told_of(findings: Iterable[Finding]) -> str:
+def message_of(findings: Iterable[Finding]) -> str:
     """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty where none is."""
     return told(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
 

@@ -20,7 +20,7 @@ from shardviz.testing.assertions.subjects import device_mesh_of
 from shardviz.testing.trips import filling
 from shardviz.testing.trips.contents import Contents, contents_of
 from shardviz.testing.trips.cutting import Cut
-from shardviz.testing.trips.findings import Received, Words, findings_of, told_of
+from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
 from shardviz.testing.trips.judging import Target, parts_of_all, places
 from shardviz.testing.trips.mapping import made_of, names_of, rules_of
 from shardviz.testing.trips.roundtrip import refuse_unchecked
@@ -203,7 +203,7 @@ class Transfer:
         placed = places(locals_, targets, received.unplaced, None, WORDS.sender) if received.unplaced else []
         findings = list(findings_of(received, placed))
         notes = (*_of_target(names, made), *_of_source(made, entries), *_once(not_known))
-        return told_of(findings), RoundTrip(len(parts), 0, notes)
+        return message_of(findings), RoundTrip(len(parts), 0, notes)
 
 
 def _old_of(piece: Piece, old: Mapping[str, NDArray[Any]]) -> Callable[[], NDArray[Any]] | None:

@@ -15,7 +15,7 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.trips import disk, filling
 from shardviz.testing.trips.contents import Contents, contents_of
-from shardviz.testing.trips.findings import Received, Words, findings_of, told_of
+from shardviz.testing.trips.findings import Received, Words, findings_of, message_of
 from shardviz.testing.trips.judging import Target, parts_of_all, places
 from shardviz.testing.trips.mapping import renamed, rules_of
 from shardviz.testing.trips.state_rules import Facts, check_states, facts_of
@@ -202,7 +202,7 @@ class Trip:
         placed = places(now.tensors, targets, received.unplaced, mesh) if received.unplaced else []
         beside = check_states(before.facts, old, now, self.of, trips)
         findings = [*before.found, *findings_of(received, placed), *beside]
-        return told_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
+        return message_of(findings), RoundTrip(len(parts), before.on_disk, tuple(notes))
 
 
 def _words(trips: str) -> Words:

@@ -45,8 +45,8 @@ def with_cut(
     left = [pair for pair in found if pair not in own]
     details = (*cut.details, where(first), *(detail for _, finding in own for detail in finding.details))
     cause, fix = advice_on(evidence, first)
-    told = replace(cut, details=details, cause=cause, fix=fix, module=first.module)
-    return [told if one is cut else one for one in absent], left
+    named = replace(cut, details=details, cause=cause, fix=fix, module=first.module)
+    return [named if one is cut else one for one in absent], left
 
 
 def _of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
