@@ -18,7 +18,6 @@ from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.terminal import Terminal
 from shardviz.tui.model.document import Document
 from shardviz.tui.widgets.finding_card import finding_body
-from tests.lanes import at_night
 from tests.live.probing import run_probe
 
 BUGS = [probe for probe in probe_files.shipped() if probe.name.startswith("bugs/")]
@@ -64,26 +63,6 @@ def assert_is_seen(dump, report, finding):
         assert all("≠" in format_ for format_ in (whole, page, card.getvalue()))
     if finding.kind not in OF_PLACES:
         assert "≠" in card.getvalue(), "a map has nothing to mark of it"
-
-
-@pytest.mark.parametrize(
-    ("probe", "mesh"),
-    [
-        ("hsdp_fsdp1", "2,2"),
-        ("tp_fsdp", "1,4"),
-        *at_night(
-            [
-                *(("tp", "3"), ("fsdp", "3")),
-                *(("fsdp", "8"), ("hsdp", "3,2"), ("tp_fsdp", "2,2"), ("tp_fsdp", "3,2")),
-                *(("tp_fsdp", "2,3"), ("tp_fsdp", "4,1")),
-            ]
-        ),
-    ],
-)
-def test_a_healthy_probe_gives_no_finding_at_any_mesh(probe, mesh, tmp_path):
-    report = report_on(run_probe(probe, mesh, tmp_path / "dump"))
-    assert report.findings == ()
-    assert report.not_checked == ()
 
 
 @pytest.mark.parametrize("probe", QUIET, ids=[probe.name for probe in QUIET])

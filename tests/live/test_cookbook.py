@@ -1,6 +1,7 @@
 """Every healthy probe on real gloo ranks, at its own mesh and at two others: nothing found, everything looked at.
 
-The third mesh is the nightly lane's: one of the others, or its own where that takes more ranks than `FEW`.
+The third mesh is the nightly lane's: one of the others, or its own where that takes more ranks than `FEW`. So is the
+second of `VARIANTS`, which shard as another probe does.
 """
 
 import math
@@ -62,6 +63,23 @@ OTHERS = {
 }
 NO_STEP = ("mesh", "checkpoint_dcp", "checkpoint_hf", "checkpoint_optimizer", "weight_sync")
 """Probes of where tensors go, which run no step."""
+VARIANTS = {
+    "checkpoint_dcp",
+    "checkpoint_hf",
+    "checkpoint_optimizer",
+    "fsdp1_cpu_offload",
+    "fsdp1_shard_grad_op",
+    "fsdp1_wrap_by_size",
+    "fsdp1_wrap_transformer",
+    "fsdp_meta",
+    "fsdp_mixed_precision",
+    "fsdp_nested",
+    "fsdp_no_reshard",
+    "pp_gpipe",
+    "pp_naive",
+    "tp_loss",
+    "weight_sync",
+}
 FEW = 4
 NEEDS_GPUS = ("dataparallel",)
 
@@ -84,18 +102,34 @@ def _meshes(probe):
     return [*own, *others] if math.prod(probe.mesh) <= FEW else [*others, *own]
 
 
+def _lanes():
+    """Return each probe with its meshes of the daily lane, then with those of the nightly lane."""
+    daily = [(probe, slice(1 if probe.name in VARIANTS else 2)) for probe in _healthy()]
+    return [*daily, *at_night([(probe, slice(part.stop, None)) for probe, part in daily])]
+
+
+def _holds_what_it_claims(model):
+    for tensor in model.at("stamped"):
+        for claimed in filter(None, tensor.by_claim):  # a plain tensor claims nothing
+            assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(claimed.regions())
+    for gathered in (gathered for rank in model.files.ranks.values() for gathered in rank.gathered):
+        whole = next(stamp.shape for stamp in model.files.run.stamps if stamp.name == gathered.name)
+        assert gathered.held == tuple(((0, size),) for size in whole)
+    assert not any(rank.not_checked for rank in model.files.ranks.values())
+
+
 def test_every_healthy_probe_has_two_meshes_to_be_tried_on_beside_its_own():
     assert {probe.name for probe in _healthy()} == set(OTHERS)
 
 
-@pytest.mark.parametrize("part", [slice(2), *at_night([slice(2, None)])], ids=["two", "third"])
-@pytest.mark.parametrize("probe", _healthy(), ids=lambda probe: probe.name)
+@pytest.mark.parametrize(("probe", "part"), _lanes(), ids=lambda one: getattr(one, "name", ""))
 def test_a_probe_is_clean_at_its_own_mesh_and_at_two_others(probe, part, tmp_path):
     for number, mesh in enumerate(_meshes(probe)[part]):
         model = run_probe(probe.name, mesh, tmp_path / str(number))
         report = report_on(model)
         assert not report.findings, (mesh, report.findings)
         assert not report.not_checked, (mesh, report.not_checked)
+        _holds_what_it_claims(model)
         numbers = agreement(model)
         if probe.name not in NO_STEP:
             assert numbers is not None

@@ -12,34 +12,10 @@ import pytest
 from shardviz.cli import main
 from shardviz.errors import RankError
 from shardviz.layout.notation import parse, write
-from tests.lanes import at_night
 from tests.live.probing import run_probe
 from tests.live.worlds import PATIENCE, wait_until
 
 PROBES = Path(__file__).parents[2] / "probes"
-HEALTHY = [
-    ("tp", "4"),
-    ("tp", "5"),
-    ("fsdp", "4"),
-    ("hsdp", "2,3"),
-    ("hsdp_fsdp1", "2,3"),
-    ("tp_fsdp", "3,2"),
-    *at_night([("fsdp", "7"), ("hsdp_fsdp1", "2,4"), ("tp_fsdp", "2,4"), ("tp_fsdp", "2,5")]),
-]
-
-
-@pytest.mark.parametrize(("probe", "mesh"), HEALTHY)
-def test_a_healthy_probe_holds_what_it_claims_and_claims_what_it_says(probe, mesh, tmp_path):
-    model = run_probe(probe, mesh, tmp_path / "dump")
-    stamped = model.at("stamped")
-    assert len(stamped) == len(model.at("initial")) > 0
-    for tensor in stamped:
-        (claimed,) = tensor.by_claim
-        assert {rank: shard.held for rank, shard in tensor.shards.items()} == dict(claimed.regions())
-    for gathered in (gathered for rank in model.files.ranks.values() for gathered in rank.gathered):
-        whole = next(stamp.shape for stamp in model.files.run.stamps if stamp.name == gathered.name)
-        assert gathered.held == tuple(((0, size),) for size in whole)
-    assert not any(rank.not_checked for rank in model.files.ranks.values())
 
 
 def test_hybrid_shard_cuts_a_10x10_weight_into_four_shards_of_25(tmp_path):

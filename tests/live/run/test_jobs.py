@@ -126,6 +126,7 @@ def test_two_models_of_the_same_names_are_two_dumps(tmp_path):
     assert findings(ran, 2) == [("misordered", "2.weight")]
 
 
+@nightly
 def test_a_job_that_never_shards_is_not_silent(tmp_path):
     ran = run(tmp_path, "train(build())\n")
     assert ran.code == 2

@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import save_file
 
-from tests.lanes import at_night, nightly
+from tests.lanes import nightly
 from tests.live.run.jobs import ON_META, ON_TWO_RANKS, run, save_weights
 
 READERS = {
@@ -18,7 +18,8 @@ with safe_open("weights.safetensors", framework="pt") as file:
 }
 
 
-@pytest.mark.parametrize("reader", ["safe_open", *at_night(["load_file"])])
+@nightly
+@pytest.mark.parametrize("reader", ["safe_open", "load_file"])
 def test_what_is_copied_from_a_file_is_compared_with_it(tmp_path, reader):
     save_weights(tmp_path)
     ran = run(tmp_path, ON_META + READERS[reader] + "train(model)\n")
