@@ -2,7 +2,7 @@
 
 DCP's writer for that format makes a safetensors file for each rank, whose header says what part of which tensor each
 piece is, and joins them into whole tensors. They are loaded on a mesh with the sizes exchanged, on all ranks along
-`replicate`, on one rank, and at home. Along `replicate` ranks have equal copies, of which one is written; experts are
+`replicate`, on one rank, and at home. Along `replicate` ranks have equal copies and one is written; experts are
 split along `shard` by number, dim 0 of their stacked weights, and the router is split by rows.
 
 Files of this format have whole tensors under the model's own names, so that any library can read them; optimizer state

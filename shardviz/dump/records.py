@@ -306,7 +306,7 @@ class MaskRecord(Record, frozen=True):
     """A mask that this rank drew in training mode, as dropout does.
 
     Attributes:
-        mask: A digest of which elements it keeps, where all ranks were seeded alike.
+        mask: A digest of the elements that it keeps, where all ranks were seeded alike.
         again: The same, where each rank was seeded differently.
         given: A digest of what it was laid on.
         size: How many elements it has.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def kept_random_states() -> AbstractContextManager[None]:
     """Restore torch's random states afterwards: the CPU's, and this rank's own device's if it has used one.
 
-    torch's `fork_rng` by itself takes every GPU of the machine, of which seven are other ranks', and warns of it.
+    torch's `fork_rng` by itself takes every GPU of the machine, seven of them other ranks', and warns about it.
     """
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.random.fork_rng([torch.cuda.current_device()] if is_used else [])

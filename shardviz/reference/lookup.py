@@ -24,7 +24,7 @@ MAX_SINGLE = 1 << 22
 """The largest reference, in elements, in which single values are looked up."""
 
 FEW_SAMPLES = 3
-"""Lines of which a window is looked up in tensors of other names."""
+"""Lines per tensor whose windows are looked up in tensors of other names."""
 
 SINGLE_BYTES = 4
 """Single values of fewer bytes are not looked up: equal ones are found by chance."""

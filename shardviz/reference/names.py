@@ -37,7 +37,7 @@ class Matching:
     Attributes:
         names: The reference's name by the model's; names that it lacks are left out.
         before: What the reference has before the model's names, such as `app.model.`; empty where nothing.
-        open: Several such beginnings that fit as well, of which none is used; empty where one is clear.
+        open: Several such beginnings that fit equally well, so that none is used; empty where one is clear.
     """
 
     names: Mapping[str, str]

@@ -106,7 +106,7 @@ class Fill:
         name: The tensor's name, from which they are drawn.
         shape: Its shape.
         dtype: Its element type, by torch's name; one that `can_fill`.
-        salt: Other values for tensors of the same name, where two checkpoints are told apart.
+        salt: Gives tensors of the same name other values, so that two checkpoints can be distinguished.
 
     Example:
         >>> Fill("norm.weight", (4,), "float32").bits.view(np.float32).tolist()

@@ -56,7 +56,7 @@ def stamp_safetensors(source: Path, target: Path, *, force: bool = False, salt: 
 
 
 def write_model(tensors: Mapping[str, tuple[str, tuple[int, ...]]], made: Plan, target: Path, *, force: bool) -> None:
-    """Write a model of which only names, element types and shapes are known; what has no fill becomes ones.
+    """Write a model from its names, element types and shapes alone; what has no fill becomes ones.
 
     Raises:
         DumpError: An element type has no place in a safetensors file, or it cannot be written.

@@ -31,7 +31,7 @@ ORDINARY = re.compile(
 """Names of axes along which every rank has all weights, or other layers."""
 
 SHARDING = re.compile(r"shard|fsdp")
-"""Names of axes of which it is said even where nothing is split: other weights may be cut by hand, without a label."""
+"""Names of axes that are reported even where nothing is split: other weights may be cut by hand, without a label."""
 
 
 def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: Collection[str] = ()) -> list[str]:
@@ -41,7 +41,7 @@ def idle_axes(model: nn.Module, mesh: Mesh, locals_: Iterable[Local], ordinary: 
         model: The sharded model, in its wrappers.
         mesh: The job's mesh.
         locals_: This rank's tensors of it.
-        ordinary: Axes of which it is known that they split none.
+        ordinary: Axes that are known to split none.
     """
     rank = distributed.get_rank()
     if rank not in mesh:

@@ -42,7 +42,7 @@ MAX_SAMPLES = 8
 """Windows of a fragment that are looked for in another weight, before all of them are."""
 
 NARROW = 2
-"""Bytes of element types of which eight neighbours may be equal by chance."""
+"""Bytes of element types so narrow that eight neighbours may be equal by chance."""
 
 MAX_TRACED = 8
 """Fragments of a rank whose elements are looked for in all weights."""
@@ -269,7 +269,7 @@ def _gathered(one: Fragment) -> torch.Tensor:
 
 
 def _place(seen: Capture, local: Local, one: Fragment, known: Known, tracer: Tracer) -> None:
-    """Write down which of the weight's elements a master copy has, or of which other weight."""
+    """Record which elements a master copy has, of its own weight or of another."""
     values = one.values.to(one.weight.dtype)
     ids, claimed = place_of(replace(local, values=values), known)
     if ids is not None:

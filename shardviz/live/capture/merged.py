@@ -187,7 +187,7 @@ def _readable_parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
 
 
 def _parts_in(local: Local, sources: Mapping[str, Entry]) -> list[str]:
-    """Return the names, without their numbers, of the tensors of which a shard has pieces, in the order of these."""
+    """Return the names, without their numbers, of the tensors that a shard has pieces of, in their order."""
     bits = bits_of_tensor(local.values)
     if not bits.size or not bits.ndim:
         return []

@@ -53,7 +53,7 @@ def plain(name: str, role: Role, tensor: torch.Tensor) -> Local:
 
 
 def not_understood(name: str, role: Role, tensor: torch.Tensor, why: str) -> Local:
-    """Return a tensor of which only the name, the shape and the element type are known.
+    """Return a tensor known by its name, its shape and its element type alone.
 
     Args:
         name: Its name.

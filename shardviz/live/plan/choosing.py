@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ask = Callable[[Sequence[int]], dict[int, Reply]]
 
 MAX_CORNERS = 16
-"""Ranks that are first or last along every axis, of which at most so many are asked."""
+"""The most ranks to ask of those that are first or last along every axis."""
 
 MAX_ASKED = 256
 """Ranks that are asked at most."""

@@ -131,7 +131,7 @@ class Observer:
             self._look_again()
 
     def opened_file(self, file: str) -> None:
-        """Remember a checkpoint of which the job opens a file, before its models are captured."""
+        """Remember a checkpoint when the job opens one of its files, before its models are captured."""
         if not self.stamped and not self.options.reference and (not self._num_taken or any(self._pending())):
             opened = [source for source in self.sources if isinstance(source, Opened)]
             one = Opened(checkpoint_of(file)[0])

@@ -80,5 +80,5 @@ def title_of(ranks: Sequence[int]) -> str:
 
 
 def plain(texts: Iterable[object]) -> tuple[Cell, ...]:
-    """Return cells of which none is marked."""
+    """Return cells without a mark."""
     return tuple(Cell(str(text)) for text in texts)

@@ -132,7 +132,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Window:
-    """The holders of a grid of cells, each of which covers one element or many.
+    """The holders of a grid of cells; a cell covers one element or many.
 
     Attributes:
         codes: For each cell an index into `masks`; shape (rows, cols).

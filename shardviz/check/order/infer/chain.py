@@ -75,7 +75,7 @@ def derive_chain(size: int, axes: Mapping[str, int], table: Table, prefer: Chain
 def fitting_chains(size: int, axes: Mapping[str, int], table: Table, prefer: Chain, kind: Try) -> list[Chain]:
     """Return the chains of one kind over just these axes that give every known position what it holds.
 
-    Where positions are unknown several may fit, of which another dim's, or empty shards, leave only some.
+    Where positions are unknown several may fit; another dim, or empty shards, may rule some of them out.
     """
     start = _Peeled((), (), {(): (((0, size),) if size else (),)})
     found = set(islice(_peel(start, _Wanted(axes, table, *kind, most_steps=MAX_STEPS)), MAX_CHAINS))

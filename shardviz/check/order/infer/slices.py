@@ -1,6 +1,6 @@
 """Some slices of a dim are in order and the others are not: what happened to those alone.
 
-The experts of a stack, or the heads of a weight, may have been loaded in two ways, of which one reorders.
+The experts of a stack, or the heads of a weight, may have been loaded in two ways; one of them reorders.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def check_experts(evidence: Evidence, one: Compared) -> Reason | None:
 
 
 def _cut(evidence: Evidence, mesh: Mesh) -> Iterator[tuple[str, Tensor, str, int]]:
-    """Yield the plain weights of which an axis has different parts along one dim alone, with the axis and the dim."""
+    """Yield the plain weights that an axis cuts along one dim alone, with the axis and the dim."""
     for name, tensor in evidence.dump.stamped.items():
         if any(shard.layout is not None or shard.held is None for shard in tensor.shards.values()):
             continue

@@ -116,7 +116,7 @@ def _coord(mesh: Mesh, rank: int, axis: str) -> int:
 
 
 def _pipelines(dump: Dump, one: Compared) -> Iterator[Pipeline]:
-    """Yield every list of layers that an axis divides of which one coordinate alone has the output."""
+    """Yield every list of layers that an axis divides and whose output one coordinate alone has."""
     mesh = one.mesh
     for axis in mesh.axes:
         if mesh.axis_size(axis) < 2 or len({_coord(mesh, rank, axis) for rank in one.values}) != 1:

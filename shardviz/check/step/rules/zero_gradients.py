@@ -22,7 +22,7 @@ MAX_LISTED = 4
 
 
 def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[NotChecked]:
-    """Say once of which parameters on several ranks the gradient shows nothing, but for those of earlier findings."""
+    """Report once the parameters whose gradient shows nothing on several ranks, without those of earlier findings."""
     found = {finding.tensor for finding in earlier}
     gradients = [tensor for tensor in dump.at("reference") if tensor.role == "grad"]
     names = [

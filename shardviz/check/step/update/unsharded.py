@@ -44,7 +44,7 @@ def check_unsharded_update(dump: Dump, judged: frozenset[str]) -> Iterator[Findi
 
     Args:
         dump: The dump.
-        judged: Names of which something is found or said already; the empty one stands for all.
+        judged: Names that already have a finding or a note; the empty one stands for all.
     """
     if "" in judged:
         return

@@ -1,6 +1,6 @@
 """Megatron's experts: each expert-parallel rank has others, which it numbers from 0.
 
-They are told apart by their global numbers, as in a checkpoint of a model without expert parallel. Copies are on the
+They are distinguished by their global numbers, as in a checkpoint of a model without expert parallel. Copies are on the
 ranks of the expert's own data-parallel group.
 """
 

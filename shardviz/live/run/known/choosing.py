@@ -109,7 +109,7 @@ def candidates(sources: Sequence[Source], model: nn.Module, names: Sequence[str]
 
 
 def fitting(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, Candidate]:
-    """Return for each tensor the first candidate of which a rank holds its part, else the last. Every rank calls this.
+    """Return each tensor's first candidate that some rank holds its part of, else the last. Every rank calls this.
 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.

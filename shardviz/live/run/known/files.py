@@ -27,7 +27,7 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint of which the job has opened a file. Whether it loaded anything from it is not known.
+    """A checkpoint that the job has opened a file of. Whether it loaded anything from it is not known.
 
     Attributes:
         path: The file, or the folder whose index names it.

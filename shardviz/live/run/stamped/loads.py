@@ -97,7 +97,7 @@ class Loads:
     def reference(self, locals_: Sequence[Local]) -> Reference:
         """Return what the weights must have, as far as any rank has loaded it. Every rank calls this.
 
-        Of several checkpoints that have a tensor by its name, the first of which a rank holds its part counts.
+        Of several checkpoints that have a tensor by its name, the first counts that some rank holds its part of.
 
         Raises:
             DumpError: A copy cannot be read here.

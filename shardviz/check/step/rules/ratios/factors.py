@@ -86,7 +86,7 @@ def _too_large(over: Over) -> Advice:
         return _repeated(over)
     if over.splits and over.labelled:
         return (
-            f"FSDP averages over {axes} by itself; it was told to sum (set_gradient_divide_factor), or the loss that "
+            f"FSDP averages over {axes} by itself; it was set to sum (set_gradient_divide_factor), or the loss that "
             f"backward ran on is multiplied by the size of {axes}",
             f"take set_gradient_divide_factor out, or pass it a factor {size} times as large; or divide the loss by "
             f"{size}",

@@ -132,5 +132,5 @@ def _finding(one: Compared, gradients: list[Compared], axes: tuple[str, ...]) ->
 
 
 def _names(gradients: list[Compared], axis: str, *, split: bool = True) -> Iterator[str]:
-    """Yield the gradients that an axis splits, or those of which it keeps copies."""
+    """Yield the gradients that an axis splits, or those that it keeps copies of."""
     yield from (one.name for one in gradients if splits(one, axis) == split)

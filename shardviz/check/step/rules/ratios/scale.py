@@ -126,7 +126,7 @@ def _advice(ratio: Fraction, found: Sequence[Over]) -> tuple[str, str]:
 def overs(gradients: Sequence[Compared], ratio: Fraction, batch: Batch | None) -> list[Over]:
     """Return the fewest axes whose sizes multiply to the ratio, or to one over it, in all ways.
 
-    Axes of which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
+    Axes along which some ranks have no such gradient, as stages of a pipeline, are left out: nothing reduces over them.
     """
     first = gradients[0]
     spread = [axis for axis in first.mesh.axes if any(_spread(one, axis) for one in gradients)]
