@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardviz.text import fold, listed
+from shardviz.text import counted, fold, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.text import Fold
@@ -212,9 +212,12 @@ class Report:
         return {name: tuple(reasons) for name, reasons in found.items()}
 
     @cached_property
-    def folded_not_checked(self) -> list[tuple[Fold, str]]:
-        """What could not be looked at, with why not, once for identical layers."""
-        return fold((unchecked.tensor, unchecked.why) for unchecked in self.not_checked)
+    def reasons(self) -> list[str]:
+        """Why something could not be looked at, each reason once, after the names of its tensors."""
+        by_why: dict[str, list[Fold]] = {}
+        for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in self.not_checked):
+            by_why.setdefault(why, []).append(folded)
+        return [f"{names}: {why}" if (names := _names_of(folds)) else why for why, folds in by_why.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz check --format json` prints."""
@@ -225,3 +228,10 @@ class Report:
             "findings": [finding.to_json() for finding in self.findings],
             "not_checked": [asdict(unchecked) for unchecked in self.not_checked],
         }
+
+
+def _names_of(folds: Sequence[Fold]) -> str:
+    """Return the names of folds, with the number of tensors where there is no room for all of them."""
+    names = listed(folds, MOST_NAMES)
+    tensors = sum(1 for one in folds for _ in one.names())
+    return f"{counted(tensors, 'tensor')} ({names})" if len(folds) > MOST_NAMES else names

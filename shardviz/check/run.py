@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped, ranks_by_name
-from shardviz.check.hiding import unhidden
+from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.rules.foreign import check_foreign
@@ -29,6 +29,7 @@ from shardviz.check.order.rules.sequence import check_sequence
 from shardviz.check.order.rules.shapes import check_dtype, check_global_shape, check_label
 from shardviz.check.order.rules.states import check_states, of_states
 from shardviz.check.order.rules.unplaced import check_unplaced
+from shardviz.check.order.rules.unwritten import check_unwritten
 from shardviz.check.order.suspects import with_suspects
 from shardviz.check.step import check_step
 from shardviz.check.step.collectives import check_collectives
@@ -89,7 +90,8 @@ def _report(dump: Dump, laid_out: LaidOut, results: list[Result]) -> Report:
     findings.sort(key=lambda finding: (finding.severity != "error", _place(finding.tensor, order), finding.kind))
     unchecked = {result for result in results if isinstance(result, NotChecked)}
     if dump.files.planned is None:
-        unchecked |= set(check_unplaced(dump, {result.tensor for result in unchecked}))
+        wrong = {finding.tensor for finding in findings if is_of_places(finding)}
+        unchecked |= set(check_unplaced(dump, wrong | {result.tensor for result in unchecked}))
     return Report(
         num_ranks=dump.files.run.num_ranks,
         num_tensors=len({name for tensor in dump.tensors if is_of_model(tensor) for name in tensor.names}),
@@ -108,7 +110,7 @@ def _of_shards(laid_out: LaidOut) -> list[Result]:
     dump = laid_out.dump
     ordered = list(check_sequence(laid_out))
     stamped = [result for tensor in dump.at("stamped") for result in _check_stamped(laid_out, tensor)]
-    said = list(check_fragments(dump))
+    said = [*check_fragments(dump), *check_unwritten(dump)]
     placed = [*ordered, *said, *unhidden(stamped, [*ordered, *said])]
     of_ids: list[Result] = [*check_gathered(dump, placed)]
     of_values: list[Result] = [*check_copies(dump), *check_identical_shards(dump)]

@@ -174,6 +174,7 @@ def capture_by_reference(
     force: bool,
     sift: Sift | None = None,
     command: tuple[str, ...] = (),
+    unwritten: Collection[str] = (),
 ) -> Path:
     """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
 
@@ -188,6 +189,7 @@ def capture_by_reference(
         force: Replace the folder if it is a dump.
         sift: Says which tensors the reference does not cover after all.
         command: The command that the dump is of; the process's own by default.
+        unwritten: Parameters whose memory nothing has written to since it was allocated.
     """
     from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
@@ -203,7 +205,8 @@ def capture_by_reference(
     wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
     merged = registry.checkpoint(unwrapped(model), reference)
     known = known_in(merged, wanted, names, strangers=reference.is_stamped)
-    known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))})
+    empty = {part.prefix + name for name in unwritten}
+    known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))} | empty)
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
     if reference.is_stamped:
@@ -214,6 +217,7 @@ def capture_by_reference(
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known, sift)
+        seen.unwritten += sorted(empty)
         _note_idle_axes(seen, model, mesh, part)
         _add_masters(seen, model, mesh, part)
         _add_step(seen, model, mesh, part, step)

@@ -524,6 +524,14 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def version_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return how often a tensor and this rank's part of it were written to in place, as far as torch counts it.
+
+    Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.4.1 to 2.13.0.
+    """
+    return tensor._version, local_of(tensor)._version
+
+
 def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     """Yield what FSDP gathers together: a module's name, bytes on one rank, whether it stays gathered until backward.
 

@@ -117,6 +117,8 @@ if __name__ == "__main__":
     fault, library, tensor, script, *words = sys.argv[1:]
     sys.argv = [script, *words]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    if library == "torchtitan":  # it looks for a device when it is imported
+        importlib.import_module("torchtitan_llama").imitate_a_gpu()
     harmed = put_in(fault, library, tensor)
     runpy.run_path(script, run_name="__main__")
     assert harmed, f"{library} never had a {tensor}"

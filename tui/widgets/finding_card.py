@@ -94,7 +94,6 @@ def verdict_text(document: Document) -> Text:
         f": all {count} tensors match their placements" if count > 1 else ": the tensor matches its placements",
         (uncompared_text(not_compared(document.dump)), "dim"),
     )
-    for names, why in document.report.folded_not_checked:
-        name = f"{printable(str(names))}: " if str(names) else ""
-        text.append(f"\n? not checked: {name}{printable(why)}", "dim")
+    for reason in document.report.reasons:
+        text.append(f"\n? not checked: {printable(reason)}", "dim")
     return text

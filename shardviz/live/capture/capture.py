@@ -85,6 +85,7 @@ class Capture:
         trace: What went in and out of every module of the step, beside the unsharded model's.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
+        unwritten: Parameters whose memory nothing has written to since it was allocated.
         run_id: What names the run in all of its files.
     """
 
@@ -107,6 +108,7 @@ class Capture:
     trace: list[PointRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)
     run_id: str = ""
     _meshes: dict[MeshRecord, int] = field(default_factory=dict)
     _positions: dict[int, Position] = field(default_factory=dict)
@@ -227,6 +229,7 @@ class Capture:
             noise=tuple(self.noise),
             trace=tuple(self.trace),
             not_stepped=tuple(self.not_stepped),
+            unwritten=tuple(self.unwritten),
             run_id=self.run_id,
         )
 

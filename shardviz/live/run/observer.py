@@ -17,6 +17,7 @@ from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.known.files import MOST, Opened, checkpoint_of
 from shardviz.live.run.known.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.known.unwritten import Unwritten
 from shardviz.live.run.known.values import Values
 from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.notes import Note, leave
@@ -41,6 +42,7 @@ class Observer:
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
         stamped: What was loaded as a stamped copy; None where loads are left as they are.
+        unwritten: What `to_empty` allocated.
     """
 
     def __init__(self, options: Options) -> None:
@@ -48,6 +50,7 @@ class Observer:
         self.values = Values(options)
         self.sources: list[Source] = [self.values]
         self.stamped = _loads(options)
+        self.unwritten = Unwritten()
         self._sharded: WeakSet[nn.Module] = WeakSet()
         self._captured: WeakSet[nn.Module] = WeakSet()
         self._settled: WeakSet[nn.Module] = WeakSet()
@@ -91,6 +94,11 @@ class Observer:
                 self._searches -= 1
             else:
                 self.values.remember(owner)
+
+    def allocated(self, module: object) -> None:
+        """Look at the memory that a module was given: it may never be written to."""
+        if isinstance(module, nn.Module) and not self.stamped:
+            self.unwritten.remember(module)
 
     def sharded(self, module: object) -> None:
         """Note that a module was sharded: it is captured when it, or what contains it, is called."""

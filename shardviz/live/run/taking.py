@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.live.run.known.sources import Source
+    from shardviz.live.run.known.unwritten import Unwritten
     from shardviz.live.run.known.values import Values
     from shardviz.live.run.options import Options
     from shardviz.live.run.stamped.loads import Loads
@@ -44,12 +45,14 @@ class Seen(Protocol):
         values: The values that modules had before they were sharded.
         sources: What values may be compared with, the newest last.
         stamped: What was loaded as a stamped copy; None where loads are left as they are.
+        unwritten: What `to_empty` allocated.
     """
 
     options: Options
     values: Values
     sources: list[Source]
     stamped: Loads | None
+    unwritten: Unwritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
         force=options.force,
         sift=sift,
         command=options.command,
+        unwritten=seen.unwritten.names(unwrapped(root)),
     )
     return source
 

@@ -12,6 +12,7 @@ from torch import distributed, nn
 
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, say
+from shardviz.live.run.known.unwritten import Unwritten
 from shardviz.live.run.known.values import Values
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.options import PATIENCE, Options, session_beside
@@ -68,9 +69,11 @@ class Watch:
         values: The values that it had before it was sharded.
         sources: What its values may be compared with.
         stamped: Nothing.
+        unwritten: Nothing: only hooks see what is allocated.
     """
 
     stamped: Loads | None = None
+    unwritten = Unwritten()
 
     def __init__(
         self,

@@ -156,8 +156,7 @@ def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str
     if len(report.findings) > MOST_FINDINGS:
         parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
     if report.not_checked:
-        folded_reasons = report.folded_not_checked
-        items = (element("li", words(f"{names}: {why}" if str(names) else why)) for names, why in folded_reasons)
+        items = (element("li", words(text)) for text in report.reasons)
         parts.append(element("h3", "Not checked") + element("ul", *items))
     return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
 

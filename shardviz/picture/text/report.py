@@ -159,10 +159,9 @@ def _row_lines(name: str, row: Row, width: int, layouts: int, terminal: Terminal
 def not_checked_lines(report: Report, terminal: Terminal) -> list[Text]:
     """Say which tensors could not be checked, and why; those with the same reason are folded."""
     lines: list[Text] = []
-    for folded, why in report.folded_not_checked:
-        name = f"{printable(str(folded))}: " if str(folded) else ""
+    for text in report.reasons:
         start = line((terminal.glyphs.unknown, WARNING), " not checked: ")
-        lines += wrapped(f"{name}{printable(why)}", terminal.width, start, 4)
+        lines += wrapped(printable(text), terminal.width, start, 4)
     return lines
 
 

@@ -57,8 +57,7 @@ def refuse_unchecked(report: Report) -> None:
         ShardAssertionError: Something was not checked.
     """
     __tracebackhide__ = True
-    lines = [f"{names}: {why}" if str(names) else why for names, why in report.folded_not_checked]
-    if lines:
+    if lines := report.reasons:
         shown = [f"{'':{INDENT}}{printable(line)}" for line in lines[:MAX_UNCHECKED]]
         more = [f"{'':{INDENT}}and {len(lines) - MAX_UNCHECKED} more"] if len(lines) > MAX_UNCHECKED else []
         fix = _rows([("fix", "make these checks possible, or leave out strict=True to allow them")])

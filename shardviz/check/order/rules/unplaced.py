@@ -34,7 +34,7 @@ def check_unplaced(dump: Dump, known: AbstractSet[str]) -> Iterator[NotChecked]:
 
     Args:
         dump: The dump.
-        known: Names that were already reported as not checked.
+        known: Names that were already reported, as wrong or as not checked.
     """
     weights = [tensor for tensor in dump.at("stamped") if tensor.role in WEIGHTS]
     stamped = {name for tensor in weights for name in tensor.names}

@@ -53,6 +53,10 @@ def _to(seen: Observer, call: Call) -> None:
         seen.sharding(call[0][0])
 
 
+def _allocates(seen: Observer, call: Call, result: Any) -> None:
+    seen.allocated(call[0][0])
+
+
 def _is_to_meta(call: Call) -> bool:
     target = argument(call, 1, "device")
     return str(getattr(target, "type", target)) == "meta" and _in_a_job(call)
@@ -122,7 +126,11 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     ),
     "torch.nn.parallel.distributed": (_shards("DistributedDataParallel.__init__", 1),),
     "deepspeed.runtime.engine": (_shards("DeepSpeedEngine.__init__", 2, "model"),),
-    "torch.nn.modules.module": (Hook("Module.to", _to, None, _is_to_meta), Hook("Module.load_state_dict", _loads)),
+    "torch.nn.modules.module": (
+        Hook("Module.to", _to, None, _is_to_meta),
+        Hook("Module.to_empty", None, _allocates, _in_a_job, hides=False),
+        Hook("Module.load_state_dict", _loads),
+    ),
     "torch.distributed.pipelining.schedules": (
         Hook("PipelineScheduleSingle.step", _schedules, hides=False),
         Hook("PipelineScheduleMulti.step", _schedules, hides=False),

@@ -73,7 +73,7 @@ class Values:
         for (part, name), tensor in tensors.items():
             here = (part, name) in plain
             why = "" if (part, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
-            self._owners[part][name] = Kept(entries.get((part, name)), _sample(tensor) if here else None, why)
+            self._owners[part][name] = Kept(entries.get((part, name)), sample(tensor) if here else None, why)
 
     def knows(self, tensor: Any) -> bool:
         """Whether a tensor's memory belongs to a module that is known."""
@@ -130,7 +130,8 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _sample(tensor: torch.Tensor) -> int:
+def sample(tensor: torch.Tensor) -> int:
+    """Return a checksum of a tensor's first values."""
     values = tensor.detach().reshape(-1)[:SAMPLE].contiguous().cpu()
     return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
 
