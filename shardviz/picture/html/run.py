@@ -87,7 +87,7 @@ def _tensors(found: Sequence[Use]) -> str:
     rows = []
     for names, (role, least, most, whole) in folded[:MOST_ROWS]:
         per_rank = bytes_cell(most) if least == most else f"{bytes_cell(least)} to {bytes_cell(most)}"
-        count = f" ({len(names):,} tensors)" if len(names) > 1 else ""
+        count = f" (each of {len(names):,} tensors)" if len(names) > 1 else ""
         rows.append([words(f"{names}{count}"), words(role), per_rank, bytes_cell(whole)])
     written = table(("Tensor", "Role", "Per rank", "Unsharded"), rows, "Bytes by tensor", left=2)
     closed = element("details", element("summary", "By tensor"), written)
