@@ -72,7 +72,8 @@ def _outputs(path, names, **more):
     prepare_folder(path)
     write_run(path, RunRecord(1, "test", "none", 1))
     body = Body("activation", "step", (2, 4), (2, 4), "float32")
-    write_rank(path, RankRecord(1, 0, 1, "h", bodies=(body,), tensors=[TensorRecord(name, 0) for name in names], **more))
+    tensors = tuple(TensorRecord(name, 0) for name in names)
+    write_rank(path, RankRecord(1, 0, 1, "testhost", bodies=(body,), tensors=tensors, **more))
     return {use.name: (use.bytes[0], use.whole) for use in uses(dump_of(read_files(path)))}
 
 
