@@ -1,4 +1,4 @@
-"""Where a dump is from: the command, the probe and the mesh that its `run.json` names."""
+"""Where a dump is from: the probe and the mesh that its `run.json` names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 
-PROBE_COMMAND = ("shardviz", "probe")
-"""How the command of a dump begins that `shardviz probe` wrote."""
-
 
 class _Sizes(msgspec.Struct):
     """A mesh, as far as it is named in a message."""
@@ -30,7 +27,6 @@ class _Sizes(msgspec.Struct):
 class _Origin(msgspec.Struct):
     """The fields of `run.json` that say where a dump is from."""
 
-    command: tuple[str, ...] = ()
     probe: str = ""
     mesh: _Sizes | None = None
 
@@ -44,10 +40,9 @@ def written_by(path: Path) -> str:
 
 
 def is_earlier_run(path: Path, probe: str, mesh: Mesh) -> bool:
-    """Whether a folder is what `shardviz probe` wrote of the same probe on the same mesh."""
+    """Whether a folder is what `shardviz probe`, which alone names a probe, wrote of the same one on the same mesh."""
     origin = _origin(path)
-    is_same = origin.probe == probe and origin.mesh == _Sizes(mesh.axes, mesh.shape)
-    return is_same and origin.command[: len(PROBE_COMMAND)] == PROBE_COMMAND
+    return origin.probe == probe and origin.mesh == _Sizes(mesh.axes, mesh.shape)
 
 
 def _origin(path: Path) -> _Origin:
