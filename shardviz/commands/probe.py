@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         return _watch(args, joined)
     if joined is None:
         return _run_here(args)
-    probe, mesh, folder = _wanted(args, joined)
+    probe, mesh, folder = wanted(args, joined)
     return _run_joined(args, probe, mesh, folder, joined)
 
 
@@ -124,7 +124,7 @@ def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
         watch(path.resolve(), partial(_run_here, args))
 
 
-def _wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe, Mesh, Path]:
+def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe, Mesh, Path]:
     """Find the probe, the mesh to run it on and the folder for its dump, and warn of names that look misspelt."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
@@ -144,7 +144,7 @@ def _run_here(args: argparse.Namespace, watched: Watched | None = None) -> int:
     """Run the probe on new ranks of this machine; where its files are watched, until one of them changes."""
     from shardviz.live import world
 
-    probe, mesh, folder = _wanted(args)
+    probe, mesh, folder = wanted(args)
     if args.save_test:
         check_file(args.save_test, force=args.force)
     force = _may_replace(args, probe, mesh, folder) or (watched is not None and folder in watched.written)

@@ -5,7 +5,9 @@ The process that has imported torch stays, and ranks are copied from it. A run t
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -29,6 +31,9 @@ PAUSE = 0.05
 """Seconds between two looks at the files, and for which they must stay as they are: editors write in several steps."""
 
 MOST_NAMES = 3
+
+ENDS_WITH = "SHARDVIZ_ENDS_WITH"
+"""The environment variable with the process that started this one and must not be outlived."""
 
 
 class OvertakenError(Exception):
@@ -76,6 +81,7 @@ class Watched:
     def wait(self) -> list[Path]:
         """Wait until a file has changed and all have come to rest, and return those that changed."""
         while not (changed := self.changed()):
+            _end_with_parent()
             time.sleep(PAUSE)
         before = None
         while before != (before := [stamp_of(path) for path in self._stamps]):
@@ -142,6 +148,12 @@ def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
                 talk(f"watching {_all_of(watched.paths)}; Ctrl-C ends")
             names = listed((printable(path.name) for path in watched.wait()), MOST_NAMES)
             talk(f"\n{datetime.now().astimezone():%H:%M:%S} {names} changed")
+
+
+def _end_with_parent() -> None:
+    """Exit if this process was started by another one of shardviz, which is gone."""
+    if os.environ.get(ENDS_WITH) not in (None, str(os.getppid())):
+        sys.exit()
 
 
 def _all_of(paths: Sequence[Path]) -> str:
