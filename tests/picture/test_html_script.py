@@ -14,6 +14,7 @@ from shardviz.picture.html.parts import coded, names_of, ranks_cell
 from shardviz.picture.html.references import address
 from shardviz.text import Fold, fold
 from tests.dumps import Made
+from tests.lanes import nightly
 from tests.picture.browser import asked, dom
 from tests.picture.test_html import HOSTILE, page
 
@@ -85,6 +86,7 @@ def test_in_a_browser_lines_are_filtered_by_verdict_and_sorted_every_way(tmp_pat
     assert found["all"] == found["model"] == MODEL
 
 
+@nightly
 def test_in_a_browser_a_link_to_any_layer_opens_its_line_whatever_was_searched(tmp_path: Path) -> None:
     question = """'waiting';
       document.getElementById("search").value = "embed";
@@ -133,6 +135,7 @@ def test_in_a_browser_the_script_runs_under_the_pages_policy_and_no_other_does(t
     assert "<title>shardviz: run.shardviz</title>" in seen
 
 
+@nightly
 def test_in_a_browser_without_scripts_all_is_there_and_no_tool_that_does_nothing(tmp_path: Path) -> None:
     file = page(tmp_path, TENSORS)
     text = file.read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.cli import main
+from tests.lanes import nightly
 from tests.live.worlds import children, is_running, wait_until
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def parallelize(model, mesh):
 WRONG = "    model.weight = nn.Parameter(DTensor.from_local(placed.to_local().flip(0), mesh, [Shard(0)]))\n"
 
 
+@nightly
 def test_the_viewer_of_a_probe_is_updated_whenever_its_file_is_saved(tmp_path: Path) -> None:
     probe = tmp_path / "mine.py"
     probe.write_text(PROBE)
