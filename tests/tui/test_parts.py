@@ -241,4 +241,4 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
 def test_identical_layers_are_counted_beside_the_part_that_each_is(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {f"layers.{at}.w": "[4/tp, 8]" for at in range(3)})
     (tensor,) = dump_of(read_files(path)).at("stamped")
-    assert parts_text(tensor, tensor.shards[1]) == "3 x [2:4, 0:8]"
+    assert parts_text(tensor, tensor.shards[1]) == "3x [2:4, 0:8]"

@@ -37,9 +37,9 @@ def part_text(shard: Shard) -> str:
 
 
 def parts_text(tensor: Tensor, shard: Shard) -> str:
-    """Write which part of a tensor a shard holds; of identical layers how often: `80 x [0:8, 0:8192]`."""
+    """Write which part of a tensor a shard holds; of identical layers how often: `80x [0:8, 0:8192]`."""
     count = len(tensor.names)
-    return f"{count:,} x {part_text(shard)}" if count > 1 else part_text(shard)
+    return f"{count:,}x {part_text(shard)}" if count > 1 else part_text(shard)
 
 
 @dataclass(frozen=True)

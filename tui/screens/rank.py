@@ -121,7 +121,7 @@ class HeldLines(Lines):
 ## One rank
 
 Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Of identical layers
-the bytes are those of all together, and the part is that of each: `80 x [0:8, 0:8192]`. `-` means that it
+the bytes are those of all together, and the part is that of each: `80x [0:8, 0:8192]`. `-` means that it
 takes no memory of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
 **[** and **]** go to the previous and the next rank, **enter** goes to the tensor's map.
 """
