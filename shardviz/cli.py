@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardviz.commands.common.parser import Parser
-from shardviz.commands.common.streams import forget, talk
+from shardviz.commands.common.streams import forget, say, say_error, talk
 from shardviz.errors import EXIT_BUG, EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_USAGE, ShardvizError
 
 if TYPE_CHECKING:
@@ -67,20 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except ShardvizError as error:
         if _is_first_to_report(error):
-            _say(f"error: {error.message}", *str(error).removeprefix(error.message).splitlines())
+            say_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         forget(sys.stdout)
         return code
     except MemoryError:
-        _say("error: not enough memory", "Hint: a machine with more, or a dump of fewer values")
+        say("error: not enough memory", "Hint: a machine with more, or a dump of fewer values")
         return EXIT_USAGE
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
-        _say(f"error: {error.strerror or error}{named}")
+        say(f"error: {error.strerror or error}{named}")
         forget(sys.stdout)
         return EXIT_USAGE
     except Exception as error:
@@ -97,7 +97,7 @@ def _report_bug(error: Exception) -> int:
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = str(error).strip().partition("\n")[0][:MAX_BUG_TEXT]
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    _say(
+    say(
         f"error: a bug of shardviz: {what} ({os.path.basename(last.filename)}:{last.lineno}, in {last.name})",
         f"Hint: report it in shardviz's issue tracker, with the command and what {DEBUG}=1 prints",
     )
@@ -121,13 +121,6 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _say(message: str, *more: str) -> None:
-    """Print talk to stderr, one line each, whatever characters a file's name has."""
-    from shardviz.text import printable
-
-    talk("\n".join([f"shardviz: {printable(message)}", *(printable(line) for line in more if line)]))
 
 
 def _run(argv: Sequence[str]) -> int:

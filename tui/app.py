@@ -28,7 +28,7 @@ from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from textual.binding import BindingType
 
@@ -228,8 +228,13 @@ class ShardvizApp(App[None]):
         self.selection = next_finding(self.document, self.selection, step)
 
 
-def view(path: Path, *, other: Path | None = None) -> None:
+def view(path: Path, *, other: Path | None = None, started: Callable[[ShardvizApp], object] | None = None) -> None:
     """Open the TUI on a dump, with a second one beside it if given.
+
+    Args:
+        path: The dump.
+        other: The second one.
+        started: Called with the viewer just before it runs.
 
     Raises:
         ShardvizError: A folder is not a dump, or can no longer be read.
@@ -239,6 +244,8 @@ def view(path: Path, *, other: Path | None = None) -> None:
         if folder is not None:
             read_run(folder)
     app = ShardvizApp(path, other)
+    if started is not None:
+        started(app)
     app.run()
     if app.failure is not None:
         raise app.failure

@@ -6,6 +6,7 @@ joins that job.
 examples:
   shardviz probe tp_fsdp --mesh 2,4
   shardviz probe path/to/my_model.py --mesh fsdp=2,tp=4 -o mine.shardviz
+  shardviz probe path/to/my_model.py --watch
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import re
 import signal
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz import probe_files
 from shardviz.commands.common.parser import count, seconds
 from shardviz.commands.common.progress import progress
+from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
-from shardviz.errors import EXIT_CLEAN, MeshError
+from shardviz.errors import EXIT_CLEAN, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.testing.saving import check_file, save_test
@@ -30,12 +34,17 @@ from shardviz.testing.saving import check_file, save_test
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+    from typing import NoReturn
 
+    from shardviz.commands.common.watching import Watched
     from shardviz.live.world import World
     from shardviz.probe_files import Probe
 
 LOG_LINE = re.compile(r"\[rank\d+\]:[IWE]\d{4} |$")
 """How a line of torch's log begins; or an empty one."""
+
+PRELOADED = ("shardviz.live.probe",)
+"""Modules that ranks find imported, beside torch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4.shardviz"
     )
-    parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace the folder, if it is a dump; not needed for the default folder and the same probe and mesh",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="run again whenever the file or a module that it imports is saved"
+    )
     parser.add_argument(
         "--launch", choices=("fork", "spawn", "threads"), default="fork", help="how ranks are started; default: fork"
     )
@@ -78,29 +94,75 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.live import world
 
+    joined = world.torchrun_world(args.backend)
+    if args.watch:
+        return _watch(args, joined)
+    if joined is None:
+        return _run_here(args)
+    probe, mesh, folder = wanted(args, joined)
+    return _run_joined(args, probe, mesh, folder, joined)
+
+
+def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
+    """Run the probe again and again.
+
+    Raises:
+        ShardvizError: It cannot be watched.
+    """
+    from shardviz.commands.common.watching import watch
+    from shardviz.live import world
+
+    if joined is not None:
+        raise ShardvizError("--watch starts ranks again and again, but torchrun started these", "leave torchrun out")
+    if args.save_test:
+        raise ShardvizError("--save-test writes a test once, --watch runs a probe often", "leave --watch out")
+    path = Path(args.probe.partition(":")[0])
+    if path.suffix != ".py" or not path.exists():
+        path = probe_files.find(args.probe).path
+    world.prepare(args.launch, also=PRELOADED)
+    with _ending_at_signals():
+        watch(path.resolve(), partial(_run_here, args))
+
+
+def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe, Mesh, Path]:
+    """Find the probe, the mesh to run it on and the folder for its dump, and warn of names that look misspelt."""
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
-    joined = world.torchrun_world(args.backend)
     mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)
     if joined is None or joined.rank == 0:
         _say_names(args, probe, mesh)
     stem = probe.name.rpartition("/")[2] if probe.module else probe.path.stem
-    folder = args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
-    if joined is not None:
-        return _run_joined(args, probe, mesh, folder, joined)
+    return probe, mesh, args.output or Path(f"{stem}-{'x'.join(map(str, mesh.shape))}{SUFFIX}")
+
+
+def _may_replace(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> bool:
+    """Whether the folder's dump may be replaced: the user says so, or it is an earlier one of the default name."""
+    return args.force or (args.output is None and is_earlier_run(folder, probe.name, mesh))
+
+
+def _run_here(args: argparse.Namespace, watched: Watched | None = None) -> int:
+    """Run the probe on new ranks of this machine; where its files are watched, until one of them changes."""
+    from shardviz.live import world
+
+    probe, mesh, folder = wanted(args)
     if args.save_test:
         check_file(args.save_test, force=args.force)
-    check_folder(folder, force=args.force)
-    world.prepare(args.launch, also=("shardviz.live.probe",))
+    force = _may_replace(args, probe, mesh, folder) or (watched is not None and folder in watched.written)
+    check_folder(folder, force=force)
+    world.prepare(args.launch, also=PRELOADED)
     with (
         _ending_at_signals(),
-        replacing_folder(folder, force=args.force) as unfinished,
+        replacing_folder(folder, force=force) as unfinished,
         progress(lambda: _progress_text(unfinished, mesh.size)),
+        watched.ending_when_overtaken() if watched else nullcontext(),
     ):
-        _job(args, probe, mesh, unfinished).launch(
+        _job(args, probe, mesh, unfinished, watched.notes if watched else None).launch(
             args.launch, backend=args.backend, timeout=args.timeout or TIMEOUT, on_output=_show_prints
         )
-    return _report(args, probe, mesh, folder)
+    code = _report(args, probe, mesh, folder, is_news=watched is None or folder not in watched.written)
+    if watched is not None:
+        watched.written.add(folder)
+    return code
 
 
 def _say_names(args: argparse.Namespace, probe: Probe, mesh: Mesh) -> None:
@@ -160,8 +222,8 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
     return mesh
 
 
-def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> ProbeJob:
-    return ProbeJob.of(probe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values)
+def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, notes: Path | None = None) -> ProbeJob:
+    return replace(ProbeJob.of(probe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values), notes=notes)
 
 
 def _show_prints(rank: int, text: str) -> None:
@@ -175,18 +237,20 @@ def _run_joined(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path
     from shardviz.live import world
 
     if joined.rank == 0:
-        prepare_folder(folder, force=args.force)
+        prepare_folder(folder, force=_may_replace(args, probe, mesh, folder))
     job = _job(args, probe, mesh, folder)
     timeout = args.timeout or JOINED_TIMEOUT
     world.run_joined(TASK, (job,), backend=args.backend, timeout=timeout, coords=job.coords)
     return _report(args, probe, mesh, folder) if joined.rank == 0 else EXIT_CLEAN
 
 
-def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> int:
+def _report(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, *, is_news: bool = True) -> int:
+    """Check the dump and print the verdict; say where the dump is, where that is news."""
     from shardviz.commands import check
 
     code = check.report(folder, args.format, args.color, strict=args.strict)
-    print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+    if is_news:
+        print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     if args.save_test:
         from shardviz.commands.common.dumps import read_dump
 

@@ -1,12 +1,14 @@
 """Walk through a dump in the terminal.
 
 Where stdout is not a terminal, it prints what `show` prints, or `diff` of two
-dumps.
+dumps. A dump that is written again is read again. Of a probe's file, --watch
+runs the probe in the background whenever the file is saved.
 
 examples:
   shardviz view tp_fsdp-2x4.shardviz
   shardviz view before.shardviz after.shardviz
   shardviz view checkpoints/step-1000
+  shardviz view path/to/my_model.py --mesh 2,4 --watch
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ HOST = "127.0.0.1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument("--watch", action="store_true", help="DUMP is a probe: run it again whenever it is saved")
+    parser.add_argument("--mesh", help="for --watch: sizes of the mesh axes; default: the probe's own")
     parser.add_argument("other", type=Path, metavar="OTHER", nargs="?", help="a second dump, to compare side by side")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--print", action="store_true", help="print what `show` prints, also on a terminal")
@@ -51,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
         raise ShardvizError(
             f"{option} is where --web listens, and --web is not given", f"add --web, or leave {option} out"
         )
+    if args.watch or args.mesh is not None:
+        _watch(args)
+        return EXIT_CLEAN
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
         import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
@@ -61,6 +68,32 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(args.dump, args.other, args.color)
     return EXIT_CLEAN
+
+
+def _watch(args: argparse.Namespace) -> None:
+    """Open the TUI on the dump of a probe that is run again and again.
+
+    Raises:
+        ShardvizError: It is not a probe, or nobody looks.
+    """
+    if not args.watch:
+        raise ShardvizError("--mesh is for the probe that --watch runs", "add --watch, or leave --mesh out")
+    if args.dump.is_dir():
+        raise ShardvizError(
+            f"{args.dump} is a folder: --watch runs a probe",
+            f"shardviz view {args.dump} reads it again by itself whenever it changes",
+        )
+    if args.other is not None or args.web or args.print or not _on_a_screen():
+        raise ShardvizError("--watch shows one probe, in this terminal", f"shardviz probe {args.dump} --watch prints")
+    from shardviz.commands.common.beside import probing
+    from shardviz.commands.probe import wanted
+
+    args.probe, args.output = str(args.dump), None
+    _, mesh, folder = wanted(args)
+    sizes = ",".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=True))
+    with probing(args.probe, sizes, folder) as beside:
+        beside.wait()
+        import_module("shardviz.tui.app").view(folder, started=beside.follow)
 
 
 def _print(dump: Path, other: Path | None, colour: str) -> None:

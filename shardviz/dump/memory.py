@@ -2,23 +2,28 @@
 
 A probe runs its step in float64, to be comparable; its gradients, optimizer state and activations are counted in
 the element type that the model itself has. Of a pipeline's activations one micro-batch is captured; they are
-counted once for each micro-batch that a rank has under way at a time.
+counted once for each micro-batch that a rank has under way at a time. What a trace keeps of a step to explain it takes
+no memory in the model, and is not counted.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from shardviz.dump.records import is_point
+from shardviz.errors import NotationError
 from shardviz.layout.dtypes import itemsize
+from shardviz.layout.notation import parse
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.records import Role, StageRecord
@@ -83,10 +88,10 @@ class Counted:
 def counted(dump: Dump) -> list[Counted]:
     """Return the tensors that take memory: parameters and buffers as sharded, the rest as it was after a step."""
     before = dump.at("initial") or dump.at("stamped")
-    step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
+    step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim") or tensor.role == "activation"]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
-    leaves = _leaves(name for tensor in step if tensor.role == "activation" for name in tensor.names)
+    leaves = _leaves(_outputs(dump, step))
     tied = {name for record in dump.files.ranks.values() for group in record.tied for name in group[1:]}
     at_once = {rank: under_way(record.schedule) for rank, record in dump.files.ranks.items()}
     found = []
@@ -103,22 +108,50 @@ def counted(dump: Dump) -> list[Counted]:
 
 def uses(dump: Dump) -> list[Use]:
     """Return the bytes of every name on every rank."""
+    traced = _traced(dump)
     return [
         Use(
             name,
             one.tensor.role,
             {rank: one.on(rank, name) for rank in one.tensor.shards},
-            math.prod(_whole_shape(dump, one.tensor, name)) * width,
+            math.prod(_whole_shape(dump, one.tensor, name, traced)) * width,
         )
         for one in counted(dump)
         for name, width in one.widths.items()
     ]
 
 
-def _whole_shape(dump: Dump, tensor: Tensor, name: str) -> tuple[int, ...]:
-    """Return a tensor's shape in the unsharded model, which a plain local activation does not say itself."""
-    whole = dump.find("reference", "activation", name) if tensor.role == "activation" else None
-    return whole.shape if whole is not None else tensor.shape
+def _outputs(dump: Dump, step: Iterable[Tensor]) -> Iterator[str]:
+    """Yield the activations that modules returned: others are kept to explain a step, or before a collective."""
+    before = {f"{call.module}.before" for record in dump.files.ranks.values() for call in record.calls}
+    for tensor in step:
+        if tensor.role == "activation":
+            yield from (name for name in tensor.names if name not in before and not is_point(name))
+
+
+def _whole_shape(dump: Dump, tensor: Tensor, name: str, traced: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return a tensor's shape in the unsharded model.
+
+    An activation does not always say it: a plain one may be a part of the batch, and a DTensor on a part of the mesh
+    knows its own micro-batch, or its own share of the batch, only.
+    """
+    if tensor.role != "activation":
+        return tensor.shape
+    whole = dump.find("reference", "activation", name)
+    return whole.shape if whole is not None else traced.get(name, tensor.shape)
+
+
+def _traced(dump: Dump) -> dict[str, tuple[int, ...]]:
+    """Return the unsharded shape of each module's output, for those that the trace of a step found in it."""
+    found: dict[str, tuple[int, ...]] = {}
+    for record in dump.files.ranks.values():
+        for point in record.trace:
+            is_first = point.what == "output" and point.call == point.index == 0
+            if is_first and point.layout and point.module not in found:
+                with suppress(NotationError):
+                    sizes = parse(point.layout).sizes
+                    found[point.module] = tuple(size for size in sizes if size is not None)
+    return found
 
 
 def under_way(schedule: Sequence[StageRecord]) -> float:
@@ -181,7 +214,8 @@ def memory_table(dump: Dump) -> MemoryTable:
 def _width(tensor: Tensor, name: str, widths: dict[str, int], common: int) -> int:
     """Return the bytes of an element; for the results of a step, those of the parameter that they belong to."""
     owner = name if name in widths else name.rpartition(".")[0]
-    return (widths.get(owner) or common) if tensor.moment == "step" else itemsize(tensor.dtype)
+    own = itemsize(tensor.dtype)
+    return (widths.get(owner) or common or own) if tensor.moment == "step" else own
 
 
 def _leaves(names: Iterable[str]) -> set[str]:

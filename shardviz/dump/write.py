@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shardviz.dump.origin import RUN_FILE as RUN_FILE
+from shardviz.dump.origin import written_by
 from shardviz.errors import DumpError
 from shardviz.text import printable
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from shardviz.dump.records import RankRecord, Record, RunRecord
     from shardviz.plan.records import PlanRecord
 
-RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"
 SUFFIX = ".shardviz"
 RANK_FILE = re.compile(r"rank_([0-9]{5,7})\.json")
@@ -152,31 +153,7 @@ def check_folder(path: Path, *, force: bool) -> None:
             f"move them away, or {_ELSEWHERE}",
         )
     if not force:
-        raise DumpError(f"{path} exists{_written_by(path)}", "give --force to replace it, or another folder with -o")
-
-
-class _Sizes(msgspec.Struct):
-    """A mesh, as far as it is named in a message."""
-
-    axes: tuple[str, ...] = ()
-    shape: tuple[int, ...] = ()
-
-
-class _Origin(msgspec.Struct):
-    """The fields of `run.json` that say where a dump is from."""
-
-    probe: str = ""
-    mesh: _Sizes | None = None
-
-
-def _written_by(path: Path) -> str:
-    """Say which probe wrote a dump, on which mesh: files of one name in two folders have one name for their dumps."""
-    origin = _Origin()
-    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        origin = msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_Origin)
-    mesh = origin.mesh or _Sizes()
-    sizes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=False))
-    return f": probe {printable(origin.probe)} wrote it on mesh ({printable(sizes)})" if origin.probe else ""
+        raise DumpError(f"{path} exists{written_by(path)}", "give --force to replace it, or another folder with -o")
 
 
 class _Marks(msgspec.Struct):

@@ -40,6 +40,7 @@ class ProbeJob:
         command: The command line, for the record.
         values_limit: Local tensors of at most this many elements are written out value by value.
         module: The name by which the probe is imported; empty if it is a file that no package contains.
+        notes: Where rank 0 notes the files of the modules that are imported; None where nobody watches them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ProbeJob:
     command: tuple[str, ...]
     values_limit: int
     module: str = ""
+    notes: Path | None = None
 
     @classmethod
     def of(

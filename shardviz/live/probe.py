@@ -21,6 +21,7 @@ from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.capture.passes import Sharding, capture_passes
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import use_public_names
+from shardviz.live.noting import SourceLoader, noting
 from shardviz.live.step.probe_step import ProbeStep
 from shardviz.live.step.sequence import add_sequence, sequence_dims
 
@@ -45,6 +46,11 @@ def run_probe(world: World, job: ProbeJob) -> None:
     """
     # torch's advice on speed and style would be printed once per rank and per build.
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
+    with noting(job.notes, writes=world.rank == 0):
+        _run(world, job)
+
+
+def _run(world: World, job: ProbeJob) -> None:
     probe = load_probe(job.path, job.build, job.module)
     if hasattr(probe, "check_mesh"):
         probe.check_mesh(job.mesh)
@@ -98,7 +104,8 @@ def load_probe(path: Path, build: str = "build", module: str = "") -> ModuleType
 
 def _load_file(path: Path) -> ModuleType:
     name = f"shardviz_probe_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    # Not from bytecode: it would be that of an earlier text which has the same size and was saved in the same second.
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.cli import main
+from shardviz.text import bytes_text
 from tests.picture.golden import check_golden
 
 if TYPE_CHECKING:
@@ -100,10 +101,12 @@ def test_a_shape_fills_in_the_sizes_that_a_pattern_leaves_open(capsys: pytest.Ca
     assert capsys.readouterr().out.startswith("float32[12/tp, 8]  on mesh (tp=4)\n")
 
 
-def test_a_layout_is_written_as_a_picture(tmp_path: Path) -> None:
+def test_a_layout_is_written_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = tmp_path / "qkv.svg"
     assert main(["explain", "[24/3/tp, 8]", "--mesh", "tp=2", "-o", str(drawn)]) == 0
     assert "float32[24/3/tp, 8]" in drawn.read_text(encoding="utf-8")
+    said = f"wrote {drawn}, {bytes_text(drawn.stat().st_size)}; open it in a browser\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_a_picture_of_pixels_is_refused_rather_than_text_written_under_its_name(
@@ -111,9 +114,9 @@ def test_a_picture_of_pixels_is_refused_rather_than_text_written_under_its_name(
 ) -> None:
     drawn = tmp_path / "qkv.png"
     assert main(["explain", "[24/3/tp, 8]", "--mesh", "tp=2", "-o", str(drawn)]) == 2
-    assert (
-        f"{drawn}: pictures are written as SVG, not as PNG\nHint: -o {tmp_path / 'qkv.svg'};" in capsys.readouterr().err
-    )
+    vectors = drawn.with_suffix(".svg")
+    how = f"Hint: write it with -o {vectors}, then convert it: rsvg-convert {vectors} -o {drawn}, or open it"
+    assert f"{drawn}: pictures are written as SVG, not as PNG\n{how}" in capsys.readouterr().err
     assert not drawn.exists()
 
 

@@ -6,7 +6,16 @@ from shardviz.dump.comms import received
 from shardviz.dump.dump import dump_of
 from shardviz.dump.memory import counted, elements_text, memory_table, schemes, uses
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, CollectiveRecord, RankRecord, RunRecord, StageRecord, TensorRecord
+from shardviz.dump.records import (
+    Body,
+    CallRecord,
+    CollectiveRecord,
+    PointRecord,
+    RankRecord,
+    RunRecord,
+    StageRecord,
+    TensorRecord,
+)
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.picture.text.tables.comms import comms_lines
 from shardviz.picture.text.tables.memory import memory_lines
@@ -56,6 +65,40 @@ def test_a_pipelines_activations_are_counted_once_for_every_micro_batch_that_wai
     assert any(
         "for 2 micro-batches" in line.plain for line in memory_lines(_model(tmp_path / "b", schedule=tuple(runs)))
     )
+
+
+def _outputs(path, names, **more):
+    """The activations of a model of one layer, which this rank has 2 of 8 rows of, as a DTensor of 2 rows would."""
+    prepare_folder(path)
+    write_run(path, RunRecord(1, "test", "none", 1))
+    body = Body("activation", "step", (2, 4), (2, 4), "float32")
+    tensors = tuple(TensorRecord(name, 0) for name in names)
+    write_rank(path, RankRecord(1, 0, 1, "testhost", bodies=(body,), tensors=tensors, **more))
+    return {use.name: (use.bytes[0], use.whole) for use in uses(dump_of(read_files(path)))}
+
+
+def test_an_activation_is_as_large_unsharded_as_the_trace_found_it(tmp_path):
+    seen = (PointRecord("layer", "output", 0, "right", layout="[8/dp, 16/tp]"), PointRecord("x", "output", 0, "odd"))
+    assert _outputs(tmp_path / "a", ["layer"], trace=seen) == {"layer": (32, 8 * 16 * 4)}
+    assert _outputs(tmp_path / "b", ["x"], trace=seen) == {"x": (32, 32)}, "where nothing is known, its own shape"
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        PointRecord("layer", "input", 0, "right", layout="[8/dp, 16]"),
+        PointRecord("layer", "output", 0, "right", call=1, layout="[8/dp, 16]"),
+        PointRecord("layer", "output", 0, "right", layout="</script>"),
+    ],
+)
+def test_other_points_of_a_trace_do_not_size_an_output(tmp_path, point):
+    assert _outputs(tmp_path / "a", ["layer"], trace=(point,)) == {"layer": (32, 32)}
+
+
+def test_what_is_kept_to_explain_a_step_takes_no_memory(tmp_path):
+    names = ["layer", "layer: gradient of input", "sum", "sum.before"]
+    seen = _outputs(tmp_path / "a", names, calls=(CallRecord("sum", "all_reduce", (0,)),))
+    assert seen == {"layer": (32, 32), "sum": (32, 32)}
 
 
 def test_what_a_rank_has_of_a_tensor_adds_up_to_the_table(tmp_path):

@@ -159,3 +159,16 @@ def test_a_hook_under_another_name_is_not_passed_over_in_silence(tmp_path, capsy
     probe.write_text(f"{STEPPED.replace('batch()', 'bacth()')}AXES = ('fsdp',)\n")
     assert main(["probe", str(probe), "--mesh", "2", "-o", str(tmp_path / "dump")]) == 0
     assert "nothing uses bacth in mine.py: did you mean batch?\n" in capsys.readouterr().err
+
+
+def test_a_default_folder_is_replaced_by_the_next_run_and_by_nothing_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from torch import nn\ndef build(): return nn.Linear(2, 2)\ndef parallelize(*_): ...\n")
+    assert main(["probe", "mine.py", "--mesh", "fsdp=2"]) == 0
+    before = Path("mine-2.shardviz/run.json").stat().st_ino
+    assert main(["probe", "mine.py", "--mesh", "fsdp=2"]) == 0
+    assert Path("mine-2.shardviz/run.json").stat().st_ino != before
+    capsys.readouterr()
+    for other in (["mine.py", "--mesh", "dp=2"], ["mine.py", "--mesh", "fsdp=2", "-o", "mine-2.shardviz"]):
+        assert main(["probe", *other]) == 2
+        assert "mine-2.shardviz exists: probe mine.py wrote it on mesh (fsdp=2)" in capsys.readouterr().err

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardviz.cli import main
+from tests.lanes import nightly
+from tests.live.worlds import children, is_running, wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -27,13 +31,19 @@ PATIENCE = 120.0
 class Terminal:
     """A pseudo-terminal with a program in it."""
 
-    def __init__(self, *command: str, lines: int = 40, columns: int = 120) -> None:
+    def __init__(self, *command: str, lines: int = 40, columns: int = 120, folder: Path | None = None) -> None:
         self.ours, self.theirs = pty.openpty()
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(self.theirs)
         environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
         self.process = subprocess.Popen(
-            command, stdin=self.theirs, stdout=self.theirs, stderr=self.theirs, env=environment, start_new_session=True
+            command,
+            cwd=folder,
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            env=environment,
+            start_new_session=True,
         )
         self.output = ""
 
@@ -122,3 +132,55 @@ def test_a_pipe_gets_the_text_instead(bug: Path) -> None:
     assert shown.returncode == 0
     assert "12/fsdp/tp" in shown.stdout
     assert "\x1b" not in shown.stdout
+
+
+PROBE = """\
+import numpy as np
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+AXES = ("tp",)
+MESH = (2,)
+def build(): return nn.Linear(4, 4, bias=False)
+def parallelize(model, mesh):
+    placed = distribute_tensor(model.weight, mesh, [Shard(0)])
+    model.weight = nn.Parameter(placed)
+"""
+WRONG = "    model.weight = nn.Parameter(DTensor.from_local(placed.to_local().flip(0), mesh, [Shard(0)]))\n"
+
+
+@nightly
+def test_the_viewer_of_a_probe_is_updated_whenever_its_file_is_saved(tmp_path: Path) -> None:
+    probe = tmp_path / "mine.py"
+    probe.write_text(PROBE)
+    opened = Terminal(sys.executable, "-m", "shardviz", "view", "mine.py", "--watch", folder=tmp_path)
+    try:
+        opened.wait_for("no findings.*2 ranks")
+        probe.write_text(PROBE + WRONG)
+        opened.wait_for("1 finding.*misordered-within-shard")
+        probe.write_text(PROBE + "    raise ValueError('mine own')\n")
+        opened.wait_for("Not run.*mine own")
+        below = children(opened.process.pid)
+        assert len(below) > 1
+        opened.type("q")
+        opened.wait_for(r"\x1b\[\?1049l.*\x1b\[\?25h")
+        assert opened.process.wait(PATIENCE) == 0
+        wait_until(lambda: not any(map(is_running, below)))
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mine.py", "--watch"], "shardviz probe mine.py --watch prints"),  # not in a terminal
+        (["d.shardviz", "--watch"], "d.shardviz is a folder: --watch runs a probe"),
+        (["mine.py", "--mesh", "2"], "--mesh is for the probe that --watch runs"),
+    ],
+)
+def test_what_cannot_be_watched_says_what_can(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.shardviz").mkdir()
+    assert main(["view", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -26,7 +26,7 @@ from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.comparing import pairs
 from shardviz.tui.model.document import Document
-from shardviz.tui.model.memory import ids_in_memory, part_text
+from shardviz.tui.model.memory import ids_in_memory, part_text, parts_text
 from shardviz.tui.model.mesh_plan import MeshPlan
 from shardviz.tui.model.names import shortened
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
@@ -236,3 +236,9 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     Console(file=printed, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
     assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])
+
+
+def test_identical_layers_are_counted_beside_the_part_that_each_is(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {f"layers.{at}.w": "[4/tp, 8]" for at in range(3)})
+    (tensor,) = dump_of(read_files(path)).at("stamped")
+    assert parts_text(tensor, tensor.shards[1]) == "3x [2:4, 0:8]"

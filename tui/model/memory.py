@@ -36,6 +36,12 @@ def part_text(shard: Shard) -> str:
     return "scattered ids" if shard.body.moment == "stamped" else str(list(shard.body.local_shape))
 
 
+def parts_text(tensor: Tensor, shard: Shard) -> str:
+    """Write which part of a tensor a shard holds; of identical layers how often: `80x [0:8, 0:8192]`."""
+    count = len(tensor.names)
+    return f"{count:,}x {part_text(shard)}" if count > 1 else part_text(shard)
+
+
 @dataclass(frozen=True)
 class Memory:
     """One local tensor's numbers as they lie in memory, as a grid: the last dim to the right, the others downwards.

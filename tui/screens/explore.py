@@ -101,7 +101,9 @@ class ExploreView(View):
             shown = list(range(len(entries)))
         self.query_one(TensorTree).fill(entries, shown)
         hidden, is_asked_for = len(entries) - len(shown), self._filters != Filters()
-        title = f"Tensors: {len(shown)} of {len(entries)}" if hidden and is_asked_for else "Tensors"
+        names = [len(entry.tensor.names) for entry in entries]  # the title counts each of identical layers, too
+        some = f"{sum(names[index] for index in shown):,} of {sum(names):,}"
+        title = f"Tensors: {some}" if hidden and is_asked_for else "Tensors"
         below = str(self._filters)
         if is_asked_for and not shown:
             below = f"esc: clear the filters ({below or 'by name'})"

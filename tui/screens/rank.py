@@ -15,7 +15,7 @@ from shardviz.text import bytes_text, printable
 
 from ..colours import verdict_style
 from ..keys import keys
-from ..model.memory import entries_of_rank, ids_in_memory, part_text, values_in_memory
+from ..model.memory import entries_of_rank, ids_in_memory, parts_text, values_in_memory
 from ..model.names import shortened
 from ..model.selection import of_entry, rank_of
 from ..widgets.box import Box, Column, Row
@@ -120,7 +120,8 @@ class HeldLines(Lines):
     HELP = """\
 ## One rank
 
-Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. `-` means that it
+Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Of identical layers
+the bytes are those of all together, and the part is that of each: `80x [0:8, 0:8192]`. `-` means that it
 takes no memory of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
 **[** and **]** go to the previous and the next rank, **enter** goes to the tensor's map.
 """
@@ -135,7 +136,7 @@ def _line(document: Document, entry: int, rank: int) -> Text:
         (UNICODE.of(found.verdict), verdict_style(found.verdict)),
         f" {size:>8}  ",
         (shortened(found.title), "bold"),
-        (f"  {part_text(shard)}", "dim"),
+        (f"  {parts_text(found.tensor, shard)}", "dim"),
         no_wrap=True,
     )
 

@@ -11,7 +11,7 @@ from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.errors import ShardvizError
-from shardviz.text import printable
+from shardviz.text import bytes_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,14 +58,18 @@ def terminal_for(colour: str, output: Path | None = None) -> Terminal:
 
 
 def refuse_pixels(output: Path | None) -> None:
-    """Refuse to write text or SVG into a file whose name says that it is made of pixels or pages.
+    """Refuse to write text or SVG into a file that is to be made of pixels or pages, and say how to get one.
 
     Raises:
         ShardvizError: It does.
     """
     if output is not None and output.suffix.lower() in _NOT_WRITTEN:
-        hint = f"-o {output.with_suffix('.svg')}; a browser, inkscape or rsvg-convert can convert it"
-        raise ShardvizError(f"{output}: pictures are written as SVG, not as {output.suffix[1:].upper()}", hint)
+        vectors, is_pdf = output.with_suffix(".svg"), output.suffix.lower() == ".pdf"
+        how = f"rsvg-convert {'-f pdf ' * is_pdf}{vectors} -o {output.with_suffix('.pdf' if is_pdf else '.png')}"
+        raise ShardvizError(
+            f"{output}: pictures are written as SVG, not as {output.suffix[1:].upper()}",
+            f"write it with -o {vectors}, then convert it: {how}, or open it in a browser or Inkscape",
+        )
 
 
 def write_answer(lines: Iterable[Text], terminal: Terminal, output: Path | None = None) -> None:
@@ -99,7 +103,10 @@ def write_markup(text: str, output: Path | None) -> None:
 
 
 def _write_file(text: str, output: Path) -> None:
+    content = text.encode("utf-8")
     try:
-        output.write_text(text, encoding="utf-8")
+        output.write_bytes(content)
     except OSError as error:
         raise ShardvizError(f"cannot write {output}: {error.strerror}", "choose another file with -o") from error
+    opened = "; open it in a browser" if output.suffix.lower() in (".html", ".htm", ".svg") else ""
+    talk(f"wrote {printable(str(output))}, {bytes_text(len(content))}{opened}")

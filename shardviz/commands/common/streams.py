@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
+    from shardviz.errors import ShardvizError
+
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
@@ -33,3 +35,15 @@ def talk(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         forget(sys.stderr)
+
+
+def say(message: str, *more: str) -> None:
+    """Print talk to stderr, one line each, whatever characters a file's name has."""
+    from shardviz.text import printable  # not for `shardviz --help`
+
+    talk("\n".join([f"shardviz: {printable(message)}", *(printable(line) for line in more if line)]))
+
+
+def say_error(error: ShardvizError) -> None:
+    """Print an error of the user's, with its hint and whatever else it has to say."""
+    say(f"error: {error.message}", *str(error).removeprefix(error.message).splitlines())

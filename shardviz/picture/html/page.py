@@ -1,28 +1,33 @@
 """A whole run as one HTML file: findings first, the module tree with a map of each tensor, mesh, memory and comms.
 
-It opens from disk, fetches nothing, runs no script, prints, and is read by keyboard and screen reader. Identical
-layers share one map.
+It opens from disk, fetches nothing, runs no script but its own, prints, and is read by keyboard and screen reader.
+Identical layers share one map.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import WORDS, not_compared
 from shardviz.errors import ShardvizError
+from shardviz.layout.dtypes import itemsize
 from shardviz.picture.exhibits.of_finding import exhibit_of
-from shardviz.picture.html.parts import exhibit_table, section
+from shardviz.picture.html.anchors import Anchors
+from shardviz.picture.html.order import in_natural_order
+from shardviz.picture.html.parts import exhibit_table, here, names_of, ranks_cell, section, tools, top
+from shardviz.picture.html.references import advice
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
+from shardviz.picture.html.script import page_of
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
-from shardviz.picture.text.report import listed_rows, step_results, step_text, summary_line
+from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
 from shardviz.picture.text.terminal import UNICODE, Terminal
-from shardviz.text import cut_at_comma, fold
+from shardviz.text import fold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,14 +52,6 @@ def html(dump: Dump, report: Report) -> str:
         report: What the check found.
     """
     entries = _entries(dump, report)
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    head = element(
-        "head",
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        element("title", words(f"shardviz: {dump.files.path.name}")),
-        f"<style>{style_sheet(dump.files.mesh.ranks)}</style>",
-    )
     findings, shown = _findings(dump, report, entries)
     parts = {
         "findings": findings,
@@ -64,29 +61,39 @@ def html(dump: Dump, report: Report) -> str:
         "comms": comms_section(dump),
         "schedule": schedule_section(dump),
     }
-    body = element(
-        "body",
+    links = {anchor: TITLES[anchor] for anchor, part in parts.items() if part}
+    return page_of(
+        dump.files.path.name,
+        style_sheet(dump.files.mesh.ranks),
         element("a", "Skip to the findings", href="#findings", class_="skip"),
         f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
         _header(dump, report),
-        _nav([anchor for anchor, part in parts.items() if part]),
+        top(links, tools(ORDERS, {verdict: WORDS[verdict] for verdict in WORDS if _has(entries, verdict)})),
         element("main", *parts.values()),
     )
-    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+ORDERS = {"model": "as in the model", "worst": "findings first", "name": "by name", "largest": "largest first"}
+
+
+def _has(entries: Sequence[Entry], verdict: str) -> bool:
+    return any(entry.row.verdict == verdict for entry in entries)
 
 
 def _entries(dump: Dump, report: Report) -> list[Entry]:
     """Fold the names that share a line and a tensor, and describe as many as are drawn, the worst first."""
     by_name = dump.first_captured
     where = {id(tensor): at for at, tensor in enumerate(dump.tensors)}
-    folded = fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(dump, report))
+    folded = in_natural_order(fold((name, (row, where[id(by_name[name])])) for name, row in listed_rows(dump, report)))
     order = sorted(range(len(folded)), key=lambda at: [*WORDS].index(folded[at][1][0].verdict))
     entries: dict[int, Entry] = {}
-    left = MOST_BYTES
+    anchors, left = Anchors(), MOST_BYTES
     for at in order:
         names, (row, index) = folded[at]
-        picture, ranks, why = _drawn(dump, dump.tensors[index], names, report) if left > 0 else ("", "", FULL)
-        entries[at] = Entry(at, names, row, picture, ranks, why)
+        tensor = dump.tensors[index]
+        picture, ranks, why = _drawn(dump, tensor, names, report) if left > 0 else ("", "", FULL)
+        size = math.prod(tensor.shape) * itemsize(own_dtype(dump, tensor, names.names()[0])) * len(names)
+        entries[at] = Entry(at, anchors.of("tensor", names.names()[0]), names, row, size, picture, ranks, why)
         left -= len(picture) + len(ranks)
     return [entries[at] for at in range(len(folded))]
 
@@ -136,23 +143,19 @@ TITLES = {
 }
 
 
-def _nav(anchors: Sequence[str]) -> str:
-    links = (element("a", TITLES[anchor], href=f"#{anchor}") for anchor in anchors)
-    return element("nav", *links, aria_label="Parts of this page")
-
-
-def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, int]]:
-    """Write every finding, and return for each entry the first finding about it, which has its map."""
+def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str, dict[int, str]]:
+    """Write every finding, and return for each entry the anchor of the first finding about it, which has its map."""
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
-    parts, seen = [], dict[int, int]()
-    for at, finding in enumerate(report.findings[:MOST_FINDINGS]):
+    parts, seen, anchors = [], dict[int, str](), Anchors()
+    for finding in report.findings[:MOST_FINDINGS]:
         entry = of_name.get(finding.tensor)
         is_first = entry is not None and entry.picture != "" and entry.at not in seen
         seen_by = exhibit_of(dump, finding.each[0], report.laid_out)
         table = exhibit_table(seen_by) if seen_by else ""
-        parts.append(_finding(at, finding, entry, table, drawn=is_first))
+        anchor = anchors.of("finding", finding.kind, finding.tensor)
+        parts.append(_finding(anchor, finding, entry, table, drawn=is_first))
         if entry is not None and is_first:
-            seen[entry.at] = at
+            seen[entry.at] = anchor
     if len(report.findings) > MOST_FINDINGS:
         parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
     if report.not_checked:
@@ -161,31 +164,29 @@ def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str
     return section("findings", TITLES["findings"], *(parts or [element("p", "None.")])), seen
 
 
-def _finding(at: int, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
+def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
     """Write one finding as an article: its summary, what it is seen by, layouts, cause, fix and picture."""
-    is_error = finding.severity == "error"
-    ranks = ranks_text(mask_of(finding.ranks))
-    facts = [*((title, element("code", words(text))) for title, text in finding.layouts)]
-    facts += [(title, words(text)) for title, text in finding.advice]
-    facts += [("ranks", words(cut_at_comma(ranks, 80)))] if ranks else []
+    facts = [*((title, element("code", words(text))) for title, text in finding.layouts), *advice(finding)]
+    facts += [("ranks", ranks_cell(finding.ranks, 80))] if finding.ranks else []
     picture = ""
     if entry is not None and entry.picture:
-        link = element("a", "who holds what, rank by rank", href=f"#tensor-{entry.at}")
+        link = element("a", "who holds what, rank by rank", href=f"#{entry.anchor}")
         picture = (entry.picture if drawn else "") + element("p", link)
     kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
     return element(
         "article",
-        element("h3", kind, " ", element("code", words(finding.title))),
+        element("h3", kind, " ", element("code", words(finding.title)), here(anchor)),
         element("p", words(finding.summary)),
         table,
         element("dl", *(element("dt", title) + element("dd", text) for title, text in facts)),
         picture,
-        id=f"finding-{at}",
-        class_="error" if is_error else "warning",
+        id=anchor,
+        class_="error" if finding.severity == "error" else "warning",
+        data_names=" ".join(map(names_of, finding.folds)),
     )
 
 
-def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, int]) -> str:
+def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) -> str:
     """Write the module tree, and explain its signs."""
     usage = (
         "Open a line to see which ranks hold which part of the tensor, drawn to scale. "

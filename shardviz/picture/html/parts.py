@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.text import bytes_text
+from shardviz.picture.model.holders import mask_of, ranks_text
+from shardviz.text import bytes_text, cut_at_comma
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.picture.exhibits.exhibit import Exhibit
+    from shardviz.text import Fold
 
 
 def section(anchor: str, title: str, *parts: str) -> str:
@@ -20,12 +23,92 @@ def section(anchor: str, title: str, *parts: str) -> str:
     )
 
 
+def here(anchor: str) -> str:
+    """Write a link to where it stands, to be copied."""
+    return element("a", "#", href=f"#{anchor}", class_="here", aria_label="Link to this")
+
+
+def top(anchors: Mapping[str, str], tools: str) -> str:
+    """Write what stays at the top of the window: links to the parts of the page, and what searches in it."""
+    links = (element("a", title, href=f"#{anchor}") for anchor, title in anchors.items())
+    return element("div", element("nav", *links, aria_label="Parts of this page"), tools, class_="top")
+
+
+def tools(orders: Mapping[str, str], verdicts: Mapping[str, str] | None = None) -> str:
+    """Write the search, filter and order of a page's tree, which its script shows and serves.
+
+    Args:
+        orders: The orders by the script's names for them, in words; the first is that of the page.
+        verdicts: The verdicts that can be asked for, in words.
+    """
+    fields = [
+        element(
+            "label",
+            element("span", "Search"),
+            '<input id="search" type="search" placeholder="name, kind, layout  (/)">',
+        )
+    ]
+    if verdicts:
+        fields.append(_choice("verdict", "Show", {"": "everything", **verdicts}))
+    fields.append(_choice("order", "Order", orders))
+    count = element("output", id="count", aria_live="polite", class_="soft")
+    return element("div", *fields, count, id="tools", class_="tools", role="search", hidden="hidden")
+
+
+def _choice(anchor: str, title: str, options: Mapping[str, str]) -> str:
+    written = (element("option", words(text), value=value) for value, text in options.items())
+    return element("label", element("span", title), element("select", *written, id=anchor))
+
+
+def names_of(folded: Fold) -> str:
+    """Write the names of a fold as the script searches them: `layers.[0-1,3].wq`, whatever the page shows."""
+    if len(folded) == 1:
+        return folded.names()[0]
+    ranges = ",".join(f"{start}-{stop - 1}" for start, stop in folded.numbers)
+    return f"{folded.prefix}[{ranges}]{folded.suffix}"
+
+
+_CODE = re.compile(
+    r"(?:[A-Za-z_][\w.]*)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"  # a call, or a tuple
+    r"|[A-Za-z_]\w+(?:\.(?:[A-Za-z_]\w*|\d+|\[[\d,-]+\]))+"  # a dotted name, of a tensor too
+    r"|[A-Za-z_]\w*=[\w.-]+|\w*[a-z0-9]_\w+"  # a setting, a name with an underscore
+    r"|(?:\b[a-z]+[0-9]+)?\[[^\[\]]*\]"  # a layout
+)
+_IS_CODE = re.compile(r"[A-Za-z_][\w.]*\(|\(\s*_?[A-Z]\w*\(|[^(]")
+MOST_CODED = 1000
+"""A sentence of more characters has a stranger's name in it, and is left as it is: matching takes long."""
+
+
+def coded(text: str) -> str:
+    """Write a sentence with its calls, names and layouts set as code."""
+    if len(text) > MOST_CODED:
+        return words(text)
+    written, at = [], 0
+    for found in _CODE.finditer(text):
+        if _IS_CODE.match(found[0]):
+            written += [words(text[at : found.start()]), element("code", words(found[0]))]
+            at = found.end()
+    return "".join([*written, words(text[at:])])
+
+
+def ranks_cell(ranks: Iterable[int], most: int = 60) -> str:
+    """Write ranks; a list that is longer than so many characters is folded under its beginning."""
+    found = tuple(ranks)
+    text = ranks_text(mask_of(found))
+    if len(text) <= most:
+        return words(text)
+    summary = element("summary", words(f"{cut_at_comma(text, most)} ({len(found):,} ranks)"))
+    return element("details", summary, words(text), class_="ranks")
+
+
 def scrolled(table: str, label: str) -> str:
     """Let a wide table scroll by itself, by keyboard too."""
     return element("div", table, class_="wide", tabindex=0, role="region", aria_label=label)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left: int = 1) -> str:
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left: int = 1, total: Sequence[str] = ()
+) -> str:
     """Write a table.
 
     Args:
@@ -33,17 +116,21 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], label: str, left:
         rows: Markup of the cells.
         label: What the table is, for a screen reader.
         left: How many of the first columns are set flush left; the others are flush right.
+        total: A last row, which stays there when the others are sorted.
     """
 
     def aligned(column: int) -> str | None:
         return "number" if column >= left else None
 
+    def row(cells: Sequence[str]) -> str:
+        first, *others = cells
+        rest = (element("td", cell, class_=aligned(at)) for at, cell in enumerate(others, 1))
+        return element("tr", element("th", first, scope="row"), *rest)
+
     titles = (element("th", text, scope="col", class_=aligned(at)) for at, text in enumerate(heads))
-    body = []
-    for first, *others in rows:
-        cells = (element("td", cell, class_=aligned(at)) for at, cell in enumerate(others, 1))
-        body.append(element("tr", element("th", first, scope="row"), *cells))
-    return scrolled(element("table", element("thead", element("tr", *titles)), element("tbody", *body)), label)
+    head, body = element("thead", element("tr", *titles)), element("tbody", *map(row, rows))
+    foot = element("tfoot", row(total)) if total else ""
+    return scrolled(element("table", head, body, foot, class_="sortable"), label)
 
 
 def exhibit_table(exhibit: Exhibit) -> str:
@@ -82,4 +169,4 @@ def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:
 
 def bytes_cell(count: int) -> str:
     """Write a number of bytes, with the exact number as tooltip."""
-    return element("span", words(bytes_text(count)), title=f"{count:,} bytes")
+    return element("span", words(bytes_text(count)), title=f"{count:,} bytes", data_value=count)

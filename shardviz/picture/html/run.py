@@ -9,12 +9,11 @@ from msgspec.structs import replace
 from shardviz.dump.comms import received, received_by_axes, traffic
 from shardviz.dump.memory import memory_table
 from shardviz.errors import ShardvizError
-from shardviz.picture.html.parts import bar, bytes_cell, section, table
+from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, table
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.picture.svg.schedule import schedule_drawing
 from shardviz.picture.text.tables.comms import groups_text
-from shardviz.text import bytes_text, cut_at_comma, fold
+from shardviz.text import bytes_text, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,26 +45,21 @@ def _ranks(found: MemoryTable) -> str:
     most = max(map(sum, groups))
     rows = [
         [
-            words(f"rank{'s' * (len(ranks) > 1)} {_some(ranks)}"),
+            f"rank{'s' * (len(ranks) > 1)} {ranks_cell(ranks, 40)}",
             *map(bytes_cell, sizes),
             bytes_cell(sum(sizes)),
             bar(_parts(found.roles, sizes), most),
         ]
         for sizes, ranks in list(groups.items())[:MOST_ROWS]
     ]
-    rows.append(["unsharded", *map(bytes_cell, found.wholes), bytes_cell(sum(found.wholes)), ""])
+    total = ["unsharded", *map(bytes_cell, found.wholes), bytes_cell(sum(found.wholes)), ""]
     keys = [element("span", class_=f"key {role}", aria_hidden="true") + words(role) for role in found.roles]
-    written = table(["On", *keys, "together", ""], rows, "Bytes per rank by role")
+    written = table(["On", *keys, "together", ""], rows, "Bytes per rank by role", total=total)
     return written + _more(len(groups), "shardviz show --memory --all")
 
 
 def _parts(roles: Sequence[str], sizes: Sequence[int]) -> Iterable[tuple[str, int, str]]:
     return ((role, size, f"{role}: {size:,} bytes") for role, size in zip(roles, sizes, strict=True))
-
-
-def _some(ranks: Sequence[int]) -> str:
-    text = ranks_text(mask_of(ranks))
-    return text if len(text) <= 40 else f"{cut_at_comma(text, 40)} ({len(ranks):,})"
 
 
 def _schemes(found: MemoryTable, num_ranks: int) -> str:
@@ -87,7 +81,7 @@ def _tensors(found: Sequence[Use]) -> str:
     rows = []
     for names, (role, least, most, whole) in folded[:MOST_ROWS]:
         per_rank = bytes_cell(most) if least == most else f"{bytes_cell(least)} to {bytes_cell(most)}"
-        count = f" ({len(names):,} tensors)" if len(names) > 1 else ""
+        count = f" (each of {len(names):,} tensors)" if len(names) > 1 else ""
         rows.append([words(f"{names}{count}"), words(role), per_rank, bytes_cell(whole)])
     written = table(("Tensor", "Role", "Per rank", "Unsharded"), rows, "Bytes by tensor", left=2)
     closed = element("details", element("summary", "By tensor"), written)

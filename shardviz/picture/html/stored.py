@@ -1,15 +1,21 @@
 """A checkpoint as one HTML page: findings first, its files with their sizes, its tensors with a map of each.
 
-As a run's page: nothing is fetched, no script runs, and names are never read as markup.
+As a run's page: nothing is fetched, no script runs but the page's own, and names are never read as markup.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
-from shardviz.picture.html.parts import bar, bytes_cell, section, table
+from shardviz.layout.dtypes import itemsize
+from shardviz.picture.html.anchors import Anchors
+from shardviz.picture.html.order import in_natural_order
+from shardviz.picture.html.parts import bar, bytes_cell, here, names_of, section, table, tools, top
+from shardviz.picture.html.references import advice
+from shardviz.picture.html.script import page_of
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import RANK_COLOURS
@@ -35,7 +41,7 @@ MOST_FILES = 1000
 MOST_LINES = 4000
 """Lines of tensors, identical layers together."""
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+ORDERS = {"model": "as stored", "name": "by name", "largest": "largest first"}
 TITLES = {"findings": "Findings", "files": "Files", "tensors": "Tensors"}
 
 
@@ -47,24 +53,16 @@ def stored_html(checkpoint: Checkpoint, report: Report) -> str:
         report: What the check of it found.
     """
     numbers = numbered(checkpoint)
-    head = element(
-        "head",
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        element("title", words(f"shardviz: {checkpoint.path.name}")),
-        f"<style>{style_sheet(range(len(numbers)))}{_colours()}</style>",
-    )
     parts = _findings(report), _files(checkpoint, numbers), _tensors(checkpoint, numbers)
-    links = (element("a", title, href=f"#{anchor}") for anchor, title in TITLES.items())
-    body = element(
-        "body",
+    return page_of(
+        checkpoint.path.name,
+        style_sheet(range(len(numbers))) + _colours(),
         element("a", "Skip to the findings", href="#findings", class_="skip"),
         f'<svg width="0" height="0" aria-hidden="true" class="defs">{PATTERN}</svg>',
         _header(checkpoint, report),
-        element("nav", *links, aria_label="Parts of this page"),
+        top(TITLES, tools(ORDERS)),
         element("main", *parts),
     )
-    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
 
 def _colours() -> str:
@@ -87,7 +85,8 @@ def _header(checkpoint: Checkpoint, report: Report) -> str:
 
 
 def _findings(report: Report) -> str:
-    parts = [_finding(at, one) for at, one in enumerate(report.findings[:MOST_FINDINGS])]
+    anchors = Anchors()
+    parts = [_finding(anchors, one) for one in report.findings[:MOST_FINDINGS]]
     if len(report.findings) > MOST_FINDINGS:
         parts.append(element("p", f"{len(report.findings) - MOST_FINDINGS:,} more: shardviz check prints them"))
     if report.not_checked:
@@ -96,16 +95,18 @@ def _findings(report: Report) -> str:
     return section("findings", TITLES["findings"], *(parts or [element("p", "None.")]))
 
 
-def _finding(at: int, finding: Finding) -> str:
+def _finding(anchors: Anchors, finding: Finding) -> str:
     kind = element("span", f"{UNICODE.of(finding.severity)} ", words(finding.kind), class_="kind")
-    facts = (element("dt", title) + element("dd", words(text)) for title, text in finding.advice)
+    facts = (element("dt", title) + element("dd", text) for title, text in advice(finding))
+    anchor = anchors.of("finding", finding.kind, finding.tensor)
     return element(
         "article",
-        element("h3", kind, " ", element("code", words(finding.title))),
+        element("h3", kind, " ", element("code", words(finding.title)), here(anchor)),
         element("p", words(finding.summary)),
         element("dl", *facts),
-        id=f"finding-{at}",
+        id=anchor,
         class_="error" if finding.severity == "error" else "warning",
+        data_names=" ".join(map(names_of, finding.folds)),
     )
 
 
@@ -128,13 +129,14 @@ def _files(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
 
 def _tensors(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     """Write a line for each tensor, identical layers folded, that opens on the map of the first."""
-    folded = fold((one.name, (*facts_of(one),)) for one in in_order(checkpoint))
-    left, lines = MOST_BYTES, []
+    folded = in_natural_order(fold((one.name, (*facts_of(one),)) for one in in_order(checkpoint)))
+    anchors, left, lines = Anchors(), MOST_BYTES, []
     for names, _ in folded[:MOST_LINES]:
         one = checkpoint.tensors[names.names()[0]]
         picture = _picture(one, numbers) if left > 0 else element("p", "The page is full: shardviz show draws it.")
         left -= len(picture)
-        lines.append(element("li", _line(names, one, picture, is_open=len(folded) == 1)))
+        anchor = anchors.of("tensor", names.names()[0])
+        lines.append(element("li", _line(anchor, names, one, picture, is_open=len(folded) == 1)))
     more = len(folded) - MOST_LINES
     rest = element("p", f"{more:,} more lines: shardviz show prints them") if more > 0 else ""
     usage = "Open a line to see which file holds which part, drawn to scale. Of several tensors the first is drawn."
@@ -143,7 +145,7 @@ def _tensors(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     )
 
 
-def _line(names: Fold, one: Saved, picture: str, *, is_open: bool) -> str:
+def _line(anchor: str, names: Fold, one: Saved, picture: str, *, is_open: bool) -> str:
     kind, chunks, files, _ = facts_of(one)
     count = element("span", f" {len(names):,} tensors", class_="soft") if len(names) > 1 else ""
     where = f"{counted(chunks, 'part')}, {counted(files, 'file')}"
@@ -153,7 +155,18 @@ def _line(names: Fold, one: Saved, picture: str, *, is_open: bool) -> str:
         element("code", words(kind)),
         element("code", words(where), class_="soft"),
     )
-    return element("details", summary, picture, class_="leaf", **({"open": "open"} if is_open else {}))
+    return element(
+        "details",
+        summary,
+        here(anchor),
+        picture,
+        id=anchor,
+        class_="leaf",
+        open="open" if is_open else None,
+        data_names=names_of(names),
+        data_many=len(names),
+        data_bytes=math.prod(one.shape) * itemsize(one.dtype) * len(names),
+    )
 
 
 def _picture(one: Saved, numbers: Mapping[str, int]) -> str:

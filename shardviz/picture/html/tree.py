@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import WORDS, worst
-from shardviz.picture.html.parts import scrolled
+from shardviz.picture.html.parts import here, names_of, scrolled
 from shardviz.picture.markup import element, words
 from shardviz.picture.text.page import is_same, rank_rows
 from shardviz.picture.text.terminal import UNICODE
@@ -28,6 +28,9 @@ MOST_LEVELS = 12
 MOST_ROWS = 40
 """Lines of ranks under a map."""
 
+MOST_OPEN_ROWS = 8
+"""A table of so many ranks or groups of ranks is open; a longer one is folded."""
+
 Named = tuple[tuple[str, ...], "Entry"]
 """The rest of a name, in its parts, and the entry that it names."""
 
@@ -37,34 +40,38 @@ class Entry:
     """One line of the tree, with its map.
 
     Attributes:
-        at: Its number, which makes its anchor.
+        at: Its number.
+        anchor: Where links to it lead.
         folded: The names that share it.
         row: The verdict, layout and local shapes that they share.
+        bytes: Those of all its tensors, unsharded.
         picture: Its map; empty where it is not drawn.
         ranks: The parts of each rank, as a table.
         why: Why it is not drawn; empty where it is.
     """
 
     at: int
+    anchor: str
     folded: Fold
     row: Row
+    bytes: int
     picture: str
     ranks: str
     why: str
 
 
-def tree(entries: Sequence[Entry], shown: Mapping[int, int]) -> str:
+def tree(entries: Sequence[Entry], shown: Mapping[int, str]) -> str:
     """Write the tree.
 
     Args:
         entries: Its lines, in the model's order.
-        shown: By entry, the finding under which its map is already drawn.
+        shown: By entry, the anchor of the finding under which its map is already drawn.
     """
     named = [(tuple(str(entry.folded).split(".")), entry) for entry in entries]
     return element("ul", *_items(named, shown, len(entries) <= MOST_OPEN, MOST_LEVELS), class_="tree")
 
 
-def _items(named: Sequence[Named], shown: Mapping[int, int], is_open: bool, levels: int) -> Iterator[str]:
+def _items(named: Sequence[Named], shown: Mapping[int, str], is_open: bool, levels: int) -> Iterator[str]:
     """Write the content of one module: names that share their first part are a module of their own."""
     groups: dict[str, list[Named]] = {}
     for at, (parts, entry) in enumerate(named):
@@ -78,7 +85,7 @@ def _items(named: Sequence[Named], shown: Mapping[int, int], is_open: bool, leve
             yield element("li", _branch(group, shown, is_open, levels))
 
 
-def _branch(group: Sequence[Named], shown: Mapping[int, int], is_open: bool, levels: int) -> str:
+def _branch(group: Sequence[Named], shown: Mapping[int, str], is_open: bool, levels: int) -> str:
     shared = _shared(group)
     name = ".".join(group[0][0][:shared])
     inner = [(parts[shared:], entry) for parts, entry in group]
@@ -101,7 +108,7 @@ def _shared(group: Sequence[Named]) -> int:
     return next((at for at in range(most) if any(parts[at] != first[at] for parts, _ in group)), most)
 
 
-def _leaf(name: str, entry: Entry, finding: int | None) -> str:
+def _leaf(name: str, entry: Entry, finding: str | None) -> str:
     """Write a tensor's line, and under it its map and the parts of each rank."""
     count = element("span", f" {len(entry.folded):,} tensors", class_="soft") if len(entry.folded) > 1 else ""
     summary = element(
@@ -111,11 +118,22 @@ def _leaf(name: str, entry: Entry, finding: int | None) -> str:
         element("code", words(entry.row.layout)),
         element("code", words(entry.row.local), class_="soft"),
     )
-    link = element("p", "Drawn under ", element("a", "its finding", href=f"#finding-{finding}"), ".")
+    link = element("p", "Drawn under ", element("a", "its finding", href=f"#{finding}"), ".")
     picture = entry.picture if finding is None else link
     inner = element("p", f"Not drawn: {words(entry.why)}") if entry.why else picture + entry.ranks
-    opened = {"open": "open"} if entry.row.verdict in ("error", "warning") else {}
-    return element("details", summary, inner, id=f"tensor-{entry.at}", class_="leaf", **opened)
+    return element(
+        "details",
+        summary,
+        here(entry.anchor),
+        inner,
+        id=entry.anchor,
+        class_="leaf",
+        open="open" if entry.row.verdict in ("error", "warning") else None,
+        data_names=names_of(entry.folded),
+        data_verdict=entry.row.verdict,
+        data_many=len(entry.folded),
+        data_bytes=entry.bytes,
+    )
 
 
 def sign(verdict: Verdict) -> str:
@@ -141,4 +159,9 @@ def rank_table(subject: Subject) -> str:
         body.append(element("tr", *(element("td", words(cell)) for cell in cells), class_=marked))
     head = element("thead", element("tr", *(element("th", text, scope="col") for text in heads)))
     more = element("p", f"{left:,} more lines: shardviz show with --all prints them") if left else ""
-    return scrolled(element("table", head, element("tbody", *body)), "What each rank holds") + more
+    written = (
+        scrolled(element("table", head, element("tbody", *body), class_="sortable"), "What each rank holds") + more
+    )
+    summary = element("summary", f"Rank by rank: {len(rows) + left:,} different parts")
+    opened = "open" if len(rows) <= MOST_OPEN_ROWS else None
+    return element("details", summary, written, class_="ranks", open=opened)

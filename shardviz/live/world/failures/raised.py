@@ -19,6 +19,7 @@ _OURS = str(Path(__file__).parents[1])
 _PACKAGE = str(Path(__file__).parents[3])
 _PROBES = str(Path(_PACKAGE, "probes"))
 _IMPORTLIB = importlib.__file__
+_LOADER = str(Path(_PACKAGE, "live/noting.py"))
 _PLUMBING = (
     "torch/nn/modules/module.py",
     "torch/utils/_contextlib.py",
@@ -82,7 +83,7 @@ def _trim(summary: traceback.TracebackException) -> None:
 
 
 def _is_noise(filename: str) -> bool:
-    return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB)) or filename.endswith(_PLUMBING)
+    return filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB, _LOADER)) or filename.endswith(_PLUMBING)
 
 
 def _is_own(filename: str) -> bool:

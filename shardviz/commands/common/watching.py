@@ -1,0 +1,163 @@
+"""`shardviz probe --watch`: run a probe again whenever one of its files is saved, until Ctrl-C.
+
+The process that has imported torch stays, and ranks are copied from it. A run that a newer save overtakes is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from shardviz.commands.common.streams import say_error, talk
+from shardviz.errors import DumpError, ShardvizError
+from shardviz.live.noting import read_notes, stamp_of
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import NoReturn
+
+    from shardviz.live.noting import Stamp
+
+PAUSE = 0.05
+"""Seconds between two looks at the files, and for which they must stay as they are: editors write in several steps."""
+
+MOST_NAMES = 3
+
+ENDS_WITH = "SHARDVIZ_ENDS_WITH"
+"""The environment variable with the process that started this one and must not be outlived."""
+
+
+class OvertakenError(Exception):
+    """A file was saved while ranks ran what it said before."""
+
+
+class Watched:
+    """The files that a probe is made of, each with its stamp from before it was read.
+
+    Args:
+        probe: The probe's own file.
+        notes: Where a rank notes the modules that it imports.
+
+    Attributes:
+        written: The folders of the dumps that runs have written, which the next ones replace.
+    """
+
+    def __init__(self, probe: Path, notes: Path) -> None:
+        self.notes = notes
+        self.written: set[Path] = set()
+        self._probe = probe
+        self._stamps: dict[Path, Stamp] = {probe: stamp_of(probe)}
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that are there, the probe's own first."""
+        return [path for path, stamp in self._stamps.items() if stamp is not None]
+
+    def begin(self) -> None:
+        """Look at all files before they are read."""
+        self._stamps = {path: stamp_of(path) for path in self._stamps}
+        self.notes.write_text("", encoding="utf-8")
+
+    def end(self) -> None:
+        """Forget files that a run which came to its end did not import."""
+        read = {self._probe, *read_notes(self.notes)}
+        self._stamps = {path: stamp for path, stamp in self._stamps.items() if path in read}
+
+    def changed(self) -> list[Path]:
+        """Return the files that are not as they were read, those that are new or gone among them."""
+        for path, stamp in read_notes(self.notes).items():
+            self._stamps.setdefault(path, stamp)
+        return [path for path, stamp in self._stamps.items() if stamp_of(path) != stamp]
+
+    def wait(self) -> list[Path]:
+        """Wait until a file has changed and all have come to rest, and return those that changed."""
+        while not (changed := self.changed()):
+            _end_with_parent()
+            time.sleep(PAUSE)
+        before = None
+        while before != (before := [stamp_of(path) for path in self._stamps]):
+            time.sleep(PAUSE)
+        return changed
+
+    @contextmanager
+    def ending_when_overtaken(self) -> Iterator[None]:
+        """End what is done inside once a file changes.
+
+        Raises:
+            OvertakenError: One has.
+        """
+        noticed, over = threading.Event(), threading.Event()
+        thread = threading.Thread(target=self._interrupt, args=(noticed, over), daemon=True)
+        try:
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+        except KeyboardInterrupt:
+            if not noticed.is_set():
+                raise
+            raise OvertakenError from None
+
+    def _interrupt(self, noticed: threading.Event, over: threading.Event) -> None:
+        """Interrupt the main thread, as Ctrl-C would, once a file changes."""
+        while not over.wait(PAUSE):
+            if self.changed():
+                noticed.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+
+def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
+    """Run a probe, and again whenever one of its files is saved, until this command is interrupted.
+
+    Args:
+        probe: The probe's file.
+        run: Runs it once and reports; may raise what is wrong with the probe, which is shown.
+
+    Raises:
+        DumpError: The first run cannot write its dump.
+        KeyboardInterrupt: Ctrl-C, which is how it ends.
+    """
+    with TemporaryDirectory(prefix="shardviz-watch-") as folder:
+        watched = Watched(probe, Path(folder, "notes"))
+        is_first = True
+        while True:
+            watched.begin()
+            try:
+                run(watched)
+                watched.end()
+            except OvertakenError:
+                pass
+            except ShardvizError as error:
+                if is_first and isinstance(error, DumpError):
+                    raise
+                say_error(error)
+            is_first = False
+            if not watched.changed():
+                talk(f"watching {_all_of(watched.paths)}; Ctrl-C ends")
+            names = listed((printable(path.name) for path in watched.wait()), MOST_NAMES)
+            talk(f"\n{datetime.now().astimezone():%H:%M:%S} {names} changed")
+
+
+def _end_with_parent() -> None:
+    """Exit if this process was started by another one of shardviz, which is gone."""
+    if os.environ.get(ENDS_WITH) not in (None, str(os.getppid())):
+        sys.exit()
+
+
+def _all_of(paths: Sequence[Path]) -> str:
+    """Name the probe's file, and say how many others there are."""
+    others = len(paths) - 1
+    name = printable(paths[0].name) if paths else "a file that is gone"
+    return f"{name} and {counted(others, 'file')} that it imports" if others > 0 else name

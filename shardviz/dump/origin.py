@@ -1,0 +1,51 @@
+"""Where a dump is from: the probe and the mesh that its `run.json` names."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.layout.mesh import Mesh
+
+RUN_FILE = "run.json"
+
+
+class _Sizes(msgspec.Struct):
+    """A mesh, as far as it is named in a message."""
+
+    axes: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
+
+
+class _Origin(msgspec.Struct):
+    """The fields of `run.json` that say where a dump is from."""
+
+    probe: str = ""
+    mesh: _Sizes | None = None
+
+
+def written_by(path: Path) -> str:
+    """Say which probe wrote a dump, on which mesh: files of one name in two folders have one name for their dumps."""
+    origin = _origin(path)
+    mesh = origin.mesh or _Sizes()
+    sizes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=False))
+    return f": probe {printable(origin.probe)} wrote it on mesh ({printable(sizes)})" if origin.probe else ""
+
+
+def is_earlier_run(path: Path, probe: str, mesh: Mesh) -> bool:
+    """Whether a folder is what `shardviz probe`, which alone names a probe, wrote of the same one on the same mesh."""
+    origin = _origin(path)
+    return origin.probe == probe and origin.mesh == _Sizes(mesh.axes, mesh.shape)
+
+
+def _origin(path: Path) -> _Origin:
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode((path / RUN_FILE).read_bytes(), type=_Origin)
+    return _Origin()
