@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.tensor import Tensor
 
     Turn = Callable[[NDArray[Any]], NDArray[Any]]
 

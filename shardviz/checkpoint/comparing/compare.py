@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Tensor
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.made import Tensor
     from shardviz.checkpoint.maps.matching import Mapped, Named
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
 
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""

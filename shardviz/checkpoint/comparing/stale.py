@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.made import Node, Tensor
+    from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
 
 MAX_SIBLINGS = 8
 """Checkpoints of other steps that are looked at, the nearest ones first."""
