@@ -254,10 +254,10 @@ def test_what_cannot_be_read_is_not_compared_and_the_rest_is(copied, saved):
     assert verdicts == {"not-compared"}
 
 
-def test_a_dump_is_not_compared_with_a_checkpoint(saved, tmp_path, capsys):
+def test_a_folder_that_is_neither_a_dump_nor_a_checkpoint_is_refused(saved, tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     assert main(["diff", str(saved / "dcp"), str(tmp_path)]) == 2
-    assert "dcp is a checkpoint" in capsys.readouterr().err
+    assert "run.json: no schema number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"])
