@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive
 from shardviz.checkpoint.formats.headers import is_plain
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.formats.zero_buffers import Layout, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
