@@ -189,7 +189,10 @@ def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> 
             at = offsets[name].saved_offsets if name in offsets else at
             _refuse_misplaced(path, name, shape, at)
         chunk = Chunk(
-            at, shape, Place(file_name, data + begin, end - begin), DTYPES.get(one.dtype) or printable(one.dtype.lower())
+            at,
+            shape,
+            Place(file_name, data + begin, end - begin),
+            DTYPES.get(one.dtype) or printable(one.dtype.lower()),
         )
         if name in found:
             found[name].append(chunk)
