@@ -17,6 +17,7 @@ Key = TypeVar("Key", bound="Hashable")
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,17})(?![^.])")
+_TURNS = re.compile("([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,11 @@ def _spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def natural_key(name: str) -> list[tuple[int, int | str]]:
-    """Return a sort key under which `layers.2` comes before `layers.10`."""
-    parts = re.split("([0-9]{1,18})", name)
-    return [(0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts) if part]
+def natural_key(name: str) -> list[int | str]:
+    """Return a sort key under which `layers.2` comes before `layers.10`: text and numbers in turns."""
+    parts: list[int | str] = [*_TURNS.split(name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def printable(name: str) -> str:

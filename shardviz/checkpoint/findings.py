@@ -10,6 +10,7 @@ from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.optimizer import check_optimizer
+from shardviz.checkpoint.spans import check_spans
 from shardviz.errors import DumpError
 from shardviz.text import counted, listed, natural_key, printable
 
@@ -37,7 +38,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
         results += [*_chunks(tensor), *_stored(checkpoint, tensor)]
-    results += [*_ties(checkpoint), *check_optimizer(checkpoint)]
+    results += [*check_spans(checkpoint), *_ties(checkpoint), *check_optimizer(checkpoint)]
     findings = [result for result in results if isinstance(result, Finding)]
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     unchecked = [result for result in results if isinstance(result, NotChecked)]
@@ -116,7 +117,8 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
         cause = "Ranks saved shards of another global shape, such as a padded one"
         yield Finding("wrong-shape", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
     if found.missing:
-        text = f"{found.missing:,} of {tensor.size:,} elements are in none of its {chunks}, the first at {found.gap}"
+        where = "not in its only chunk" if len(tensor.chunks) == 1 else f"in none of its {chunks}"
+        text = f"{found.missing:,} of {tensor.size:,} elements are {where}, the first at {found.gap}"
         cause = "A rank did not save its shard, or shards of different runs are in one folder"
         yield Finding("missing", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
     if found.repeated:

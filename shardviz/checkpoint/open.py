@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.formats.dcp import METADATA, read_dcp
 from shardviz.checkpoint.formats.deepspeed import is_deepspeed, read_deepspeed
 from shardviz.checkpoint.formats.headers import INDEX, read_safetensors
+from shardviz.checkpoint.formats.torch_file import SUFFIXES, read_torch_file
 from shardviz.errors import DumpError
+from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint
 
 RUN = "run.json"
-_PICKLES = (".pt", ".pth", ".bin", ".ckpt")
-_EXPECTED = "give a folder with .metadata (torch.distributed.checkpoint), a .safetensors file, or a folder of them"
+_EXPECTED = (
+    "give a folder with .metadata (torch.distributed.checkpoint), a .safetensors file, a folder of them, or a file of "
+    "torch.save"
+)
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is a checkpoint, or something that was meant as one, rather than a dump of shardviz."""
     if path.is_file():
-        return path.suffix in (".safetensors", ".distcp", *_PICKLES) or path.name == METADATA
+        return path.suffix in (".safetensors", ".distcp", *SUFFIXES) or path.name == METADATA
     try:
         names = [one.name for one in path.iterdir()]
     except OSError:
@@ -30,7 +34,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _belongs(name: str) -> bool:
-    return name in (METADATA, "latest", INDEX) or name.endswith((".safetensors", ".distcp", *_PICKLES))
+    return name in (METADATA, "latest", INDEX) or name.endswith((".safetensors", ".distcp", *SUFFIXES))
 
 
 def _is_of_dump(name: str) -> bool:
@@ -38,7 +42,7 @@ def _is_of_dump(name: str) -> bool:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint: a DCP folder, safetensors, or a folder of DeepSpeed's ZeRO; only headers are read.
+    """Open a checkpoint: a DCP folder, safetensors, a file of torch.save, or DeepSpeed's ZeRO; only headers are read.
 
     Nothing in it is run, unpickled or decompressed, and no path in it is followed out of its folder.
 
@@ -53,9 +57,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if path.name == METADATA or path.suffix == ".distcp":
         path = path.parent
     if not path.is_dir():
-        if path.suffix in _PICKLES:
-            raise DumpError(f"{path} is a pickle, which is not opened", "save it as safetensors, or with DCP")
-        return read_safetensors(path)
+        return read_torch_file(path) if path.suffix in SUFFIXES else read_safetensors(path)
     try:
         names = [one.name for one in path.iterdir()]
     except OSError as error:
@@ -72,7 +74,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
     if any(name.endswith(".distcp") for name in names):
         return f"{path} has .distcp files but no {METADATA}: its save was not finished", "save it again"
-    pickles = sorted(name for name in names if name.endswith(_PICKLES))
-    if pickles:
-        return f"{path} has pickles, which are not opened: {pickles[0]}", "save it as safetensors, or with DCP"
+    if files := sorted(name for name in names if name.endswith(SUFFIXES)):
+        some = listed(map(printable, files), 3)
+        return f"{path} has {some}, each a checkpoint of its own or a part of one", "give one of them"
     return f"{path} has no .safetensors file", _EXPECTED

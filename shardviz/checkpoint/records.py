@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from shardviz.checkpoint.formats.archive import Stored, find_tensor
@@ -26,8 +27,7 @@ MAX_SIZE = 1 << 53
 """The largest number of a shape or of a place in a file that is believed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, gc=False):
     """The bytes of a file that hold something.
 
     Attributes:
@@ -45,8 +45,7 @@ class Place:
     transformed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """A part of a tensor that is stored in one piece.
 
     Attributes:
@@ -68,8 +67,7 @@ class Chunk:
         return Region(tuple(((start, start + size),) if size else () for start, size in ends))
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a checkpoint.
 
     Attributes:
@@ -96,13 +94,13 @@ class Saved:
     @property
     def num_bytes(self) -> int:
         """Bytes of its elements."""
-        return self.size * itemsize(self.dtype)
+        return math.prod(self.shape) * itemsize(self.dtype)
 
     @property
     def files(self) -> tuple[str, ...]:
         """The files that it is in."""
-        if len(self.chunks) == 1 and self.chunks[0].place:
-            return (self.chunks[0].place.file,)
+        if len(self.chunks) == 1 and (place := self.chunks[0].place):
+            return (place.file,)
         return tuple(dict.fromkeys(chunk.place.file for chunk in self.chunks if chunk.place))
 
     @property
@@ -225,6 +223,7 @@ class Checkpoint:
         indexed: The file that an index names for each tensor; empty without an index.
         tied: Whether its own settings say that input and output embeddings are one tensor.
         problems: What was found wrong while its files were laid out.
+        sizes: The bytes of files, as far as its reader has looked.
     """
 
     path: Path
@@ -234,6 +233,7 @@ class Checkpoint:
     indexed: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
     problems: tuple[Problem, ...] = ()
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -243,9 +243,10 @@ class Checkpoint:
     @cached_property
     def file_sizes(self) -> Mapping[str, int | None]:
         """The bytes of each file that a chunk is in or an index names; None where it is missing."""
-        names = dict.fromkeys(chunk.place.file for one in self.tensors.values() for chunk in one.chunks if chunk.place)
+        names = dict.fromkeys(file for one in self.tensors.values() for file in one.files)
         names |= dict.fromkeys([*(place.file for place in self.objects.values()), *self.indexed.values()])
-        return {name: file_size(self.folder / name) for name in names}
+        known, folder = self.sizes, self.folder
+        return {name: known[name] if name in known else file_size(folder / name) for name in names}
 
     def read(self, name: str, region: Region | None = None) -> NDArray[Any]:
         """Return the bits of a tensor or of a part of it, as unsigned integers.

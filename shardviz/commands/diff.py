@@ -1,4 +1,6 @@
-"""Compare two dumps: layouts, contents, findings; or two checkpoints.
+"""Compare two dumps: layouts, contents, findings; two checkpoints; or a job's dump with a checkpoint.
+
+What a job's ranks hold is compared with a checkpoint by the hashes in its dump.
 
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
@@ -7,6 +9,7 @@ examples:
   shardviz diff before.shardviz after.shardviz
   shardviz diff checkpoints/step-1000 model.safetensors --map my.map
   shardviz diff meta/ hf/ --map llama
+  shardviz diff job.shardviz checkpoints/step-1000
 """
 
 from __future__ import annotations
@@ -55,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 where nothing is, 1 where something is, or with --strict was not compared, 2 where nothing was compared.
     """
-    from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
+    from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
 
-    if are_checkpoints(args.before, args.after, args.map):
+    if kinds_of(args.before, args.after, args.map) != "dumps":
         style, colour, strict = args.format, args.color, args.strict
         return diff_checkpoints(args.before, args.after, style, colour, args.map, args.also, strict=strict)
     return compared(args.before, args.after, args.format, args.color, strict=args.strict)

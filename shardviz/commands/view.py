@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
         import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
-    elif not args.print and _on_a_screen() and not is_checkpoint(args.dump):
+    elif not args.print and _on_a_screen() and not any(map(is_checkpoint, filter(None, (args.dump, args.other)))):
         import_module("shardviz.tui.app").view(args.dump, other=args.other)
-    elif not args.print and _on_a_screen() and args.other is None:
+    elif not args.print and _on_a_screen() and args.other is None and is_checkpoint(args.dump):
         import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump)
     else:
         _print(args.dump, args.other, args.color)
@@ -103,10 +103,10 @@ def _print(dump: Path, other: Path | None, colour: str) -> None:
 
         show(dump, None, colour)
     else:
-        from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
+        from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
         from shardviz.commands.diff import compared
 
-        if are_checkpoints(dump, other):
+        if kinds_of(dump, other) != "dumps":
             diff_checkpoints(dump, other, "text", colour)
             return
         compared(dump, other, "text", colour)

@@ -16,6 +16,8 @@ from shardviz.layout.region import length
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from shardviz.dump.records import GatherRecord, LayoutRecord
     from shardviz.layout.region import Ranges
 
@@ -128,9 +130,32 @@ def digest_of(body: Body) -> str:
             stored = _stored(numbers, body.dtype)
     except (KeyError, OverflowError, ValueError):
         return ""
-    hashed = hashlib.blake2b(f"torch.{body.dtype}{list(body.local_shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
+    return _hashed(stored, body.dtype, body.local_shape)
+
+
+def digest_of_bits(bits: NDArray[Any], dtype: str) -> str:
+    """Return the digest that a rank writes for values of a type, given as unsigned integers of its width."""
+    return _hashed(np.ascontiguousarray(bits).data if bits.size else b"", dtype, bits.shape)
+
+
+def _hashed(stored: Any, dtype: str, shape: Shape) -> str:
+    hashed = hashlib.blake2b(f"torch.{dtype}{list(shape)}".encode(), digest_size=DIGEST_LENGTH // 2)
     hashed.update(stored)
     return hashed.hexdigest()
+
+
+def bits_of_values(body: Body) -> NDArray[Any] | None:
+    """Return the values of a body as unsigned integers, in the local shape; None where it has none that are known."""
+    if body.values is None or body.dtype.startswith("complex"):
+        return None
+    numbers = [float(value) if isinstance(value, str) else value for value in _flat(body)]
+    try:
+        with np.errstate(over="ignore"):
+            stored = _stored(numbers, body.dtype)
+    except (KeyError, OverflowError, ValueError):
+        return None
+    width = len(stored) // max(len(numbers), 1) or 1
+    return np.frombuffer(stored, f"<u{width}").reshape(body.local_shape)
 
 
 def _stored(numbers: list[Any], dtype: str) -> bytes:

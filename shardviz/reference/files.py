@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.coverage import coverage_of
 from shardviz.checkpoint.formats.headers import INDEX
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.checkpoint.tensor import Entry
 from shardviz.errors import DumpError
 from shardviz.reference.names import matched
 from shardviz.stamping.target import is_stamped
@@ -17,31 +18,9 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from shardviz.checkpoint.records import Checkpoint
-    from shardviz.layout.region import Region
 
 __all__ = ["INDEX", "Entry", "Reference", "open_reference"]
-
-
-class Entry(Protocol):
-    """One tensor of a reference: stored in a checkpoint, or made of what is, as a loader makes it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> str:
-        """Its element type, by torch's name."""
-
-    @property
-    def bits(self) -> NDArray[Any]:
-        """Its values as unsigned integers."""
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part, in the region's order."""
 
 
 @dataclass(frozen=True)

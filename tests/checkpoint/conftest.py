@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
+from torch.distributed import checkpoint as dcp
 
 from shardviz.live.world import launch
 
@@ -47,3 +52,19 @@ def edited(copied: Callable[[str], Path]) -> Callable[..., Path]:
         return folder
 
     return edit
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A DCP folder, and a Hugging Face folder with an index, of a few tensors."""
+    root = tmp_path_factory.mktemp("small")
+    model = {"w": torch.arange(24.0).reshape(4, 6), "b": torch.arange(3).bfloat16()}
+    states = {"w": {"exp_avg": torch.ones(4, 6), "step": torch.tensor(1.0)}}
+    parts = {"model": model, "optim": {"state": states, "param_groups": [{"params": ["w"], "lr": 0.1}]}}
+    dcp.save(parts, checkpoint_id=root / "dcp", no_dist=True)
+    (root / "hf").mkdir()
+    for name in "ab":
+        save_file({name: np.arange(12.0).reshape(3, 4)}, root / "hf" / f"{name}.safetensors")
+    index = {"metadata": {}, "weight_map": {name: f"{name}.safetensors" for name in "ab"}}
+    (root / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
+    return root

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import shardviz
 from shardviz.live.compat import fully_shard
 
 FORMATS = ("dcp", "flat", "hf", "whole", "half", "moved")
@@ -39,6 +40,7 @@ def save(world: object, folder: str) -> None:
     checkpoint.save(
         {"app": dict(zip(("model", "optimizer"), parts, strict=True)), "step": 2}, checkpoint_id=root / "dcp"
     )
+    shardviz.capture(model, root / "job.shardviz", mesh=mesh)
     flat = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     checkpoint.save(dict(zip(("model", "optim"), flat, strict=True)), checkpoint_id=root / "flat")
     writer = HuggingFaceStorageWriter(path=str(root / "hf"), save_distributed=True)

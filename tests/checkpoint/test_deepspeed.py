@@ -20,7 +20,7 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.formats.flat import boxes
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import DumpError
-from tests.checkpoint.test_hostile import KIB, Run, damaged, refused
+from tests.checkpoint.hostile import KIB, Run, damaged, refused
 from tests.checkpoint.zero_folders import KINDS, save_zero, wholes
 from tests.lanes import nightly
 

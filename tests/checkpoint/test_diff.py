@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
+from shardviz.checkpoint.comparing.agreement import equal
 from shardviz.checkpoint.comparing.casts import cast
 from shardviz.checkpoint.comparing.compare import compare_checkpoints
 from shardviz.checkpoint.open import open_checkpoint
@@ -254,10 +255,10 @@ def test_what_cannot_be_read_is_not_compared_and_the_rest_is(copied, saved):
     assert verdicts == {"not-compared"}
 
 
-def test_a_dump_is_not_compared_with_a_checkpoint(saved, tmp_path, capsys):
+def test_a_folder_that_is_neither_a_dump_nor_a_checkpoint_is_refused(saved, tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     assert main(["diff", str(saved / "dcp"), str(tmp_path)]) == 2
-    assert "dcp is a checkpoint" in capsys.readouterr().err
+    assert "run.json: no schema number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"])
@@ -272,6 +273,24 @@ def test_casts_round_as_torch_does(dtype, to):
     found = cast(bits, dtype, to)
     kept = ~torch.isnan(wanted).numpy()
     assert np.array_equal(found[kept], wanted.view(torch.uint8).numpy().view(f"u{wanted.element_size()}")[kept])
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(700, 1031), (4200, 1001), (513, 4)])
+def test_matrices_that_lie_across_each_other_are_compared_to_the_last_element(width, shape):
+    rng = np.random.default_rng(width)
+    flat = rng.integers(0, 255, shape).astype(f"<u{width}")
+    across = np.ascontiguousarray(flat.T).T
+    padded = np.zeros((shape[1], shape[0] + 3), flat.dtype)
+    padded[:, : shape[0]] = flat.T
+    for other in (across, padded[:, : shape[0]].T):
+        assert equal(flat, other)
+        assert equal(other, flat)
+    for place in [(0, 0), (shape[0] - 1, shape[1] - 1), (511, 2), *rng.integers(0, shape, (4, 2)).tolist()]:
+        other = across.copy("K")
+        other[tuple(place)] ^= 1
+        assert not equal(flat, other)
+        assert not equal(other, flat)
 
 
 def test_strict_fails_where_anything_was_not_compared(tmp_path, capsys):

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from shardviz.check.grouping import ungrouped
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.cli import main
 from tests.checkpoint.saving import FORMATS
 
 WEIGHT = "app.model.0.weight"
@@ -242,3 +243,52 @@ def test_a_module_called_state_is_no_optimizer(tmp_path):
     )
     report = check_checkpoint(open_checkpoint(tmp_path / "c"))
     assert (report.findings, report.not_checked) == ((), ())
+
+
+# The bytes of a safetensors file
+
+
+def with_header(path, header, size=96):
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    return path
+
+
+def entry(begin, end, shape=(4, 6), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def test_tensors_that_share_bytes_are_duplicated(tmp_path):
+    path = with_header(tmp_path / "m.safetensors", {"w": entry(0, 96), "v": entry(48, 144)}, 144)
+    ((kind, tensor, text),) = found(path)
+    assert (kind, tensor) == ("duplicated", "v")
+    assert text.endswith("of m.safetensors are w's too")
+
+
+@pytest.mark.parametrize(
+    ("header", "lost"),
+    [
+        ({"w": entry(0, 96)}, "4 bytes"),
+        ({"w": entry(0, 48, (2, 6)), "v": entry(52, 100, (2, 6))}, "4 bytes"),
+        ({"w": entry(0, 40, (2, 5)), "v": entry(52, 92, (2, 5))}, "20 bytes"),
+    ],
+)
+def test_bytes_of_no_tensor_are_incomplete(tmp_path, header, lost):
+    ((kind, tensor, text),) = found(with_header(tmp_path / "m.safetensors", header, 100))
+    assert (kind, tensor) == ("incomplete", "")
+    assert text.startswith(f"{lost} of m.safetensors are of no tensor")
+
+
+def test_an_element_type_that_nobody_knows_is_not_checked(tmp_path, capsys):
+    path = with_header(tmp_path / "m.safetensors", {"w": entry(0, 96, dtype="Q4\x1b[31m"), "v": entry(96, 192)}, 192)
+    (one,) = check_checkpoint(open_checkpoint(path)).not_checked
+    assert one.tensor == "w"
+    assert "element type q4\\u001b[31m is not known here" in one.why
+    assert main(["check", str(path), "--strict"]) == 1
+    assert main(["show", str(path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_tensors_without_elements_and_dcps_parts_share_nothing(tmp_path):
+    save_file({"a": np.ones((2, 3)), "b": np.zeros((0, 4)), "c": np.ones(5)}, tmp_path / "m.safetensors")
+    assert found(tmp_path / "m.safetensors") == []

@@ -49,6 +49,6 @@ def _rounded(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to the nearest bfloat16, to the even one of two."""
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     even = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded: NDArray[np.uint16] = ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype(np.uint16)
-    rounded[np.isnan(values)] = _QUIET_NAN
+    rounded: NDArray[np.uint16] = np.asarray((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype(np.uint16)
+    np.putmask(rounded, np.isnan(values), _QUIET_NAN)  # not by index: a single number has none
     return rounded

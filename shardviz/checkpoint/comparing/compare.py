@@ -5,7 +5,7 @@ Two tensors are in memory at a time. Names are matched as a reference's are: by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.checkpoint.comparing import stale
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
@@ -27,10 +27,10 @@ from shardviz.text import listed, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.comparing.pairs import Pair, Side
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Tensor
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
 
@@ -60,7 +60,7 @@ def compare_checkpoints(
     rules = rules_of(names, "names") if isinstance(names, dict) else tuple(names or ())
     pairs = paired(before, after, rules)
     if not pairs.both and before.tensors and after.tensors:
-        _refuse_strangers(before, after)
+        refuse_strangers(before, after)
     found: list[tuple[Outcome, Pair]] = []
     sides = Contents.of(before.tensors.values()), Contents.of(after.tensors.values())
     for done, pair in enumerate(pairs.both):
@@ -69,10 +69,15 @@ def compare_checkpoints(
     found += [(_lonely(pair), pair) for pair in pairs.lonely]
     found = _with_stale(with_fused(with_moved(found)), before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
-    return Comparison(outcomes, (*pairs.notes, *(() if rules else _hint(before, after, outcomes))))
+    return Comparison(outcomes, (*pairs.notes, *(() if rules else hint(before, after, outcomes))))
 
 
-def _refuse_strangers(before: Checkpoint, after: Checkpoint) -> None:
+def refuse_strangers(before: Side, after: Side) -> NoReturn:
+    """Raise because two sides have no tensor in common by its name.
+
+    Raises:
+        ShardvizError: Always; its message has some names of each side.
+    """
     some, others = (listed(map(printable, sorted(one.tensors)), 3) for one in (before, after))
     family = family_of(before.tensors, after.tensors)
     hint = "say how names correspond, with --map FILE: lines `layers.*.wq.* = model.layers.*.self_attn.q_proj.*`"
@@ -82,7 +87,7 @@ def _refuse_strangers(before: Checkpoint, after: Checkpoint) -> None:
     )
 
 
-def _hint(before: Checkpoint, after: Checkpoint, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+def hint(before: Side, after: Side, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     """Name the map that knows the names of both, where many are in one only."""
     lonely = sum(one.verdict in ("missing", "added", "moved") for one in outcomes)
     family = family_of(before.tensors, after.tensors) if lonely > len(outcomes) / LONELY else ""

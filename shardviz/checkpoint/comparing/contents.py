@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.tensor import Tensor
 
 SAMPLES = 64
 """Values of a tensor that are looked up."""

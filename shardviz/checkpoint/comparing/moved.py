@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.tensor import Tensor
 
     Found = list[tuple[Outcome, Pair]]
 

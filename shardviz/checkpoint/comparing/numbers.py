@@ -13,7 +13,7 @@ from shardviz.reference.lookup import is_alike
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.tensor import Tensor
 
 NARROW = ("bfloat16", "float16")
 WIDE = ("float32", "float64")

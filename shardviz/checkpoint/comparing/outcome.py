@@ -28,6 +28,7 @@ class Outcome:
         why: That in words, with the numbers.
         cause: What was done; empty where that is not known.
         fix: What to do about it.
+        ranks: The ranks of a job that have it otherwise; empty between two checkpoints.
     """
 
     name: str
@@ -36,11 +37,20 @@ class Outcome:
     why: str = ""
     cause: str = ""
     fix: str = ""
+    ranks: tuple[int, ...] = ()
 
-    def became(self, verdict: Verdict, why: str, cause: str = "", fix: str = "", other: str | None = None) -> Outcome:
+    def became(
+        self,
+        verdict: Verdict,
+        why: str,
+        cause: str = "",
+        fix: str = "",
+        other: str | None = None,
+        ranks: tuple[int, ...] = (),
+    ) -> Outcome:
         """Return it with another verdict."""
         named = self.other if other is None else other
-        return replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named)
+        return replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
@@ -17,12 +17,12 @@ from shardviz.reference.names import Matching, matched
 from shardviz.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.made import Tensor
     from shardviz.checkpoint.maps.matching import Mapped, Named
-    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
 
 FEW = 4
 """Tensors in which a number is looked for that no settings have."""
@@ -30,6 +30,22 @@ FEW = 4
 USUAL_HEAD = 128
 SMALLEST_HEAD = 4
 """With two rows for each head nothing is exchanged: any conversion that leaves rotary out would fit."""
+
+
+class Side(Protocol):
+    """A checkpoint, or a job's dump beside one."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Its tensors by name."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +86,16 @@ class Pairs:
     notes: tuple[str, ...]
 
 
-def paired(before: Checkpoint, after: Checkpoint, rules: Sequence[Rule]) -> Pairs:
+def paired(
+    before: Side, after: Side, rules: Sequence[Rule], states: Callable[[Any], frozenset[str]] = state_names
+) -> Pairs:
     """Return which tensors of two checkpoints are compared.
 
     Args:
         before: The first.
         after: The second.
         rules: The map; either checkpoint may be the one that its left sides name.
+        states: Returns which tensors of a side are optimizer state.
 
     Raises:
         ShardvizError: A rule of the map fits nothing, or its tensors do not fit each other.
@@ -88,7 +107,9 @@ def paired(before: Checkpoint, after: Checkpoint, rules: Sequence[Rule]) -> Pair
     numbers = numbers_beside((before.folder, after.folder))
     notes = [*_find_out(numbers, forth, first, second), *_find_out(numbers, back, second, first)]
     made = _completed(before, after, apply(forth, first, second, numbers), apply(back, second, first, numbers))
-    return _without_states(made.both, list(made.lonely), (*notes, *made.notes), (before, after))
+    return _without_states(
+        made.both, list(made.lonely), (*notes, *made.notes), [states(one) for one in (before, after)]
+    )
 
 
 def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:
@@ -148,7 +169,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
         return False
 
 
-def _completed(before: Checkpoint, after: Checkpoint, forth: Mapped, back: Mapped) -> Pairs:
+def _completed(before: Side, after: Side, forth: Mapped, back: Mapped) -> Pairs:
     """Return the pairs of a map, and of the names that it says nothing of."""
     made = [Pair(name, before.tensors[name], one) for name, one in forth.made.items()]
     made += [Pair(name, one, after.tensors[name]) for name, one in back.made.items()]
@@ -181,7 +202,7 @@ def _taken(own: Mapped, other: Mapped) -> set[str]:
 
 
 def _by_names(
-    known_as: Mapping[str, str], others: Sequence[str], sides: tuple[Checkpoint, Checkpoint]
+    known_as: Mapping[str, str], others: Sequence[str], sides: tuple[Side, Side]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Match names; the words that are before all names may be on either side."""
     there = matched(list(known_as.values()), others)
@@ -194,10 +215,9 @@ def _by_names(
 
 
 def _without_states(
-    both: tuple[Pair, ...], lonely: list[Pair], notes: tuple[str, ...], sides: tuple[Checkpoint, Checkpoint]
+    both: tuple[Pair, ...], lonely: list[Pair], notes: tuple[str, ...], states: list[frozenset[str]]
 ) -> Pairs:
     """Leave optimizer state out where one side has none at all."""
-    states = [state_names(one) for one in sides]
     for at, which in enumerate(("first", "second")):
         if states[at] and not states[1 - at]:
             lonely = [one for one in lonely if one.name not in states[at] or (one.one, one.other)[at] is None]

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.checkpoint.comparing.pairs import Pair
-    from shardviz.checkpoint.maps.made import Node, Tensor
+    from shardviz.checkpoint.maps.made import Node
     from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
 
 MAX_SIBLINGS = 8
 """Checkpoints of other steps that are looked at, the nearest ones first."""
@@ -95,7 +96,7 @@ def stale_in(
         ("first", pair.other, pair.one, of_second),
     ):
         for step in steps:
-            there = _in(step, own)
+            there = tensor_in(step, own)
             if there is not None and _agree(there, held):
                 return which, step
     return None
@@ -108,7 +109,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
         return False
 
 
-def _in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
+def tensor_in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
     """Return the same tensor of another step; None where that lacks it or has another shape."""
     if not isinstance(tensor, Made):
         found = step.tensors.get(tensor.name)
@@ -119,7 +120,7 @@ def _in(step: Checkpoint, tensor: Tensor) -> Tensor | None:
 
 def _node_in(step: Checkpoint, node: Node) -> Node | None:
     if not isinstance(node, Op):
-        return _in(step, node)
+        return tensor_in(step, node)
     parts = [_node_in(step, part) for part in node.parts]
     return (
         None

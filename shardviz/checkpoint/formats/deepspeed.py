@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.archive import Archive, open_archive
 from shardviz.checkpoint.formats.headers import is_plain
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.formats.torch_file import whole
 from shardviz.checkpoint.formats.zero_buffers import Layout, RankFile, chunks_of, laid_out
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
 from shardviz.errors import DumpError
-from shardviz.layout.dtypes import itemsize
 from shardviz.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _part(folder: Path, models: Mapping[int, str], optims: Mapping[int, str]) ->
     found.problems += [] if found.problems else layout.problems
     is_3 = any(one.stage == 3 for one in ranks.values()) or len(archives) > 1
     for name, made in _dict(state.get("module"), first.path, "module", optional=True).items():
-        saved = _whole(first, made, name, folder)
+        saved = whole(first, made, name, folder) if type(name) is str else None
         if saved is not None and (not is_3 or saved.size or not _is_partitioned(name, shapes, state)):
             found.tensors[printable(name)] = saved
     _add_masters(found, layout, folder, weights=is_3)
@@ -172,26 +172,6 @@ def _shapes(value: Any, path: Path) -> dict[str, tuple[int, ...]]:
         if type(name) is not str or not is_shape:
             raise DumpError(f"{path}: param_shapes[{printable(repr(name))[:100]}] is not a shape", "copy it again")
     return shapes
-
-
-def _whole(archive: Archive, made: Any, name: Any, folder: Path) -> Saved | None:
-    """Return a tensor that one file has all of; None for what is not one."""
-    stored = archive.tensor(made, str(name)) if type(name) is str else None
-    if stored is None:
-        return None
-    size = math.prod(stored.shape)
-    place = Place(archive.path.name, stored.start, size * itemsize(stored.dtype))
-    chunk = Chunk((0,) * len(stored.shape), stored.shape, place, stored.dtype)
-    in_rows = stored.strides == tuple(_rows(stored.shape)) or size < 2
-    return Saved(name, stored.shape, stored.dtype, (chunk,), folder) if in_rows else None
-
-
-def _rows(shape: tuple[int, ...]) -> list[int]:
-    steps, step = [], 1
-    for length in reversed(shape):
-        steps.append(step)
-        step *= length
-    return steps[::-1]
 
 
 def _add_masters(found: _Found, layout: Layout, folder: Path, *, weights: bool) -> None:

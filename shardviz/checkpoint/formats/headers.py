@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -20,7 +20,7 @@ from shardviz.layout.region import MAX_DIMS
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Mapping
     from pathlib import Path
 
 LENGTH_BYTES = 8
@@ -43,6 +43,9 @@ DTYPES = {
 }
 """How safetensors names element types, and how torch does."""
 
+WIDTHS = {name: itemsize(dtype) for name, dtype in DTYPES.items()}
+"""Bytes of an element of each."""
+
 
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
@@ -62,6 +65,9 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int] | None = None
 
 
+_ENTRIES = msgspec.json.Decoder(dict[str, _Entry])
+
+
 class _Notes(msgspec.Struct):
     sharding: str = msgspec.field(name="DCP_SHARDING_INFO", default="")
 
@@ -79,11 +85,11 @@ class Contents:
     """A folder's files and what an index says of them.
 
     Attributes:
-        files: The files to read.
+        sizes: The bytes of each file to read, by its name; None of those that are not there.
         indexed: The file that an index names for each tensor; empty without an index.
     """
 
-    files: tuple[Path, ...]
+    sizes: dict[str, int | None]
     indexed: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,15 +101,16 @@ def read_safetensors(path: Path) -> Checkpoint:
     Raises:
         DumpError: There is no such file, or one is damaged: the message names the file and what was expected.
     """
-    contents = _contents(path) if path.is_dir() else Contents((path,))
+    contents = _contents(path) if path.is_dir() else Contents({path.name: file_size(path)})
     folder = path if path.is_dir() else path.parent
-    found: dict[str, list[tuple[Chunk, str]]] = {}
+    found: dict[str, list[Chunk]] = {}
     with collector_paused():
-        for file in contents.files:
-            for name, dtype, chunk in _chunks(file):
-                found.setdefault(name, []).append((chunk, dtype))
+        for name, size in contents.sizes.items():
+            if size is not None or not contents.indexed:
+                _add_chunks(found, folder / name, size)
         tensors = {name: _whole(name, chunks, folder) for name, chunks in found.items()}
-    return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=_tied(folder))
+    tied = _tied(folder)
+    return Checkpoint(path, "safetensors", tensors, indexed=contents.indexed, tied=tied, sizes=contents.sizes)
 
 
 def index_in(folder: Path) -> Path | None:
@@ -117,11 +124,10 @@ def index_in(folder: Path) -> Path | None:
 
 def _contents(folder: Path) -> Contents:
     index = index_in(folder)
-    if index is None:
-        return Contents(tuple(path for path in sorted(folder.glob("*.safetensors")) if path.is_file()))
-    indexed = _read_index(index)
-    names = sorted(set(indexed.values()))
-    return Contents(tuple(folder / name for name in names if file_size(folder / name) is not None), indexed)
+    indexed = _read_index(index) if index is not None else {}
+    names = sorted(set(indexed.values())) if index else sorted(path.name for path in folder.glob("*.safetensors"))
+    sizes = {name: file_size(folder / name) for name in names}
+    return Contents(sizes if index else {name: size for name, size in sizes.items() if size is not None}, indexed)
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -157,45 +163,56 @@ def _tied(folder: Path) -> bool:
         return False
 
 
-def _chunks(path: Path) -> Iterator[tuple[str, str, Chunk]]:
-    size = file_size(path)
+def _add_chunks(found: dict[str, list[Chunk]], path: Path, size: int | None) -> None:
+    """Add what a file's header says that it has.
+
+    Raises:
+        DumpError: The file is missing or damaged.
+    """
     if size is None:
         raise DumpError(f"{path} does not exist", "give a safetensors file, or a folder of them")
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", buffering=0) as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if not 2 <= length <= min(MAX_HEADER, size - LENGTH_BYTES):
                 raise DumpError(f"{path} is not a safetensors file", "give a safetensors file, or a folder of them")
-            found, notes = _header(file.read(length))
+            header, notes = _header(file.read(length))
         offsets = _offsets(notes)
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise DumpError(f"{path} is damaged: {printable(str(error))}", "copy it again") from error
-    for name, one in found.items():
-        _refuse_damaged(path, name, one, size - LENGTH_BYTES - length)
-        begin, end = one.data_offsets
-        dtype = DTYPES.get(one.dtype, one.dtype.lower())
-        at = offsets[name].saved_offsets if name in offsets else (0,) * len(one.shape)
-        if offsets and (len(at) != len(one.shape) or not all(0 <= place <= MAX_SIZE for place in at)):
-            raise DumpError(
-                f"{path} is damaged: {printable(name)} of {list(one.shape)} is at {list(at)}", "copy it again"
-            )
-        place = Place(path.name, LENGTH_BYTES + length + begin, end - begin)
-        yield name, dtype, Chunk(at, one.shape, place, dtype)
+    file_name, data = path.name, LENGTH_BYTES + length
+    for name, one in header.items():
+        shape, (begin, end) = one.shape, one.data_offsets
+        _refuse_damaged(path, name, one, size - data)
+        at = (0,) * len(shape)
+        if offsets:
+            at = offsets[name].saved_offsets if name in offsets else at
+            _refuse_misplaced(path, name, shape, at)
+        chunk = Chunk(
+            at,
+            shape,
+            Place(file_name, data + begin, end - begin),
+            DTYPES.get(one.dtype) or printable(one.dtype.lower()),
+        )
+        if name in found:
+            found[name].append(chunk)
+        else:
+            found[name] = [chunk]
 
 
-def _header(text: bytes) -> tuple[dict[str, _Header], msgspec.Raw | None]:
+def _refuse_misplaced(path: Path, name: str, shape: tuple[int, ...], at: tuple[int, ...]) -> None:
+    if len(at) != len(shape) or not all(0 <= place <= MAX_SIZE for place in at):
+        raise DumpError(f"{path} is damaged: {printable(name)} of {list(shape)} is at {list(at)}", "copy it again")
+
+
+def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:
     """Return a header's tensors, and its notes; almost always it has none but the format, and is read in one go."""
     if b"DCP_SHARDING_INFO" not in text:
         with suppress(msgspec.ValidationError):  # what is wrong with which is said below
-            found = msgspec.json.decode(text, type=dict[str, _Entry])
+            found = _ENTRIES.decode(text)
             found.pop("__metadata__", None)
-            whole = {
-                name: _Header(one.dtype, one.shape, one.data_offsets)
-                for name, one in found.items()
-                if one.dtype and one.shape is not None and one.data_offsets is not None
-            }
-            if len(whole) == len(found):
-                return whole, None
+            if all(one.dtype and one.shape is not None and one.data_offsets is not None for one in found.values()):
+                return cast("dict[str, _Header]", found), None
     header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     notes = header.pop("__metadata__", None)
     return {name: msgspec.json.decode(raw, type=_Header) for name, raw in header.items()}, notes
@@ -209,22 +226,22 @@ def _offsets(notes: msgspec.Raw | None) -> dict[str, _Sharded]:
 
 
 def _refuse_damaged(path: Path, name: str, one: _Header, data_size: int) -> None:
-    begin, end = one.data_offsets
-    width = itemsize(DTYPES.get(one.dtype, ""))
-    fits = end - begin == math.prod(one.shape) * width if width else end >= begin
-    if len(one.shape) > MAX_DIMS or min(one.shape, default=0) < 0 or begin < 0 or not fits or end > data_size:
-        what = f"{printable(one.dtype)}{list(one.shape[:MAX_DIMS])} in bytes {begin} to {end} of {data_size:,}"
+    shape, (begin, end) = one.shape, one.data_offsets
+    width = WIDTHS.get(one.dtype, 0)
+    fits = end - begin == math.prod(shape) * width if width else end >= begin
+    if not fits or begin < 0 or end > data_size or len(shape) > MAX_DIMS or min(shape, default=0) < 0:
+        what = f"{printable(one.dtype)}{list(shape[:MAX_DIMS])} in bytes {begin} to {end} of {data_size:,}"
         raise DumpError(f"{path} is damaged: {printable(name)} is {what}", "copy it again")
 
 
-def _whole(name: str, chunks: Iterable[tuple[Chunk, str]], folder: Path) -> Saved:
+def _whole(name: str, parts: list[Chunk], folder: Path) -> Saved:
     """Return the tensor that chunks are of: as large as they reach, as DCP's own reader takes it."""
-    parts, dtypes = zip(*chunks, strict=True)
-    if len(parts) == 1 and not any(parts[0].offsets):
-        return Saved(name, parts[0].sizes, dtypes[0], parts, folder)
+    first = parts[0]
+    if len(parts) == 1 and not any(first.offsets):
+        return Saved(name, first.sizes, first.dtype, (first,), folder)
     if len({len(chunk.sizes) for chunk in parts}) > 1:
         shapes = " and ".join(f"{list(chunk.sizes)} in {chunk.place.file}" for chunk in parts[:2] if chunk.place)
         raise DumpError(f"{folder}: {printable(name)} is {shapes}", "keep one of them")
     reach = [[at + size for at, size in zip(chunk.offsets, chunk.sizes, strict=True)] for chunk in parts]
     shape = tuple(max(ends) for ends in zip(*reach, strict=True))
-    return Saved(name, shape, dtypes[0], tuple(parts), folder)
+    return Saved(name, shape, first.dtype, tuple(parts), folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardviz.checkpoint.formats.flat import boxes
-from shardviz.checkpoint.formats.pickled import Made
+from shardviz.checkpoint.formats.machine import Made
 from shardviz.checkpoint.records import Chunk, Place, Problem
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import itemsize

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Tensor
+    from shardviz.checkpoint.tensor import Tensor
 
 ENDING = ".map"
 FOLDER = Path(__file__).parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,30 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.maps.functions import Shape
+    from shardviz.checkpoint.tensor import Tensor
     from shardviz.layout.region import Region
-
-
-class Tensor(Protocol):
-    """A tensor of a checkpoint, stored or made."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> str:
-        """Its element type, by torch's name."""
-
-    @property
-    def bits(self) -> NDArray[Any]:
-        """Its values as unsigned integers."""
-
-    def read(self, region: Region) -> NDArray[Any]:
-        """Return the values of a part, in the region's order."""
 
 
 @dataclass(frozen=True)

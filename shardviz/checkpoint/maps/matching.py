@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Node, Tensor
+    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.tensor import Tensor
 
 SAMPLE = 512
 """Names that are looked at for what stands before all of them."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.comparing.contents import Contents
-    from shardviz.checkpoint.maps.made import Node, Tensor
+    from shardviz.checkpoint.maps.made import Node
+    from shardviz.checkpoint.tensor import Tensor
     from shardviz.layout.region import Region
 
 MAX_TRIED = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.commands.common.dumps import terminal_for, write_answer
 from shardviz.commands.common.progress import Count, progress
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from shardviz.checkpoint.beside.job import Job
+    from shardviz.checkpoint.comparing.outcome import Comparison
+    from shardviz.checkpoint.maps.language import Rule
     from shardviz.checkpoint.records import Checkpoint, Saved
 
 
@@ -115,21 +118,23 @@ def _page(path: Path, pattern: str | None) -> str:
         return stored_html(checkpoint, report)
 
 
-def are_checkpoints(before: Path, after: Path, map_: Path | None = None) -> bool:
-    """Whether two paths are checkpoints; False for dumps, and for what is neither.
+Kinds = Literal["dumps", "checkpoints", "a job and a checkpoint"]
+
+
+def kinds_of(before: Path, after: Path, map_: Path | None = None) -> Kinds:
+    """Return what two paths are; what is neither a dump nor a checkpoint is taken for a dump.
 
     Raises:
-        ShardvizError: One is a checkpoint and the other is not, or dumps are given a map.
+        ShardvizError: Dumps are given a map.
     """
     from shardviz.checkpoint.open import is_checkpoint
 
     kinds = {path: is_checkpoint(path) for path in (before, after) if path.exists()}
     if len(set(kinds.values())) > 1:
-        one, other = sorted(kinds, key=lambda path: not kinds[path])
-        raise ShardvizError(f"{one} is a checkpoint, {other} is not", "compare two checkpoints, or two dumps")
+        return "a job and a checkpoint"
     if map_ is not None and kinds and not any(kinds.values()):
         raise ShardvizError("--map is for checkpoints: a dump has the names of its model", "leave it out")
-    return any(kinds.values())
+    return "checkpoints" if any(kinds.values()) else "dumps"
 
 
 def diff_checkpoints(
@@ -142,11 +147,11 @@ def diff_checkpoints(
     *,
     strict: bool = False,
 ) -> int:
-    """Print what is different between two checkpoints.
+    """Print what is different between two checkpoints, or between what a job's ranks hold and a checkpoint.
 
     Args:
-        before: The first.
-        after: The second.
+        before: The first; a dump where it is the job.
+        after: The second, likewise.
         style: The format.
         colour: Whether text is coloured.
         map_: How one's tensors are made of the other's.
@@ -157,10 +162,9 @@ def diff_checkpoints(
         0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
 
     Raises:
-        DumpError: One of them is not a checkpoint.
+        DumpError: One of them is not a checkpoint, or not a dump.
         ShardvizError: They have no tensor in common.
     """
-    from shardviz.checkpoint.comparing.compare import compare_checkpoints
     from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.picture.text.checkpoint import comparison_lines
@@ -168,8 +172,9 @@ def diff_checkpoints(
     count = Count("compared {done} of {of} tensors")
     rules = find_map(map_) if map_ is not None else ()
     steps = [open_checkpoint(path) for path in also]
+    sides = _side(before), _side(after)
     with progress(lambda: str(count)):
-        found = compare_checkpoints(open_checkpoint(before), open_checkpoint(after), rules, count, steps)
+        found = _compared(*sides, rules, count, steps)
     if style == "json":
         with reader_may_leave():
             print(json.dumps(found.to_json(), indent=1))
@@ -180,6 +185,32 @@ def diff_checkpoints(
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")
         return EXIT_USAGE
     return EXIT_FINDINGS if found.differs or (strict and found.counts["not-compared"]) else EXIT_CLEAN
+
+
+def _side(path: Path) -> Checkpoint | Job:
+    """Open a checkpoint, or a job's dump."""
+    from shardviz.checkpoint.beside.job import job_of
+    from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
+    from shardviz.commands.common.dumps import read_dump
+
+    is_dump = path.is_dir() and not is_checkpoint(path) and (path / "run.json").exists()
+    return job_of(read_dump(path)) if is_dump else open_checkpoint(path)
+
+
+def _compared(
+    before: Checkpoint | Job,
+    after: Checkpoint | Job,
+    rules: Sequence[Rule],
+    count: Count,
+    steps: Sequence[Checkpoint],
+) -> Comparison:
+    from shardviz.checkpoint.beside.compare import compare_with_job
+    from shardviz.checkpoint.beside.job import Job
+    from shardviz.checkpoint.comparing.compare import compare_checkpoints
+
+    if isinstance(before, Job) or isinstance(after, Job):
+        return compare_with_job(before, after, rules, count, steps)
+    return compare_checkpoints(before, after, rules, count, steps)
 
 
 def _named(checkpoint: Checkpoint, pattern: str) -> list[Saved]:

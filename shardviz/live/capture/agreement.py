@@ -47,7 +47,13 @@ class Failed:
 
 
 class OtherRankError(ShardvizError):
-    """Another rank raised in the middle of what all ranks do together."""
+    """Another rank raised in the middle of what all ranks do together.
+
+    Attributes:
+        world: The process group of all of these ranks.
+    """
+
+    world: object = None
 
 
 def of_all_ranks(mine: Sent) -> list[Sent]:
@@ -60,11 +66,14 @@ def of_all_ranks(mine: Sent) -> list[Sent]:
     distributed.all_gather_object(of_all, mine)
     for rank, one in enumerate(of_all):
         if isinstance(one, Failed) and not isinstance(mine, Failed):
-            raise OtherRankError(f"rank {rank} failed: {one.message}", one.hint)
+            heard = OtherRankError(f"rank {rank} failed: {one.message}", one.hint)
+            heard.world = distributed.group.WORLD
+            raise heard
     return of_all
 
 
-_TOGETHER: list[None] = []
+_TOGETHER: list[object] = []
+"""The worlds whose ranks do something together, the innermost last."""
 
 LETTING_GO = 0.05
 """Seconds after the last exchange, in which gloo's own thread lets go of its tensors. It needs the GIL for that: where
@@ -77,28 +86,31 @@ def together() -> Iterator[None]:
 
     Without it the others would wait for a rank that raised until torch's timeout, or worse, take what it sends in the
     job's next collective for its answer. All exchanges must be by `of_all_ranks`: a rank that raised takes part in the
-    one that the others are in, or come to next, and says so there. One inside of another changes nothing.
+    one that the others are in, or come to next, and says so there. One inside of another changes nothing, unless the
+    inner one is in a smaller world (`testing.trips.worlds`): its ranks hear of it first, and then all others.
 
     Raises:
         OtherRankError: Another rank raised.
     """
-    if _TOGETHER:
+    world = distributed.group.WORLD
+    if any(one is world for one in _TOGETHER):
         yield
         return
-    _TOGETHER.append(None)
+    _TOGETHER.append(world)
     try:
         yield
         of_all_ranks(None)  # a rank that raised after the last exchange is heard here
         time.sleep(LETTING_GO)
-    except OtherRankError:
-        raise
-    except Exception as error:
+    except BaseException as error:  # torch's CheckpointException is not an Exception, and pytest's failures are not
+        is_known = isinstance(error, OtherRankError) and error.world is world
+        if is_known or isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+            raise
         own = (error.message, error.hint) if isinstance(error, ShardvizError) else (in_a_line(error),)
         with suppress(RuntimeError):  # the others are gone: what this rank raised says more
             of_all_ranks(Failed(*own))
         raise
     finally:
-        _TOGETHER.clear()
+        _TOGETHER.pop()
 
 
 def raise_together(error: ShardvizError | None) -> None:
@@ -146,7 +158,7 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
     return errors
 
 
-def in_a_line(error: Exception) -> str:
+def in_a_line(error: BaseException) -> str:
     """Describe an error in one line, with the place in the user's own code."""
     from shardviz.live.world.failures.stacks import Frame, user_frames
 

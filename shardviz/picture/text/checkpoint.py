@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import notable
@@ -51,7 +52,12 @@ def in_order(checkpoint: Checkpoint) -> list[Saved]:
 
 def facts_of(one: Saved) -> tuple[str, int, int, int]:
     """Return a tensor's type and shape, how many chunks and files it is in, and its bytes."""
-    return f"{one.dtype}[{', '.join(map(str, one.shape))}]", len(one.chunks), len(one.files), one.num_bytes
+    return _kind(one.dtype, one.shape), len(one.chunks), len(one.files), one.num_bytes
+
+
+@lru_cache(maxsize=4096)
+def _kind(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
 def total(checkpoint: Checkpoint) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group
+from shardviz.live.capture.agreement import of_all_ranks, refuse_without_group, together
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.reference.lookup import read_region
@@ -126,7 +126,8 @@ def assert_transferred(
     refuse_without_group("call assert_transferred in a rank of a distributed job")
     known = mesh if mesh is not None else device_mesh_of(target if target is not None else {}, None)
     trip = Transfer(source, target, known, rules_of(map), dict(layouts or {}))
-    text, done = trip.after(sync) if sync is not None else trip.now()
+    with together():  # a sync that raises on one rank would leave the others waiting for it
+        text, done = trip.after(sync) if sync is not None else trip.now()
     if text:
         raise ShardAssertionError(text)
     refuse_unchecked(done, strict=strict, what="weights")
@@ -163,9 +164,9 @@ class Transfer:
         rank = distributed.get_rank()
         mine = {name: sent[name].entry(salt, rank) for name in ours.tensors}
         refused = filling.fill(ours, mine, 0)
-        distributed.barrier()
+        of_all_ranks(None)
         sync()
-        distributed.barrier()
+        of_all_ranks(None)
         entries = {
             name: entry
             for name, one in sent.items()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from shardviz.errors import ShardvizError
-from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.agreement import of_all_ranks, together
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.trips import disk, filling
@@ -111,14 +112,16 @@ class Trip:
 
         Raises:
             ShardAssertionError: What was loaded is not what was saved.
+            ShardvizError: The save or the load raised on another rank, or in torch.distributed.checkpoint.
         """
         __tracebackhide__ = True
-        with on_mesh(here) as mesh:
-            before = self._saved(mesh) if mesh is not None else None
-        before = next(one for one in of_all_ranks(before) if one is not None)
-        with on_mesh(there) as mesh:
-            text, done = self._loaded(mesh, before) if mesh is not None else ("", RoundTrip())
-        of_all = of_all_ranks((text, done))
+        with together():  # a save or a load that raises on one rank would leave the others waiting for it
+            with on_mesh(here) as mesh:
+                before = self._saved(mesh) if mesh is not None else None
+            before = next(one for one in of_all_ranks(before) if one is not None)
+            with on_mesh(there) as mesh:
+                text, done = self._loaded(mesh, before) if mesh is not None else ("", RoundTrip())
+            of_all = of_all_ranks((text, done))
         if text := next((one for one, _ in of_all if one), ""):
             raise ShardAssertionError(text)
         return of_all[0][1]
@@ -142,9 +145,9 @@ class Trip:
         facts = facts_of(contents_of(model, optimizer, mesh))
         refused = {name: why for of_rank in of_all_ranks(refused) for name, why in of_rank.items()}
         self.folder.mkdir(parents=True, exist_ok=True)
-        distributed.barrier()
-        self.save(model, optimizer, self.folder)
-        distributed.barrier()
+        of_all_ranks(None)
+        _called("save", self.save, model, optimizer, self.folder)
+        of_all_ranks(None)
         before = Before(sent, facts, refused, str(plain_mesh(mesh)))
         return self._with_disk(before) if "disk" in self.of else before
 
@@ -183,9 +186,9 @@ class Trip:
         filling.fill(old, filling.old_entries(old, self.salt), filling.OLD_NUMBER)
         if isinstance(self.model, nn.Module):
             filling.settings_times(optimizer, filling.OLD_FACTOR)
-        distributed.barrier()
-        model, optimizer = _returned(self.load(model, optimizer, self.folder), model, optimizer)
-        distributed.barrier()
+        of_all_ranks(None)
+        model, optimizer = _returned(_called("load", self.load, model, optimizer, self.folder), model, optimizer)
+        of_all_ranks(None)
         now = contents_of(model, optimizer, mesh)
         return self._judged(mesh, before, old, now)
 
@@ -215,6 +218,25 @@ def _words(trips: str) -> Words:
         "or the whole tensor, cut by distribute_tensor(whole, mesh, placements)",
         trips=trips,
     )
+
+
+def _called(what: str, transfer: Callable[[Any, Any, Path], Any], model: Any, optimizer: Any, folder: Path) -> Any:
+    """Save or load; torch's own exception, whose text is a traceback of every rank, becomes one line.
+
+    Raises:
+        ShardvizError: torch.distributed.checkpoint raised.
+    """
+    try:
+        return transfer(model, optimizer, folder)
+    except CheckpointException as error:
+        first = next((one for one, _ in error.failures.values()), error)
+        why = " ".join(str(first).split())
+        is_shared = "share memory" in why
+        hint = "leave tied weights out of what is saved but for one of them, or clone them: safetensors refuses both"
+        raise ShardvizError(
+            f"the {what} raised on {counted(len(error.failures), 'rank')}: {type(first).__name__}: {why}",
+            hint if is_shared else f"its traceback above says where: mend the {what}",
+        ) from error
 
 
 def _returned(result: Any, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardviz.errors import MeshError
 from shardviz.layout.mesh import Mesh, parse_mesh
-from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.agreement import of_all_ranks, together
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import count_groups, world_of
 from shardviz.testing.assertions import current
@@ -62,7 +62,7 @@ def on_mesh(given: AnyMesh) -> Iterator[DeviceMesh | None]:
         return
     group = distributed.new_group(list(range(mesh.size)))
     if distributed.get_rank() < mesh.size:
-        with world_of(group), _as_current(_made(mesh)) as part:
+        with world_of(group), together(), _as_current(_made(mesh)) as part:
             yield part
     else:
         yield None

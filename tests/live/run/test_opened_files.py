@@ -8,6 +8,7 @@ from tests.live.run.jobs import ON_META, ON_TWO_RANKS, run, save_weights
 
 READERS = {
     "load_file": "by_hand(load_file('weights.safetensors').get)\n",
+    "torch_load": "whole = torch.load('weights.pt')['model']\nby_hand(whole.get)\n",
     "safe_open": """
 with safe_open("weights.safetensors", framework="pt") as file:
     assert isinstance(file, safe_open)
@@ -19,13 +20,13 @@ with safe_open("weights.safetensors", framework="pt") as file:
 
 
 @nightly
-@pytest.mark.parametrize("reader", ["safe_open", "load_file"])
+@pytest.mark.parametrize("reader", ["safe_open", "load_file", "torch_load"])
 def test_what_is_copied_from_a_file_is_compared_with_it(tmp_path, reader):
     save_weights(tmp_path)
     ran = run(tmp_path, ON_META + READERS[reader] + "train(model)\n")
     assert ran.code == 0, ran.err + ran.out
     assert "values of Sequential are compared with" in ran.err
-    assert "weights.safetensors" in ran.err
+    assert f"weights.{'pt' if reader == 'torch_load' else 'safetensors'}" in ran.err
     assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
 
 

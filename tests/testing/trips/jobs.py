@@ -171,6 +171,24 @@ def load_weights(model: nn.Module, optimizer: Any, folder: Path) -> None:
             one.copy_(distribute_tensor(whole, one.device_mesh, one.placements) if _is_cut(one) else whole)
 
 
+def save_renamed(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Write whole weights under other names, all of them behind `model.`."""
+    from safetensors.torch import save_file
+
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    if distributed.get_rank() == 0:
+        tensors = {f"model.{name}": value.clone().contiguous() for name, value in weights.items()}
+        save_file(tensors, folder / "model.safetensors")
+
+
+def load_renamed(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    read = load_file(folder / "model.safetensors")
+    weights = {name.removeprefix("model."): value for name, value in read.items()}
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+
+
 def load_sent(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Read whole weights on rank 0 alone, which sends them."""
     from safetensors.torch import load_file
@@ -189,6 +207,11 @@ def save_hf(model: nn.Module, optimizer: Any, folder: Path) -> None:
 def load_hf(model: nn.Module, optimizer: Any, folder: Path) -> None:
     weights = get_model_state_dict(model)
     dcp.load(weights, storage_reader=dcp.HuggingFaceStorageReader(str(folder)))
+
+
+def raise_on_one_rank(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    if distributed.get_rank() == distributed.get_world_size() - 1:
+        raise OSError("the disk is full")
 
 
 def load_into_new(model: nn.Module, optimizer: Any, folder: Path) -> Any:

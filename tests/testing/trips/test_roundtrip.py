@@ -1,8 +1,10 @@
 """Round trips of checkpoints on real ranks: quiet where all is right, and what they say where it is not."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.testing import ShardAssertionError, assert_checkpoint_roundtrip, spmd
@@ -76,7 +78,7 @@ def test_right_round_trips_are_quiet_and_look_at_everything(mesh):
     assert (done.compared, done.on_disk, done.not_checked) == (72, 72, ())
     done = assert_checkpoint_roundtrip(*DAILY["by rank"][:4], meshes=DAILY["by rank"][4])
     assert done.compared == 6
-    assert done.not_checked == ("what is on disk: the folder has pickles, which are not opened: 0.pt",)
+    assert done.not_checked == ("what is on disk: the folder has 0.pt, each a checkpoint of its own or a part of one",)
 
 
 @spmd(mesh={"fsdp": 2}, timeout=240)
@@ -139,6 +141,62 @@ def test_what_cannot_be_done_or_checked_is_one_line_and_a_hint(mesh):
     )
     text = text_of(jobs.save_own, jobs.load_own, jobs.fsdp, jobs.adam, strict=True)
     assert text.startswith("1 thing could not be checked, and strict=True asks for all")
+
+
+@nightly
+@spmd(mesh={"rank": 4}, timeout=120)
+@pytest.mark.parametrize("meshes", [["rank=2", "rank=4"], ["rank=1", "rank=1"], ["rank=4", "rank=2"]], ids=str)
+@pytest.mark.parametrize("at", ["save", "load"])
+def test_what_raises_on_one_rank_of_a_mesh_is_raised_on_every_rank_of_the_job(mesh, meshes, at):
+    check_raised(meshes, at)
+
+
+@spmd(mesh={"fsdp": 2}, timeout=120)
+def test_no_rank_waits_for_one_whose_save_or_load_raised(mesh):
+    check_raised(["fsdp=1", "fsdp=2"], "save")
+    check_raised(["fsdp=2", "fsdp=1"], "load")
+
+
+def check_raised(meshes, at):
+    ways = {"save": jobs.save_dcp, "load": jobs.load_dcp, at: jobs.raise_on_one_rank}
+    with pytest.raises((OSError, ShardvizError), match="the disk is full"):
+        assert_checkpoint_roundtrip(ways["save"], ways["load"], jobs.fsdp, jobs.adam, meshes=meshes)
+    distributed.barrier()
+    assert assert_checkpoint_roundtrip(jobs.save_dcp, jobs.load_dcp, jobs.fsdp, jobs.adam, meshes=["rank=1"]).compared
+
+
+@spmd(mesh={"fsdp": 2}, timeout=120)
+def test_tied_weights_that_a_writer_refuses_are_an_error_in_words_and_no_wait(mesh):
+    """torch 2.13's Hugging Face writer gives tied weights to safetensors, which refuses tensors that share memory."""
+    for meshes in (["fsdp=2"], ["fsdp=1", "fsdp=2"]):
+        with pytest.raises(
+            ShardvizError, match=r"RuntimeError: Some tensors share memory.*\{'(head|embed).weight'"
+        ) as caught:
+            assert_checkpoint_roundtrip(jobs.save_hf, jobs.load_hf, jobs.fsdp, meshes=meshes)
+        assert caught.value.hint.startswith("leave tied weights out")
+
+
+@spmd(mesh={"fsdp": 2})
+def test_names_say_what_an_export_calls_tensors_on_disk(mesh):
+    how = jobs.save_renamed, jobs.load_renamed, jobs.fsdp
+    done = assert_checkpoint_roundtrip(*how, meshes=FROM_TWO_TO_TWO, names={"*": "model.*"}, strict=True)
+    assert done.on_disk == done.compared
+    astray = assert_checkpoint_roundtrip(*how, meshes=FROM_TWO_TO_TWO, names={"embed.*": "encoder.*"})
+    assert astray.on_disk < done.on_disk
+    assert any("encoder.weight" in note for note in astray.not_checked)
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_folder_that_is_given_keeps_what_was_saved(mesh, tmp_path):
+    given = [str(tmp_path)]
+    distributed.broadcast_object_list(given, src=0)
+    for folder in (Path(given[0]) / "one", given[0]):
+        done = assert_checkpoint_roundtrip(
+            jobs.save_dcp, jobs.load_dcp, jobs.fsdp, jobs.adam, meshes=[*FROM_TWO_TO_TWO, "fsdp=1"], folder=folder
+        )
+        assert done.compared == 72
+        assert sorted(one.name for one in Path(folder).glob("trip-*")) == ["trip-0", "trip-1"]
+        assert (Path(folder) / "trip-1" / ".metadata").is_file()
 
 
 @spmd(mesh={"fsdp": 2})

@@ -1,8 +1,10 @@
 """Trainer to engine: every fault is named with its tensor, its rank and its rows, and right transfers stay quiet."""
 
 import pytest
+import torch
 from torch import distributed
 
+from shardviz.errors import ShardvizError
 from shardviz.testing import ShardAssertionError, assert_transferred, spmd
 from shardviz.text import join_numbers
 from tests.lanes import nightly
@@ -75,3 +77,47 @@ def test_two_hundred_random_syncs_with_a_fault_are_all_placed(mesh, part):
 @pytest.mark.parametrize("part", range(4))
 def test_two_hundred_random_right_syncs_are_quiet(mesh, part):
     check_healthy(NIGHTLY // 4, NIGHTLY // 4 * part)
+
+
+@spmd(mesh={"rank": 4}, timeout=240)
+def test_without_a_sync_the_target_is_compared_with_what_the_source_has_now(mesh):
+    for seed in range(1000, 1004):
+        pair = drawn(seed)
+        options = {"map": pair.map, "layouts": pair.layouts, "mesh": pair.mesh}
+        assert text_now(pair, options), (seed, "the target was never written")
+        sync(pair)()
+        assert not text_now(pair, options), seed
+        fault = next(one for at in range(len(FAULTS)) if "stale" not in (one := fault_of(pair, seed + at)))
+        sync(pair, fault, seed)()
+        assert_placed(pair, text_now(pair, options), (seed, fault))
+
+
+def text_now(pair, options):
+    try:
+        assert_transferred(pair.source, pair.target, **options)
+    except ShardAssertionError as error:
+        return str(error)
+    return ""
+
+
+@spmd(mesh={"tp": 2})
+def test_a_map_may_be_a_file_and_what_is_wrong_in_it_is_one_line(mesh, tmp_path):
+    file = tmp_path / f"engine-{distributed.get_rank()}.map"
+    file.write_text("# gate and up side by side\n*.gate_up = cat(*.gate, *.up, 0)\n")
+    source = {"m.gate": torch.randn(4, 6), "m.up": torch.randn(4, 6)}
+    for one in source.values():
+        distributed.broadcast(one, src=0)
+    target = {"m.gate_up": torch.zeros(8, 6)}
+
+    def send(order=("m.gate", "m.up")):
+        target["m.gate_up"].copy_(torch.cat([source[name] for name in order]))
+
+    assert assert_transferred(source, target, send, map=file, layouts={"*": "[*, *]"}).compared
+    assert assert_transferred(source, target, map=file, layouts={"*": "[*, *]"}).compared
+    with pytest.raises(ShardAssertionError, match=r"m.gate_up"):
+        assert_transferred(source, target, lambda: send(("m.up", "m.gate")), map=str(file), layouts={"*": "[*, *]"})
+    file.write_text("*.gate_up = cut(*.gate)\n")
+    with pytest.raises(ShardvizError, match=r"engine-\d\.map, line 1: unknown function 'cut'"):
+        assert_transferred(source, target, send, map=file)
+    with pytest.raises(ShardvizError, match=r"absent\.map"):
+        assert_transferred(source, target, send, map=tmp_path / "absent.map")

@@ -37,6 +37,7 @@ HOOKED = frozenset(
         "torch.distributed.elastic.multiprocessing.errors",
         "torch.multiprocessing.spawn",
         "safetensors",
+        "torch.serialization",
     }
 )
 """The modules that define what shards, loads, calls and steps. `table` says what of each is wrapped."""
@@ -45,7 +46,6 @@ STAMPED = frozenset(
     {
         "torch.distributed.checkpoint.filesystem",
         "torch.distributed.checkpoint.state_dict_saver",
-        "torch.serialization",
     }
 )
 """The modules that are hooked under `--stamp` only. `stamped/table` says what of all is changed."""

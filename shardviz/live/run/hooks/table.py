@@ -97,6 +97,12 @@ def _opens(seen: Observer, call: Call, result: Any) -> None:
     seen.opened_file(str(argument(call, 0, "filename")))
 
 
+def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
+    file = argument(call, 0, "f")
+    if isinstance(file, str | os.PathLike):
+        seen.opened_file(os.fspath(file))
+
+
 def _joined(seen: Observer, call: Call, result: Any) -> None:
     seen.joined()
 
@@ -148,5 +154,6 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.multiprocessing.spawn": (
         Hook("ProcessExitedException.__init__", _child_exited, None, _always, hides=False),
     ),
+    "torch.serialization": (Hook("load", None, _torch_loads, _in_a_job, hides=False),),
     "safetensors": (Hook("safe_open", None, _opens, _in_a_job, hides=False),),
 }

@@ -23,7 +23,7 @@ TAIL = 20
 """Lines of a rank's output in a message."""
 _ECHO = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket ?timeout|timed? ?out|gloo/transport"
-    r"|DistNetworkError|DistBackendError|remote process exited|Connect(ion)? ?error",
+    r"|DistNetworkError|DistBackendError|remote process exited|Connect(ion)? ?error|OtherRankError",
     re.IGNORECASE,
 )
 """Messages of a rank that fails because another one did."""

@@ -1,0 +1,157 @@
+"""A job's dump and a checkpoint side by side: each tensor as for two checkpoints, with the ranks where it differs.
+
+What a dump does not show is said to be not compared: of a large shard it has a hash, which proves what is equal.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.beside.given import given_of
+from shardviz.checkpoint.beside.job import Job, Live
+from shardviz.checkpoint.beside.judging import judge
+from shardviz.checkpoint.beside.searching import MOST_READ, Search
+from shardviz.checkpoint.beside.words import ranks_text
+from shardviz.checkpoint.comparing import stale
+from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
+from shardviz.checkpoint.comparing.moved import with_ties
+from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict
+from shardviz.checkpoint.comparing.pairs import Pair, paired
+from shardviz.checkpoint.maps.made import Made, leaves
+from shardviz.checkpoint.optimizer import state_names
+from shardviz.checkpoint.records import Checkpoint
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
+
+    from shardviz.checkpoint.comparing.pairs import Pairs
+    from shardviz.checkpoint.maps.language import Rule
+    from shardviz.checkpoint.tensor import Tensor
+
+    Side: TypeAlias = Job | Checkpoint
+    Both: TypeAlias = tuple[str, str, Live, Tensor]
+
+MOST_NAMES = 3
+
+
+def compare_with_job(
+    before: Side,
+    after: Side,
+    rules: Sequence[Rule] = (),
+    progress: Callable[[int, int], object] = lambda done, of: None,
+    also: Sequence[Checkpoint] = (),
+) -> Comparison:
+    """Compare what the ranks of a job hold with a checkpoint; either may come first.
+
+    Args:
+        before: The first.
+        after: The second.
+        rules: A map.
+        progress: Called with the tensors compared, and their number.
+        also: Checkpoints of other steps, besides those beside the checkpoint.
+
+    Raises:
+        ShardvizError: They have no tensor in common, or a line of the map fits none.
+    """
+    job, checkpoint = (before, after) if isinstance(before, Job) else (after, before)
+    assert isinstance(job, Job), "one is a job"
+    assert isinstance(checkpoint, Checkpoint), "and the other is not"
+    pairs = paired(before, after, rules, _states)
+    if not pairs.both and before.tensors and after.tensors:
+        refuse_strangers(before, after)
+    steps = [*also, *stale.opened(stale.siblings(checkpoint.path), [checkpoint.path])]
+    search = Search(checkpoint.tensors, steps)
+    outcomes: list[Outcome] = []
+    both, given = _both(pairs)
+    for done, (name, other, live, entry) in enumerate(both):
+        progress(done, len(both))
+        outcomes.append(judge(Outcome(name, other, "equal"), live, entry, job.dump, search))
+    outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, checkpoint, pairs, search)
+    every = tuple(outcomes)
+    more = () if rules else hint(before, after, every)
+    return Comparison(every, (*pairs.notes, *_notes(pairs, job, search), *more))
+
+
+def _states(side: Side) -> frozenset[str]:
+    return side.states if isinstance(side, Job) else state_names(side)
+
+
+def _both(pairs: Pairs) -> tuple[list[Both], set[str]]:
+    """Return the tensors that both have, and the names of the job's that the checkpoint's are made of."""
+    direct: list[Both] = []
+    turned: list[tuple[Made, Tensor]] = []
+    for pair in pairs.both:
+        live, entry = (pair.one, pair.other) if isinstance(pair.one, Live) else (pair.other, pair.one)
+        if isinstance(live, Live) and entry is not None:
+            direct.append((pair.name, pair.other_name, live, entry))
+        else:
+            turned += [
+                (one, other) for one, other in _ways(pair) if any(isinstance(it, Live) for it in leaves(one.node))
+            ]
+    given = given_of(turned)
+    return [*direct, *((name, one.name, one.live, one) for name, one in given.items())], set(given)
+
+
+def _ways(pair: Pair) -> Iterator[tuple[Made, Tensor]]:
+    """Yield how a tensor of the checkpoint is made of the job's, and the tensor."""
+    for made, other in ((pair.one, pair.other), (pair.other, pair.one)):
+        if isinstance(made, Made) and other is not None and any(isinstance(one, Live) for one in leaves(made.node)):
+            yield made, other
+
+
+def _lonely(pairs: Sequence[Pair], job: Job, checkpoint: Checkpoint, every: Pairs, search: Search) -> Iterator[Outcome]:
+    """Yield what became of tensors that only one side has; a job's buffers that are not saved are none of these."""
+    known = {pair.name: entry for pair in every.both if (entry := _stored(pair)) is not None}
+    kept = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in known.items()]
+    for pair in pairs:
+        live = next((one for one in (pair.one, pair.other) if isinstance(one, Live)), None)
+        verdict: Verdict = "missing" if pair.other is None else "added"
+        which = "job" if live is not None else "checkpoint"
+        more = f"; as the map says, {pair.lacking}" if pair.lacking else ""
+        outcome = Outcome(pair.name, "", verdict, f"only the {which} has it{more}")
+        if live is not None and live.role == "buffer":
+            continue
+        if live is not None:
+            yield _as_tied(outcome, live, known, job, search)
+        elif job.missing_ranks or pair.name in job.without_values:
+            yield outcome.became("not-compared", _unseen(pair.name, job))
+        else:
+            yield with_ties([*kept, (outcome, pair)])[-1][0]
+
+
+def _stored(pair: Pair) -> Tensor | None:
+    """Return the checkpoint's tensor of a pair."""
+    entry = pair.other if isinstance(pair.one, Live) else pair.one
+    return None if entry is None or isinstance(entry, (Live, Made)) else entry
+
+
+def _as_tied(outcome: Outcome, live: Live, known: dict[str, Tensor], job: Job, search: Search) -> Outcome:
+    """Compare a tensor that the checkpoint lacks with the one that it shares its storage with in the job."""
+    twin = next((name for name in live.tied if name in known), None)
+    if twin is None:
+        return outcome
+    found = judge(outcome.became("equal", "", other=twin), live, known[twin], job.dump, search)
+    words = f"only the job has it, where it shares the storage of {printable(twin)}"
+    return outcome.became("tied", words, other=twin) if found.verdict in ("equal", "cast") else found
+
+
+def _unseen(name: str, job: Job) -> str:
+    if name in job.without_values:
+        return "the dump says where its elements are, not what they are: it was captured with stamps"
+    return f"only the checkpoint has it, and the dump lacks {ranks_text(job.missing_ranks)}"
+
+
+def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
+    """Yield what was left out."""
+    if job.missing_ranks:
+        yield f"not compared: what {ranks_text(job.missing_ranks)} held, whose files the dump lacks"
+    lonely = chain.from_iterable((pair.one, pair.other) for pair in pairs.lonely)
+    buffers = [printable(one.name) for one in lonely if isinstance(one, Live) and one.role == "buffer"]
+    if buffers:
+        what = counted(len(buffers), "buffer")
+        yield f"not compared: {what} that only the job has, as those that are not saved: {listed(buffers, MOST_NAMES)}"
+    if search.is_over:
+        yield f"where shards are that differ was looked for until {MOST_READ:,} bytes were read, not in all tensors"

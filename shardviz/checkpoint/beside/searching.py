@@ -1,0 +1,159 @@
+"""Where a shard's bytes are in a checkpoint if they are not where it claims: proved by its hash, or by its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.beside.given import Given
+from shardviz.checkpoint.beside.layouts import other_layouts
+from shardviz.checkpoint.beside.reading import Reader
+from shardviz.checkpoint.comparing.stale import tensor_in
+from shardviz.errors import DumpError
+from shardviz.layout.ids import region_of
+from shardviz.layout.region import Region
+from shardviz.reference.lookup import locate
+from shardviz.reference.windows import UNPLACED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardviz.checkpoint.beside.job import Live, Piece
+    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.checkpoint.tensor import Tensor
+    from shardviz.layout.layout import Layout
+
+MOST_READ = 1 << 32
+"""Bytes that are hashed to find out where shards are that are not what they claim, of all tensors together."""
+
+
+@dataclass
+class Search:
+    """What shards are looked for in, and how much that took.
+
+    Attributes:
+        tensors: The checkpoint's tensors.
+        steps: Checkpoints of other steps.
+        left: Bytes that may still be hashed.
+    """
+
+    tensors: Mapping[str, Tensor]
+    steps: Sequence[Checkpoint] = ()
+    left: int = MOST_READ
+    _tables: dict[tuple[object, ...], dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether as much was hashed as is worth it."""
+        return self.left <= 0
+
+    def regions(self, live: Live, wrong: Iterable[Piece], reader: Reader) -> dict[int, Region]:
+        """Return the parts of the tensor that ranks hold instead of those that they claim, as far as they are found."""
+        found: dict[int, Region] = {}
+        lost = [piece for piece in wrong if not piece.is_alike]
+        for look in (self._looked_up, self._exchanged, self._relabelled, self._by_values):
+            if lost:
+                found |= look(live, lost, reader)
+                lost = [piece for piece in lost if piece.rank not in found]
+        return found
+
+    def _looked_up(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+        """Return the parts that the job itself found in its reference."""
+        return {
+            piece.rank: piece.held
+            for piece in lost
+            if piece.held is not None and piece.held.is_within(reader.shape) and self._fits(piece, piece.held, reader)
+        }
+
+    def _exchanged(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+        """Return the parts that are other ranks'."""
+        parts = dict.fromkeys(piece.claimed for piece in live.pieces if piece.claimed is not None)
+        return {
+            piece.rank: region
+            for piece in lost
+            if (region := next((one for one in parts if self._fits(piece, one, reader)), None)) is not None
+        }
+
+    def _relabelled(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+        """Return the parts of the first other layout by which any of the shards is what another rule would cut."""
+        layout = live.dumped.claimed
+        for other in other_layouts(layout) if layout is not None else ():
+            parts = {piece.rank: _part(other, piece.rank) for piece in lost}
+            found = {piece.rank: part for piece in lost if self._fits(piece, part := parts[piece.rank], reader)}
+            if found or self.is_over:
+                return {rank: part for rank, part in found.items() if part is not None}
+        return {}
+
+    def _fits(self, piece: Piece, region: Region | None, reader: Reader) -> bool:
+        if region is None or region.shape != piece.shape or self.is_over:
+            return False
+        return self._digest(reader, region) == piece.digest
+
+    def _digest(self, reader: Reader, region: Region) -> str:
+        before = reader.read_bytes
+        try:
+            return reader.digest(region)
+        except DumpError:
+            return "unreadable"
+        finally:
+            self.left -= reader.read_bytes - before
+
+    def _by_values(self, live: Live, lost: Sequence[Piece], reader: Reader) -> dict[int, Region]:
+        """Return the parts that shards with values hold, value by value."""
+        found = {}
+        for piece in lost:
+            region = _located(piece, reader) if piece.bits is not None else None
+            if region is not None:
+                found[piece.rank] = region
+        return found
+
+    def other_name(self, live: Live, piece: Piece, own: str) -> str:
+        """Return the checkpoint's other tensor that has a shard's bytes where the shard claims to be; empty if none."""
+        if piece.is_alike or piece.claimed is None or self.is_over:
+            return ""
+        key = (live.shape, live.index_shape, live.dtype, piece.claimed)
+        if key not in self._tables:
+            table: dict[str, str] = {}
+            for name, other in self.tensors.items():
+                if other.shape == live.shape and not self.is_over:
+                    digest = self._digest(Reader(other, live.dtype, live.index_shape), piece.claimed)
+                    table.setdefault(digest, name)
+            self._tables[key] = table
+        name = self._tables[key].get(piece.digest, "")
+        return name if name != own else ""
+
+    def step_of(self, live: Live, wrong: Sequence[Piece], entry: Tensor) -> Checkpoint | None:
+        """Return the checkpoint of another step that has some shards' bytes where they claim to be."""
+        for step in self.steps if not any(piece.is_alike for piece in wrong) else ():
+            there = _of_step(step, entry)
+            if there is not None and there.shape == live.shape:
+                reader = Reader(there, live.dtype, live.index_shape)
+                if all(piece.claimed and self._digest(reader, piece.claimed) == piece.digest for piece in wrong):
+                    return step
+        return None
+
+
+def _part(layout: Layout, rank: int) -> Region | None:
+    return layout.region(layout.mesh.coord_of(rank)) if rank in layout.mesh else None
+
+
+def _located(piece: Piece, reader: Reader) -> Region | None:
+    """Return the part of a tensor that a shard's values are; None where some of them are not in it."""
+    assert piece.bits is not None, "the caller has looked"
+    try:
+        whole = reader.bits(Region.whole(reader.shape))
+    except DumpError:
+        return None
+    if piece.bits.ndim != whole.ndim or not whole.ndim:
+        return None
+    ids = locate(piece.bits, whole, piece.claimed)
+    return region_of(ids, reader.shape) if not (ids == UNPLACED).any() else None
+
+
+def _of_step(step: Checkpoint, entry: Tensor) -> Tensor | None:
+    """Return the same tensor of another step."""
+    if not isinstance(entry, Given):
+        return tensor_in(step, entry)
+    sources = [(made, tensor_in(step, one)) for made, one in entry.sources]
+    there = tuple((made, one) for made, one in sources if one is not None)
+    return replace(entry, sources=there) if len(there) == len(sources) else None

@@ -1,0 +1,95 @@
+"""Files that `torch.save` wrote: state dicts, alone or nested in what a job saves beside them. Nothing of them is run.
+
+Names of nested state dicts are joined by dots, as torch.distributed.checkpoint joins them: `model.layers.0.weight`. The
+format is the archive that torch writes since 1.6.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shardviz.checkpoint.formats.archive import Archive, open_archive
+from shardviz.checkpoint.formats.machine import Made
+from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Problem, Saved
+from shardviz.errors import DumpError
+from shardviz.layout.dtypes import itemsize
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+MAX_DEPTH = 8
+"""Levels of nested state dicts: an optimizer's states are on the third."""
+MAX_TENSORS = 1 << 20
+
+Parts = tuple[str, ...]
+
+
+def read_torch_file(path: Path) -> Checkpoint:
+    """Read which tensors a file has, and where; none of their elements.
+
+    Raises:
+        DumpError: It is missing or damaged, has no tensor, or has what is not among the types of a checkpoint.
+    """
+    _refuse_bare_pickle(path)
+    archive = open_archive(path)
+    tensors: dict[str, Saved] = {}
+    problems: list[Problem] = []
+    for parts, made in _leaves(archive.found, ()):
+        name = printable(".".join(parts))
+        saved = whole(archive, made, name, path.parent)
+        if saved is not None:
+            tensors[name] = saved
+        elif archive.tensor(made, name) is not None:
+            problems.append(Problem("", name, "it is not stored row by row: save it with .contiguous()"))
+    if not tensors and not problems:
+        raise DumpError(f"{path} has no tensor in a state dict", "save model.state_dict(), not the model itself")
+    return Checkpoint(path, "torch.save", tensors, problems=tuple(problems))
+
+
+def _refuse_bare_pickle(path: Path) -> None:
+    """Raise for a pickle without an archive around it, as torch wrote before 1.6."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(1) == b"\x80":
+            raise DumpError(
+                f"{path} is a pickle, and not the archive that torch.save writes since torch 1.6",
+                "load it and save it again with torch.save",
+            )
+
+
+def _leaves(found: Any, parts: Parts) -> Iterator[tuple[Parts, Made]]:
+    """Yield what may be a tensor, each with its names level by level; no deeper than `MAX_DEPTH`."""
+    stack = [(parts, found)]
+    seen = 0
+    while stack and seen < MAX_TENSORS:
+        at, one = stack.pop()
+        seen += 1
+        if type(one) is Made and at:
+            yield at, one
+        elif type(one) is dict and len(at) < MAX_DEPTH:
+            names = [(str(key), value) for key, value in one.items() if type(key) in (str, int)]
+            stack += [((*at, name), value) for name, value in reversed(names)]
+
+
+def whole(archive: Archive, made: Any, name: str, folder: Path) -> Saved | None:
+    """Return a tensor that one file has all of, row by row; None for what is not one."""
+    stored = archive.tensor(made, name)
+    if stored is None:
+        return None
+    size = math.prod(stored.shape)
+    place = Place(archive.path.name, stored.start, size * itemsize(stored.dtype))
+    chunk = Chunk((0,) * len(stored.shape), stored.shape, place, stored.dtype)
+    in_rows = stored.strides == tuple(_rows(stored.shape)) or size < 2
+    return Saved(name, stored.shape, stored.dtype, (chunk,), folder) if in_rows else None
+
+
+def _rows(shape: tuple[int, ...]) -> list[int]:
+    steps, step = [], 1
+    for length in reversed(shape):
+        steps.append(step)
+        step *= length
+    return steps[::-1]

@@ -1,0 +1,131 @@
+"""Files of `torch.save`: state dicts in them, alone or nested, and what is refused in one line."""
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.open import open_checkpoint
+from shardviz.errors import DumpError
+from shardviz.reference.files import open_reference
+from tests.checkpoint.hostile import damaged, kinds, look, refused
+from tests.lanes import nightly
+
+CASES = 60
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.Linear(24, 8))
+    optimizer = torch.optim.AdamW(made.parameters())
+    made(torch.randn(4, 16)).square().sum().backward()
+    optimizer.step()
+    return made, optimizer
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    """Return a function that saves something and returns the file."""
+
+    def save(what, name="model.pt", **options):
+        torch.save(what, tmp_path / name, **options)
+        return tmp_path / name
+
+    return save
+
+
+def of(found):
+    return {name: tuple(one.shape) for name, one in found.tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "pytorch_model.bin", "last.ckpt"])
+def test_a_state_dict_has_its_tensors_with_their_bits(model, saved, name):
+    state = model[0].state_dict()
+    found = open_checkpoint(saved(state, name))
+    assert of(found) == {one: tuple(tensor.shape) for one, tensor in state.items()}
+    for one, tensor in state.items():
+        wanted = np.ascontiguousarray(tensor.numpy()).view(f"u{tensor.element_size()}").reshape(tensor.shape)
+        assert np.array_equal(found.read(one), wanted)
+
+
+def test_nested_state_dicts_are_named_level_by_level(model, saved):
+    first, optimizer = model
+    file = saved({"model": first.state_dict(), "optim": optimizer.state_dict(), "epoch": 3, "rates": [1e-3]})
+    names = set(of(open_checkpoint(file)))
+    assert {f"model.{one}" for one in first.state_dict()} < names
+    assert {"optim.state.0.exp_avg", "optim.state.3.step"} < names
+    assert open_reference(file).find("0.weight") is not None  # a prefix of one side does not count
+
+
+def test_bfloat16_parameters_shared_memory_and_single_numbers_are_read(saved):
+    shared = torch.arange(12.0).bfloat16()
+    state = {"a": nn.Parameter(shared), "b": shared[4:8], "one": torch.tensor(2.5), "none": torch.empty(0, 3)}
+    found = open_checkpoint(saved(state))
+    assert {one: found.tensors[one].dtype for one in "ab"} == dict.fromkeys("ab", "bfloat16")
+    assert np.array_equal(found.read("b"), found.read("a")[4:8])
+    assert of(found)["none"] == (0, 3)
+    assert found.read("one").view("float32") == 2.5
+
+
+def test_it_is_compared_with_other_formats_and_casts(model, saved):
+    state = model[0].state_dict()
+    whole = open_checkpoint(saved({"model": state}, "whole.pt"))
+    half = open_checkpoint(saved({name: tensor.bfloat16() for name, tensor in state.items()}, "half.pt"))
+    assert {one.verdict for one in compare_checkpoints(whole, half).outcomes} == {"cast"}
+    moved = saved(state | {"0.weight": torch.cat(state["0.weight"].chunk(2)[::-1])}, "moved.pt")
+    wrong = [one for one in compare_checkpoints(whole, open_checkpoint(moved)).outcomes if one.verdict != "equal"]
+    assert [(one.name, one.verdict) for one in wrong] == [("model.0.weight", "permuted")]
+
+
+def test_what_is_not_stored_row_by_row_is_not_checked(saved):
+    file = saved({"a": torch.randn(4, 6).t(), "b": torch.randn(4)})
+    assert list(of(open_checkpoint(file))) == ["b"]
+    look(file)
+    assert kinds(file) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        (nn.Linear(2, 2), {}, "which is not among the types of a checkpoint"),
+        ({"a": torch.ones(2)}, {"_use_new_zipfile_serialization": False}, "is a pickle, and not the archive"),
+        ({"a": 1}, {}, "has no tensor in a state dict"),
+        (torch.ones(3), {}, "has no tensor in a state dict"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused_in_one_line(saved, what, options, message):
+    with pytest.raises(DumpError, match=message) as caught:
+        open_checkpoint(saved(what, **options))
+    assert caught.value.hint
+
+
+def test_a_dict_that_contains_itself_ends(saved):
+    state = {"a": torch.ones(2)}
+    state["again"] = state
+    assert "a" in of(open_checkpoint(saved(state)))
+
+
+def fuzz(file, folder, count, seed):
+    rng, results = random.Random(seed), []
+    for _ in range(count):
+        copied = folder / f"damaged{file.suffix}"
+        shutil.copy(file, copied)
+        copied.write_bytes(damaged(file.read_bytes(), rng))
+        results.append(refused(copied))
+    return results
+
+
+def test_damaged_files_are_refused_in_one_line_or_read(model, saved, tmp_path):
+    results = fuzz(saved({"model": model[0].state_dict(), "optim": model[1].state_dict()}), tmp_path, CASES, seed=0)
+    assert 0 < sum(map(bool, results)) < CASES
+
+
+@nightly
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_many_damaged_files(model, saved, tmp_path, seed):
+    assert any(fuzz(saved({"model": model[0].state_dict()}), tmp_path, 1000, seed))
