@@ -287,6 +287,8 @@ class PointRecord(Record, frozen=True):
         type: The module's class in the unsharded model.
         near: How far an element was allowed to be off.
         scale: What all gradients of this rank's activations are the unsharded model's times.
+        added: What an `odd` output has too often: `input`, or a module within, whose output it is; else empty.
+        times: How many times too often, -1 where it is not there at all.
     """
 
     module: str
@@ -300,6 +302,36 @@ class PointRecord(Record, frozen=True):
     type: str = ""
     near: float = 0.0
     scale: float = 1.0
+    added: str = ""
+    times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
+
+
+class SketchRecord(Record, frozen=True):
+    """What the unsharded model has of a weight or at a point of its step, in few numbers, beside another run's.
+
+    Attributes:
+        name: The weight, or the module; empty for the model itself.
+        what: Input, output, or the gradient of either; or a weight before the step.
+        dtype: Its element type.
+        shape: Its shape.
+        numbers: Sixteen numbers, by `shardviz.dump.sketch`; none where one of its elements is NaN or infinite.
+        order: When the call of the module ended, counted from 0.
+        call: The number of the call.
+        index: Which of several tensors.
+        noise: How far rounding alone moved it, relative to its size; 0 where that was not tried.
+        is_drawn: Whether a weight's values were drawn after sharding, so that they depend on the mesh.
+    """
+
+    name: str
+    what: What | Literal["weight"]
+    dtype: str
+    shape: Shape
+    numbers: Annotated[tuple[float, ...], Meta(max_length=16)] = ()
+    order: Count = 0
+    call: Count = 0
+    index: Count = 0
+    noise: float = 0.0
+    is_drawn: bool = False
 
 
 class MaskRecord(Record, frozen=True):
@@ -354,6 +386,7 @@ class RankRecord(Record, frozen=True):
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
         noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
+        sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
         run_id: That of its run.
     """
 
@@ -382,6 +415,7 @@ class RankRecord(Record, frozen=True):
     fragments: tuple[FragmentRecord, ...] = ()
     noise: tuple[NoiseRecord, ...] = ()
     trace: tuple[PointRecord, ...] = ()
+    sketches: tuple[SketchRecord, ...] = ()
     run_id: RunId = ""
 
 

@@ -33,7 +33,7 @@ from shardviz.live.step.step import (
     whole_batch,
 )
 from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.written import add_trace
+from shardviz.live.step.trace.written import add_sketches, add_trace
 from shardviz.live.step.unsharded import reference_of
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 from shardviz.text import listed
@@ -168,8 +168,9 @@ class ProbeStep:
         moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
         reference = replace(reference, moved=moved)
         add_trace(self.on.capture, self._judge(step)(reference))
-        if moved is not None and self.on.capture.rank == 0:
-            self.on.capture.noise += noise_of(reference, moved)
+        if self.on.capture.rank == 0:
+            add_sketches(self.on.capture, reference, drawn)
+            self.on.capture.noise += noise_of(reference, moved) if moved is not None else ()
         self._compare(model, step, reference, setting)
         if not reference.training:
             self._add_training(own, setting.axes, reference.step.output, built)

@@ -80,11 +80,16 @@ class UnshardedStep:
         """What it has at every point of its trace."""
         return Reference.of(self.step.seen.trace, self.parts, self.dim)
 
+    @property
+    def precision(self) -> float:
+        """The relative precision of the narrowest numbers that it computes with; 0 in float64 throughout."""
+        return max(_precision(self.step), _own_precision(self.model))
+
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
     ) -> UnshardedStep | None:
         """Step the model once more with everything moved by the step's rounding; None for a step in float64."""
-        precision = max(of_all_ranks(max(_precision(step), _precision(self.step), _own_precision(self.model))))
+        precision = max(of_all_ranks(max(_precision(step), self.precision)))
         if not precision:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
@@ -93,7 +98,7 @@ class UnshardedStep:
 
     def judge(self, step: StepResult, mesh: Mesh, rank: int, *, is_pipeline: bool) -> Judged:
         """Judge the sharded step's modules beside this one's. Every rank calls this."""
-        precision = max(_precision(step), _precision(self.step))
+        precision = max(_precision(step), self.precision)
         moved_points = self.moved.points if self.moved is not None else None
         return judged(step.seen.trace, self.points, mesh, rank, precision, moved_points, is_pipeline=is_pipeline)
 
@@ -110,7 +115,7 @@ class UnshardedStep:
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
             return self.whole or self  # a forward that asks for its rank may give a rank another reference
         losses = [loss for _, loss in of_all]
-        near = max(_precision(step), _precision(self.whole.step))
+        near = max(_precision(step), self.whole.precision)
         mean = sum(losses) / len(losses)
         if _equal(mean, float(self.whole.step.loss), near):
             return self.whole
@@ -198,7 +203,7 @@ def _in_parts(
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
     """
     losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
-    mean, loss, near = sum(losses) / parts, float(whole.step.loss), _precision(whole.step)
+    mean, loss, near = sum(losses) / parts, float(whole.step.loss), whole.precision
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
