@@ -24,6 +24,7 @@ from shardviz.commands.common.progress import progress
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError
 from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.live.followed import Followed
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.testing.saving import check_file, save_test
 
@@ -64,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"also write the values of shards that have at most N; default: {VALUES_LIMIT}",
     )
     parser.add_argument(
+        "--trace",
+        default="all",
+        metavar="WHICH",
+        help="the modules that a step is followed through: all, off, or 'modules=layers.1.*'; default: all, which "
+        "keeps at most 16 million numbers per rank and takes at most as long as the step itself",
+    )
+    parser.add_argument(
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
@@ -78,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.live import world
 
+    Followed.parse(args.trace)
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     joined = world.torchrun_world(args.backend)
@@ -161,7 +170,8 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
 
 
 def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path) -> ProbeJob:
-    return ProbeJob.of(probe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values)
+    command = ("shardviz", *sys.argv[1:])
+    return ProbeJob.of(probe, mesh, folder, command, args.values, Followed.parse(args.trace))
 
 
 def _show_prints(rank: int, text: str) -> None:

@@ -119,6 +119,8 @@ def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> l
         other = "weights" if begun[0].kind != "batch" else "rows"
         why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from other {other}"
         return [NotChecked("", why, "step")] if points else []
+    if not points:
+        return [NotChecked("", "the step, module by module: a dump has no trace of one (--trace off)", "step")]
     lost = [place for place, pair in points.items() if not pair.is_telling]
     if not lost:
         return []

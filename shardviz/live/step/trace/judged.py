@@ -273,11 +273,15 @@ class Judged:
 
     @cached_property
     def _moved(self) -> list[Place]:
-        """The places of outputs that have their slices in another order, and that are in order in other layers."""
-        outputs = [place for place in self.places if place.what == "output"]
-        in_order = {NUMBER.sub("*", place.module) for place in outputs if self.state(place) == "right"}
-        moved = [place for place in outputs if self.state(place) == "moved"]
-        return [place for place in moved if NUMBER.sub("*", place.module) in in_order]
+        """The places of outputs that have their slices in another order, and that are in order in other layers.
+
+        Every rank calls this: the other layers may be another rank's, as those of a pipeline are.
+        """
+        outputs = {place: self.state(place) for place in self.places if place.what == "output"}
+        of_all = of_all_ranks(outputs)
+        in_order = {NUMBER.sub("*", at.module) for own in of_all for at, state in own.items() if state == "right"}
+        moved = dict.fromkeys(at for own in of_all for at, state in own.items() if state == "moved")
+        return sorted((at for at in moved if NUMBER.sub("*", at.module) in in_order), key=self._order)
 
     def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
         """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
