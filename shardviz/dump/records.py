@@ -58,6 +58,11 @@ def of_micro_batch(name: str, number: int) -> str:
     return f"{name}.grad of micro-batch {number}"
 
 
+def of_replay(name: str) -> str:
+    """Return the name of the gradient that a module's own activations make, recorded in the role of an activation."""
+    return f"{name}.grad by its module's activations"
+
+
 def of_point(module: str, what: str, call: int, index: int) -> str:
     """Return the name of the values of a point of a step's trace, recorded in the role of an activation."""
     number = f" {index + 1}" if index else ""
@@ -260,14 +265,12 @@ class NoiseRecord(Record, frozen=True):
         name: Its name.
         largest: The largest change of an element.
         typical: The root of the mean square of all changes.
-        factor: How far the number by which the result came nearest to the first one is from 1.
     """
 
     role: Role
     name: str
     largest: float
     typical: float
-    factor: float
 
 
 class PointRecord(Record, frozen=True):

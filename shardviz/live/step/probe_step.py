@@ -34,7 +34,7 @@ from shardviz.live.step.step import (
     whole_batch,
 )
 from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.written import add_sketches, add_trace
+from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
 from shardviz.live.step.unsharded import reference_of
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 from shardviz.text import listed
@@ -168,7 +168,9 @@ class ProbeStep:
         self._note(*reference.notes)
         moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
         reference = replace(reference, moved=moved)
-        add_trace(self.on.capture, self._judge(step)(reference))
+        judged = self._judge(step)(reference)
+        add_trace(self.on.capture, judged)
+        add_replayed(self.on.capture, judged, reference)
         self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
         if self.on.capture.rank == 0:
             add_sketches(self.on.capture, reference, drawn)

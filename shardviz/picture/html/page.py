@@ -14,10 +14,13 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table, section
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
+from shardviz.picture.html.step_tree import modules_section
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.heat import heats_of
 from shardviz.picture.model.holders import mask_of, ranks_text
+from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
 from shardviz.picture.text.report import listed_rows, step_results, step_text, summary_line
@@ -63,6 +66,7 @@ def html(dump: Dump, report: Report) -> str:
         "memory": memory_section(dump),
         "comms": comms_section(dump),
         "schedule": schedule_section(dump),
+        "modules": _modules(dump, report),
     }
     body = element(
         "body",
@@ -73,6 +77,11 @@ def html(dump: Dump, report: Report) -> str:
         element("main", *parts.values()),
     )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def _modules(dump: Dump, report: Report) -> str:
+    found = step_tree(dump, report.findings)
+    return modules_section(found, heats_of(dump) if found.finding is not None else [])
 
 
 def _entries(dump: Dump, report: Report) -> list[Entry]:
@@ -133,6 +142,7 @@ TITLES = {
     "memory": "Memory",
     "comms": "Communication",
     "schedule": "Schedule",
+    "modules": "Step by module",
 }
 
 

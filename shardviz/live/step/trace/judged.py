@@ -175,7 +175,8 @@ class Judged:
             return Allowed(self.near(place))
         return Allowed(self.near(place), (other.values.double() - whole.double()).abs(), self.precision / 4)
 
-    def _scale(self, place: Place, rank: int) -> float:
+    def scale(self, place: Place, rank: int) -> float:
+        """Return what the unsharded model's values are multiplied by at a place, on a rank."""
         return self.scales[rank] if place.what.startswith("gradient") else 1.0
 
     @cached_property
@@ -193,7 +194,7 @@ class Judged:
     def _fitting(self, place: Place) -> Iterator[Placements]:
         values, whole = self.own[place].values, self._wanted(place)
         if values is not None and whole is not None:
-            scale = self._scale(place, self.rank)
+            scale = self.scale(place, self.rank)
             yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._allowed(place), scale)
 
     def _pending(self, odd: Sequence[Place]) -> dict[Place, Placements]:
@@ -211,7 +212,7 @@ class Judged:
             whole = self._wanted(place)
             terms = {rank: own[place] for rank, own in of_all.items() if place in own}
             if whole is not None:
-                cpu, scales = whole.cpu(), {rank: self._scale(place, rank) for rank in terms}
+                cpu, scales = whole.cpu(), {rank: self.scale(place, rank) for rank in terms}
                 terms = {rank: values.to(cpu.dtype) for rank, values in terms.items()}
                 placements = placements_of_sum(terms, cpu, self.mesh, self.near(place), scales)
                 if placements is not None:
@@ -235,7 +236,7 @@ class Judged:
         values, whole = self.own[place].values, self._wanted(place)
         if values is None or whole is None:
             return None
-        scale = self._scale(place, self.rank)
+        scale = self.scale(place, self.rank)
         return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self.near(place))
 
     def settle(self) -> None:
@@ -288,7 +289,7 @@ class Judged:
         for place in self.odd:
             values, whole = self.own[place].values if place in self.own else None, self._wanted(place)
             if values is not None and whole is not None:
-                yield place, values / self._scale(place, self.rank), tuple(whole.shape)
+                yield place, values / self.scale(place, self.rank), tuple(whole.shape)
 
     def wholes_of_odd(self) -> Iterator[tuple[Place, torch.Tensor]]:
         """Yield the unsharded model's values at odd places."""
@@ -323,7 +324,7 @@ class Judged:
                 self._text(place),
                 self.reference.types.get(place.module, ""),
                 self.near(place) if self.moved is not None else 0.0,
-                self._scale(place, self.rank),
+                self.scale(place, self.rank),
                 *added.get(place, ("", 0)),
             )
             for place in self.places

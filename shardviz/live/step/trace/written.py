@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.records import SketchRecord, of_point
+from shardviz.dump.records import SketchRecord, of_point, of_replay
 from shardviz.dump.sketch import apart, sketch
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.step.trace.replayed import replayed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,6 +33,17 @@ def add_trace(capture: Capture, judged: Judged) -> None:
     for place, whole in judged.wholes_of_odd() if capture.rank == 0 else ():
         name = of_point(place.module, place.what, place.call, place.tensor)
         capture.add_values(Local(name, "activation", tuple(whole.shape), whole), "reference")
+
+
+def add_replayed(capture: Capture, judged: Judged, reference: UnshardedStep) -> None:
+    """Record, of a step in narrow numbers, the gradients that the sharded modules' own activations make.
+
+    Every rank calls this; rank 0 writes.
+    """
+    for name, gradient in replayed(judged, reference) if judged.moved is not None else ():
+        if capture.rank == 0:
+            local = Local(of_replay(name), "activation", tuple(gradient.shape), gradient.float())
+            capture.add_values(local, "reference")
 
 
 def add_sketches(capture: Capture, reference: UnshardedStep, drawn: Collection[str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.bugs.places.later import halo, llama, ring, shared_experts, stages
+from tests.bugs.places.later import halo, llama, ring, shared_experts, small, stages
 from tests.bugs.places.later.twins import TWINS
 
-FAULTS = (*llama.FAULTS, *halo.FAULTS, *shared_experts.FAULTS, *stages.FAULTS, *ring.FAULTS)
+FAULTS = (*llama.FAULTS, *halo.FAULTS, *shared_experts.FAULTS, *stages.FAULTS, *ring.FAULTS, *small.FAULTS)
 PROGRAMS = (*dict.fromkeys(fault.program for fault in FAULTS), *TWINS)
 
 LOST_IN_BFLOAT16: dict[str, str] = {}

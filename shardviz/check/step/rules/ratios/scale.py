@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RATIO_PRECISION = 1e-6
 """A ratio this near to one of small numbers is that one: real ratios are axis sizes and their products."""
 
-LEAST_SCALE = 0.01
+LEAST_SCALE = 0.002
 """Numbers nearer to 1 than this are errors that happen to be proportional, not scales."""
 
 LEFT = 0.25
