@@ -198,7 +198,7 @@ def _by_numbers(one: Compared) -> Finding | None:
         if not factor or not one.near(got, wanted * factor, scale=abs(factor)):
             return None
         factors[rank] = factor
-    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < LEAST_SCALE:
+    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_scale(one):
         return None
     if not _explains(one, factors):
         return None
@@ -212,6 +212,11 @@ def _by_numbers(one: Compared) -> Finding | None:
     return Finding(
         "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
     )
+
+
+def least_scale(one: Compared) -> float:
+    """Return how far from 1 a factor must be: one third is off by half of a hundredth in bfloat16."""
+    return max(LEAST_SCALE, 1.5 * one.rounding.epsilon)
 
 
 def _explains(one: Compared, factors: Mapping[int, float]) -> bool:
