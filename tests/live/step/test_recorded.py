@@ -193,6 +193,7 @@ def test_only_modules_that_are_asked_for_are_followed_beside_the_model_itself():
     assert set(traced(model, ROWS, followed=Followed("1.*")).calls) == {"", "1.0", "1.1"}
     assert not traced(model, ROWS, followed=NONE).calls
     assert "none of them is called 'layers.*'" in traced(model, ROWS, followed=Followed("layers.*")).left_out
+    assert traced(nn.Linear(4, 4), ROWS).left_out == traced(model, ROWS, followed=NONE).left_out == ""
 
 
 def test_what_is_beyond_the_bound_is_counted_and_said(monkeypatch):

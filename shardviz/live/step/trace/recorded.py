@@ -16,7 +16,7 @@ import torch
 
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.compat import clean_name, in_backward
-from shardviz.live.followed import NONE, Followed
+from shardviz.live.followed import ALL, NONE, Followed
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Trace:
     @property
     def left_out(self) -> str:
         """What was not kept, in a sentence; empty where all that was asked for was."""
-        if self.followed.pattern and self.types and not any(self.types):
+        if self.followed not in (ALL, NONE) and not any(self.types):
             return f"the step's modules: none of them is called {self.followed.pattern!r}, which --trace names"
         if not self.num_left_out:
             return ""
