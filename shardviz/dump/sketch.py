@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIZE = 16
+DIGITS = 12
+"""Digits of each number: enough for steps in float64, which may be apart by a billionth."""
 MAX_ELEMENTS = 1 << 14
 """Of a larger tensor, so many elements are looked at, at places drawn for its size."""
 
@@ -28,7 +30,7 @@ def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
     own = values.ravel()[places]
     if not own.size or not np.all(np.isfinite(own)):
         return ()
-    return tuple((own @ signs).tolist())
+    return tuple(float(f"{number:.{DIGITS}g}") for number in (own @ signs).tolist())
 
 
 def num_looked_at(size: int) -> int:
