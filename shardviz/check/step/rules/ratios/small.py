@@ -2,7 +2,8 @@
 
 Beside the unsharded model's gradient it does not show: two right steps are further apart. Beside what the sharded
 step's own activations make of the weight it does: there only the rounding of the gradient itself is left, which is
-unbiased, and of many elements leaves a factor of nearly 1.
+unbiased, and of many elements leaves a factor of nearly 1. A factor within one unit of rounding may be rounding: that
+of one third is, in bfloat16, for all gradients alike.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
-LEAST = 0.006
-"""Factors nearer than this to those of most gradients may be rounding: one third is, in bfloat16, for all alike."""
+FEWEST_ELEMENTS = 16
+"""Of fewer, what is left of the differences says too little of how far the factor may be off."""
 FEWEST = 3
 """Of so many gradients there is a factor that most have."""
 
@@ -44,13 +45,13 @@ def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
     common = float(np.median([factor for _, (factor, _, _) in found])) if len(found) >= FEWEST else 1.0
     for one, (factor, error, left) in found:
         off = min(abs(factor - common), abs(factor - 1))
-        if not one.wrong and left <= LARGEST and off > max(LEAST, SURE * error):
+        if not one.wrong and left <= LARGEST and off > max(one.rounding.epsilon, SURE * error):
             yield _finding(one, factor)
 
 
 def _is_known(evidence: Evidence, one: Compared) -> bool:
     tensor = evidence.dump.find("reference", "activation", of_replay(one.name)) if evidence.is_narrow else None
-    return tensor is not None and tensor.shape == one.wanted.shape
+    return tensor is not None and tensor.shape == one.wanted.shape and one.wanted.size >= FEWEST_ELEMENTS
 
 
 def _finding(one: Compared, factor: float) -> Finding:
