@@ -5,7 +5,7 @@ Contents are compared whole: each dump's shards are put together by what they cl
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
+from shardviz.check.step.runs.compare import StepDifference, compare_steps
 from shardviz.dump.whole import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
@@ -59,6 +60,7 @@ class Difference:
         lost: Findings that only the first has.
         not_compared: What could not be compared, and why.
         num_compared: Tensors that both have and whose layouts were compared.
+        step: How their steps compare, module by module.
     """
 
     changes: tuple[Change, ...]
@@ -66,14 +68,15 @@ class Difference:
     lost: tuple[Finding, ...]
     not_compared: tuple[NotChecked, ...]
     num_compared: int = 0
+    step: StepDifference = field(default_factory=StepDifference)
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.gained or self.lost)
+        return bool(self.changes or self.gained or self.lost or self.step)
 
     @property
     def nothing_compared(self) -> str:
         """That nothing was compared, and why, in a line; empty where something was."""
-        if self or self.num_compared:
+        if self or self.num_compared or self.step.num_compared:
             return ""
         reasons = [one.why for one in self.not_compared] or ["neither dump has a weight or a buffer"]
         return f"nothing was compared: {'; '.join(reasons)}"
@@ -86,6 +89,7 @@ class Difference:
             "gained": [finding.to_json() for finding in self.gained],
             "lost": [finding.to_json() for finding in self.lost],
             "not_compared": [asdict(unchecked) for unchecked in self.not_compared],
+            "step": self.step.to_json(),
         }
 
 
@@ -97,12 +101,15 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     if not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
+    step = compare_steps(before, after, (one, other))
+    not_compared = (*(result for result in results if isinstance(result, NotChecked)), *step.not_compared)
     return Difference(
         tuple(changes),
         _only_in(other, one, after),
         _only_in(one, other, before),
-        tuple(dict.fromkeys(result for result in results if isinstance(result, NotChecked))),
+        tuple(dict.fromkeys(not_compared)),
         sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
+        step,
     )
 
 

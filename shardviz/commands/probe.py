@@ -28,6 +28,7 @@ from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import RANK_FILE, SUFFIX, check_folder, prepare_folder, replacing_folder
 from shardviz.errors import EXIT_CLEAN, MeshError, ShardvizError
 from shardviz.layout.mesh import Mesh, parse_mesh
+from shardviz.live.followed import Followed
 from shardviz.live.job import JOINED_TIMEOUT, TASK, TIMEOUT, VALUES_LIMIT, ProbeJob
 from shardviz.testing.saving import check_file, save_test
 
@@ -80,6 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"also write the values of shards that have at most N; default: {VALUES_LIMIT}",
     )
     parser.add_argument(
+        "--trace",
+        default="all",
+        metavar="WHICH",
+        help="the modules that a step is followed through: all, off, or 'modules=layers.1.*'; default: all, which "
+        "keeps at most 16 million numbers per rank and takes at most as long as the step itself",
+    )
+    parser.add_argument(
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
@@ -126,6 +134,7 @@ def _watch(args: argparse.Namespace, joined: World | None) -> NoReturn:
 
 def wanted(args: argparse.Namespace, joined: World | None = None) -> tuple[Probe, Mesh, Path]:
     """Find the probe, the mesh to run it on and the folder for its dump, and warn of names that look misspelt."""
+    Followed.parse(args.trace)
     probe = probe_files.find(args.probe)
     probe_files.check_torch(probe)
     mesh = mesh_for(probe, args.mesh, joined.num_ranks if joined else None)
@@ -223,7 +232,9 @@ def mesh_for(probe: Probe, text: str | None, num_ranks: int | None = None) -> Me
 
 
 def _job(args: argparse.Namespace, probe: Probe, mesh: Mesh, folder: Path, notes: Path | None = None) -> ProbeJob:
-    return replace(ProbeJob.of(probe, mesh, folder, ("shardviz", *sys.argv[1:]), args.values), notes=notes)
+    command = ("shardviz", *sys.argv[1:])
+    job = ProbeJob.of(probe, mesh, folder, command, args.values, Followed.parse(args.trace))
+    return replace(job, notes=notes)
 
 
 def _show_prints(rank: int, text: str) -> None:

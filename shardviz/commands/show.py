@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Terminal
 
 
-FORMATS = ("text", "svg", "html")
+FORMATS = ("text", "svg", "html", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables = parser.add_mutually_exclusive_group()
     tables.add_argument("--memory", action="store_true", help="bytes per rank, by role and tensor")
     tables.add_argument("--comms", action="store_true", help="the collectives of the step by axis")
+    tables.add_argument(
+        "--step", action="store_true", help="the step's modules as they ran, the first wrong one open; also as json"
+    )
     tables.add_argument("--schedule", action="store_true", help="a pipeline's schedule, and its bubble")
     parser.add_argument("--all", action="store_true", help="every rank's or chunk's line, however many there are")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
@@ -61,7 +64,12 @@ def run(args: argparse.Namespace) -> int:
     if args.memory or args.comms or args.schedule:
         _show_table(args)
         return EXIT_CLEAN
+    if args.step:
+        _show_step(args)
+        return EXIT_CLEAN
     format_ = args.format or _format_of(args.output)
+    if format_ == "json":
+        raise ShardvizError("--format json is for --step", "shardviz check DUMP --format json has the findings")
     if format_ != "text" and is_checkpoint(args.dump):
         draw_checkpoint(args.dump, args.tensor, format_, args.output)
     elif format_ == "svg":
@@ -71,6 +79,35 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(args.dump, args.tensor, args.color, all_ranks=args.all, output=args.output)
     return EXIT_CLEAN
+
+
+def _show_step(args: argparse.Namespace) -> None:
+    """Print a step's modules as text, or as JSON."""
+    import json
+
+    from rich.text import Text
+
+    from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
+    from shardviz.picture.model.heat import heats_of
+    from shardviz.picture.model.step_tree import step_tree
+    from shardviz.picture.text.step_tree import step_lines
+
+    if args.tensor is not None or args.format not in (None, "text", "json"):
+        raise ShardvizError("--step prints a whole step, as text or json", "leave TENSOR out; html has it on its page")
+    if _format_of(args.output) != "text":
+        hint = f"-o {args.output.with_suffix('.txt')}, or leave --step out: the page has the step"
+        raise ShardvizError(f"{args.output}: --step is text or json, not a picture", hint)
+    _refuse_checkpoint(args.dump, "step")
+    dump = read_dump(args.dump)
+    tree = step_tree(dump, checked(dump).findings)
+    heats = heats_of(dump) if tree.finding is not None else []
+    terminal = terminal_for(args.color, args.output)
+    if args.format == "json":
+        finding = tree.finding.to_json() if tree.finding is not None else None
+        found = {"schema": 1, "calls": [root.to_json() for root in tree.roots], "first_wrong": finding}
+        write_answer([Text(json.dumps(found | {"heat": [heat.to_json() for heat in heats]}))], terminal, args.output)
+    else:
+        write_answer(step_lines(tree, heats, terminal), terminal, args.output)
 
 
 def _show_table(args: argparse.Namespace) -> None:

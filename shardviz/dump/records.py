@@ -58,6 +58,11 @@ def of_micro_batch(name: str, number: int) -> str:
     return f"{name}.grad of micro-batch {number}"
 
 
+def of_replay(name: str) -> str:
+    """Return the name of the gradient that a module's own activations make, recorded in the role of an activation."""
+    return f"{name}.grad by its module's activations"
+
+
 def of_point(module: str, what: str, call: int, index: int) -> str:
     """Return the name of the values of a point of a step's trace, recorded in the role of an activation."""
     number = f" {index + 1}" if index else ""
@@ -260,14 +265,12 @@ class NoiseRecord(Record, frozen=True):
         name: Its name.
         largest: The largest change of an element.
         typical: The root of the mean square of all changes.
-        factor: How far the number by which the result came nearest to the first one is from 1.
     """
 
     role: Role
     name: str
     largest: float
     typical: float
-    factor: float
 
 
 class PointRecord(Record, frozen=True):
@@ -287,6 +290,8 @@ class PointRecord(Record, frozen=True):
         type: The module's class in the unsharded model.
         near: How far an element was allowed to be off.
         scale: What all gradients of this rank's activations are the unsharded model's times.
+        added: What an `odd` output has too often: `input`, or a module within, whose output it is; else empty.
+        times: How many times too often, -1 where it is not there at all.
     """
 
     module: str
@@ -300,6 +305,36 @@ class PointRecord(Record, frozen=True):
     type: str = ""
     near: float = 0.0
     scale: float = 1.0
+    added: str = ""
+    times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
+
+
+class SketchRecord(Record, frozen=True):
+    """What the unsharded model has of a weight or at a point of its step, in few numbers, beside another run's.
+
+    Attributes:
+        name: The weight, or the module; empty for the model itself.
+        what: Input, output, or the gradient of either; or a weight before the step.
+        dtype: Its element type.
+        shape: Its shape.
+        numbers: Sixteen numbers, by `shardviz.dump.sketch`; none where one of its elements is NaN or infinite.
+        order: When the call of the module ended, counted from 0.
+        call: The number of the call.
+        index: Which of several tensors.
+        noise: How far rounding alone moved it, relative to its size; 0 where that was not tried.
+        is_drawn: Whether a weight's values were drawn after sharding, so that they depend on the mesh.
+    """
+
+    name: str
+    what: What | Literal["weight"]
+    dtype: str
+    shape: Shape
+    numbers: Annotated[tuple[float, ...], Meta(max_length=16)] = ()
+    order: Count = 0
+    call: Count = 0
+    index: Count = 0
+    noise: float = 0.0
+    is_drawn: bool = False
 
 
 class MaskRecord(Record, frozen=True):
@@ -355,6 +390,7 @@ class RankRecord(Record, frozen=True):
         fragments: What it says that it has of tensors that ranks do not divide among themselves.
         noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
+        sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
         run_id: That of its run.
     """
 
@@ -384,6 +420,7 @@ class RankRecord(Record, frozen=True):
     fragments: tuple[FragmentRecord, ...] = ()
     noise: tuple[NoiseRecord, ...] = ()
     trace: tuple[PointRecord, ...] = ()
+    sketches: tuple[SketchRecord, ...] = ()
     run_id: RunId = ""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.live import world
+from shardviz.live.followed import ALL, Followed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,7 @@ class ProbeJob:
         command: The command line, for the record.
         values_limit: Local tensors of at most this many elements are written out value by value.
         module: The name by which the probe is imported; empty if it is a file that no package contains.
+        followed: Which modules of its step are followed.
         notes: Where rank 0 notes the files of the modules that are imported; None where nobody watches them.
     """
 
@@ -51,14 +53,22 @@ class ProbeJob:
     command: tuple[str, ...]
     values_limit: int
     module: str = ""
+    followed: Followed = ALL
     notes: Path | None = None
 
     @classmethod
     def of(
-        cls, probe: Probe, mesh: Mesh, folder: Path, command: tuple[str, ...] = (), values_limit: int = VALUES_LIMIT
+        cls,
+        probe: Probe,
+        mesh: Mesh,
+        folder: Path,
+        command: tuple[str, ...] = (),
+        values_limit: int = VALUES_LIMIT,
+        followed: Followed = ALL,
     ) -> ProbeJob:
         """Return the job that runs a probe on a mesh and writes to a folder."""
-        return cls(probe.name, probe.path, probe.build, mesh, folder.resolve(), command, values_limit, probe.module)
+        where = folder.resolve()
+        return cls(probe.name, probe.path, probe.build, mesh, where, command, values_limit, probe.module, followed)
 
     @property
     def coords(self) -> list[str]:

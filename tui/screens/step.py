@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import Static
 
-from shardviz.text import bytes_text
+from shardviz.text import bytes_text, counted, printable
 
 from ..keys import keys
 from ..model.filters import after
@@ -16,6 +16,7 @@ from ..model.lights import takes_part
 from ..model.messages import PassChosen
 from ..model.selection import rank_of
 from ..model.step import Collective, Moment, Step, axes_text, moments
+from ..model.step_modules import Modules, modules_of
 from ..model.step_text import (
     axes_width,
     before_width,
@@ -28,9 +29,10 @@ from ..model.step_text import (
     pipeline_text,
     why_empty,
 )
-from ..widgets.box import Box, Row
+from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.lines import Lines
 from ..widgets.mesh_grid import MeshGrid
+from ..widgets.module_lines import ModuleLines
 from ..widgets.schedule_grid import ScheduleGrid
 from .view import View
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class StepView(View):
-    """A list of collectives, the chosen one in full, and a pipeline's schedule if one ran."""
+    """The step's modules, or its collectives with the chosen one in full, and a pipeline's schedule if one ran."""
 
     NAME = "step"
     TITLE = "Step"
@@ -57,6 +59,7 @@ class StepView(View):
         [
             ("a", "next_axis", "Axis", "Show only collectives along the next mesh axis, or all"),
             ("o", "order", "Order", "Sort by start, or by bytes received"),
+            ("m", "modules", "Modules", "The step by module, or its collectives"),
         ],
         show=True,
     )
@@ -67,9 +70,17 @@ class StepView(View):
         self._by_bytes = False
         self._listed: list[Collective] = []
         self._moments: list[Moment] = []
+        self._modules: Modules | None = None
+        self._of: Document | None = None
+        self._by_module = False
 
     def compose(self) -> ComposeResult:
         """Put the collectives above, the schedule below them, the chosen collective and its mesh at the bottom."""
+        with Row(id="modules"):
+            with Box(id="modules-box"):
+                yield ModuleLines(id="module-lines")
+            with ScrollBox(id="module-box"):
+                yield Static("", id="module-card", markup=False)
         with Box(id="comms-box"):
             yield Static("", id="comms-head", classes="legend", markup=False)
             yield CollectiveLines(id="collectives")
@@ -92,12 +103,35 @@ class StepView(View):
         why, note = why_empty(step), self.query_one("#step-note", Static)
         note.update(why)
         note.display = bool(why)
+        self._show_modules(document)
         for part in ("#comms-box", "#comm"):
-            self.query_one(part).display = bool(step.collectives)
-        self.query_one("#schedule-box").display = step.pipeline is not None or bool(step.undrawn)
+            self.query_one(part).display = bool(step.collectives) and not self._by_module
+        has_schedule = step.pipeline is not None or bool(step.undrawn)
+        self.query_one("#schedule-box").display = has_schedule and not self._by_module
         self._show_schedule(step, document.dump.files.mesh)
         self._list(step)
         self._show_collective(document, selection)
+
+    def _show_modules(self, document: Document) -> None:
+        """Show the step by module: from the start where one of them is the first wrong one."""
+        if self._of is not document:
+            self._of, self._modules = document, modules_of(document)
+            self._by_module = self._modules.tree.finding is not None and bool(self._modules.tree.num_calls)
+        modules, lines = self._modules, self.query_one(ModuleLines)
+        self.query_one("#modules").display = self._by_module
+        if modules is not None and self._by_module:
+            lines.show(len(modules.lines), modules.line, None if lines.count else modules.first)
+            self._show_module()
+
+    def _show_module(self) -> None:
+        if self._modules is None or not self._modules.lines:
+            return
+        at = self.query_one(ModuleLines).cursor
+        node = self._modules.lines[at]
+        self.query_one("#module-card", Static).update(self._modules.card(at))
+        self.query_one("#module-box", ScrollBox).entitle(printable(node.name), printable(node.call.type))
+        title = f"{counted(self._modules.tree.num_calls, 'call')} of modules, as they ran"
+        self.query_one("#modules-box", Box).entitle(title)
 
     def _list(self, step: Step) -> None:
         """List the collectives that pass the filter, in the chosen order."""
@@ -142,11 +176,36 @@ class StepView(View):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Filter and sort only if there are collectives."""
         document = self.state.document
-        return action not in ("next_axis", "order") or bool(document and document.step.collectives)
+        if action == "modules":
+            return bool(self._modules and self._modules.tree.num_calls)
+        is_listed = bool(document and document.step.collectives and not self._by_module)
+        return action not in ("next_axis", "order") or is_listed
 
     def _again(self) -> None:
         if self.state.document is not None:
             self.show(self.state.document, self.state.selection)
+
+    @property
+    def focus_first(self) -> str:
+        """Selects the list that is shown."""
+        return "#module-lines" if self._by_module else self.FOCUS
+
+    def action_modules(self) -> None:
+        """Show the step by module, or its collectives again."""
+        self._by_module = not self._by_module
+        self._again()
+        self.query_one(self.focus_first).focus()
+        self.refresh_bindings()
+
+    @on(Lines.Highlighted, "#module-lines")
+    def _module_chosen(self) -> None:
+        self._show_module()
+
+    @on(Lines.Chosen, "#module-lines")
+    def _module_opened(self, message: Lines.Chosen) -> None:
+        if self._modules is not None:
+            self._modules = self._modules.toggled(message.index)
+            self._again()
 
     @on(Lines.Highlighted, "#collectives")
     def _collective_chosen(self) -> None:

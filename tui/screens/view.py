@@ -83,10 +83,15 @@ class View(Column):
             self._catch_up()
         else:
             self._ready_for = document
-            self.light(self.query_one(self.FOCUS))
+            self.light(self.query_one(self.focus_first))
             for widget in self.walk_children(Widget):
                 widget.render_lines(widget.size.region)
         return True
+
+    @property
+    def focus_first(self) -> str:
+        """Selects the widget that is focused at first, with what is shown now."""
+        return self.FOCUS
 
     def light(self, focused: Widget | None) -> None:
         """Light the box around the focused widget; it stays lit while another view is shown."""
@@ -125,7 +130,7 @@ class View(Column):
     def enter(self) -> None:
         """Come on screen: show changes made meanwhile, and focus the widget that was focused here before."""
         self.follow()
-        self.screen.set_focus(self._focused or self.query_one(self.FOCUS))
+        self.screen.set_focus(self._focused or self.query_one(self.focus_first))
 
     def leave(self) -> None:
         """Go off screen, and remember the focused widget."""

@@ -125,7 +125,8 @@ class Compared:
         if not self.noise:
             return allowed
         least = self.rounding.epsilon * float(np.max(np.abs(self.wanted), initial=0.0))
-        return min(allowed, max(NOISE * self.noise, least))
+        few = max(1.0, math.sqrt(FEWEST / max(self.wanted.size, 1)))  # the largest of few says less of all that may be
+        return min(allowed, max(NOISE * few * self.noise, least))
 
     @cached_property
     def incomparable(self) -> str:

@@ -73,10 +73,11 @@ class Evidence:
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward where an output is wrong, in backward where all of forward is right."""
-        if any(one.role == "output" and not is_right(one) for one in self.results):
+        outputs = [one for one in self.results if one.role == "output"]
+        if any(not is_right(one) for one in outputs):
             return first_in_forward(self.calls)
         if not self.loss_is_right:
-            return None
+            return first_in_forward(self.calls) if not outputs else None
         return first_in_backward(self.calls) or (first_unlike_others(self.calls) if self.is_narrow else None)
 
     @cached_property

@@ -26,6 +26,7 @@ from shardviz.check.step.rules.ratios.all_gradients import told_together
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
+from shardviz.check.step.rules.ratios.small import check_small_factor
 from shardviz.check.step.rules.scalars import check_scalar
 from shardviz.check.step.rules.terms import check_terms
 from shardviz.check.step.rules.tied import check_tied
@@ -69,6 +70,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_mean_of_means(evidence)
     yield from check_training(dump)
     yield from check_masks(dump)
+    yield from check_small_factor(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))

@@ -104,7 +104,8 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     group = differing[0]
     other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
     first, ranks = first_difference(group[0], other), listed(sorted(others), MAX_LISTED)
-    cause, fix, refs = _advice(tensor.role, axes)
+    is_beside_shards = tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
+    cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=is_beside_shards)
     return Finding(
         "unreplicated",
         "error",
@@ -135,7 +136,7 @@ def _axes(mesh: Mesh, differing: Groups, index: int) -> list[str]:
     return found
 
 
-def _advice(role: str, axes: list[str]) -> tuple[str, str, tuple[str, ...]]:
+def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str, str, tuple[str, ...]]:
     """Return cause, fix and references."""
     where = f"along {axes[0]}" if axes else "on all ranks"
     if role == "buffer":
@@ -143,6 +144,15 @@ def _advice(role: str, axes: list[str]) -> tuple[str, str, tuple[str, ...]]:
             "Buffers are neither sharded nor synchronised: each rank computes with the one that it made",
             f"make it alike {where}: seed alike before it is made, or torch.distributed.broadcast it after",
             ("LlamaFactory#10820",),
+        )
+    if is_beside_shards:
+        return (
+            "It is a plain tensor beside sharded ones, as FSDP's ignored_params are, and what no fully_shard takes: "
+            "nothing broadcasts it and nothing reduces its gradient, so each rank keeps its own values",
+            f"where ranks should have copies, torch.distributed.broadcast it {where} before training and all_reduce "
+            "its gradient; where each should have its own, make it a DTensor that is split over that axis: of plain "
+            "copies a checkpoint keeps one",
+            (),
         )
     return (
         "Each replica drew or loaded its own values, by a seed or a file that depends on the rank, and nothing makes "

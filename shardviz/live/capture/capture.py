@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         MaskRecord,
         NoiseRecord,
         PointRecord,
+        SketchRecord,
         StageRecord,
         Stamp,
     )
@@ -83,6 +84,7 @@ class Capture:
         masks: The masks that a step in training mode drew.
         noise: What rounding alone does to the results of a step in narrow numbers.
         trace: What went in and out of every module of the step, beside the unsharded model's.
+        sketches: The unsharded model's weights and points in few numbers, beside which another run's can be laid.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
@@ -106,6 +108,7 @@ class Capture:
     masks: list[MaskRecord] = field(default_factory=list)
     noise: list[NoiseRecord] = field(default_factory=list)
     trace: list[PointRecord] = field(default_factory=list)
+    sketches: list[SketchRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
@@ -228,6 +231,7 @@ class Capture:
             fragments=tuple(self.fragments),
             noise=tuple(self.noise),
             trace=tuple(self.trace),
+            sketches=tuple(self.sketches),
             not_stepped=tuple(self.not_stepped),
             unwritten=tuple(self.unwritten),
             run_id=self.run_id,

@@ -11,6 +11,7 @@ import torch
 from shardviz.dump.records import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
+from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.comms import Comms
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.recorded import Trace
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_MODULES = 256
-"""For a model with more modules than this, no activations are kept."""
+"""For a model with more modules than this, no activations are kept beside the trace's."""
 
 
 @dataclass
@@ -46,12 +47,15 @@ class Observed:
 
 
 @contextmanager
-def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) -> Iterator[Observed]:
+def observed(
+    model: nn.Module, stages: Mapping[int, nn.Module] | None = None, followed: Followed = NONE
+) -> Iterator[Observed]:
     """Record everything that the model runs inside this context.
 
     Args:
         model: The model; the hooks on its modules are removed at the end.
         stages: This rank's stages of a pipeline, by number.
+        followed: The modules whose inputs, outputs and gradients are kept.
     """
     inner = unwrapped(model)
     seen = Observed(Comms(inner))
@@ -59,7 +63,7 @@ def observed(model: nn.Module, stages: Mapping[int, nn.Module] | None = None) ->
     last = stages[max(stages)] if stages else inner
     seen.trace.is_paused = lambda: seen.asking
     with ExitStack() as stack:
-        for handle in seen.trace.follow(inner) if len(modules) < MAX_MODULES else ():
+        for handle in seen.trace.follow(inner, followed):
             stack.callback(handle.remove)
         stack.callback(last.register_forward_hook(_keep_output(seen)).remove)
         for name, module in modules if len(modules) < MAX_MODULES else ():

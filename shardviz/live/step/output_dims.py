@@ -25,7 +25,8 @@ def output_dims(own: Shape, whole: Shape | None, batch: Shape, counts: Mapping[i
     """
     if own == whole:
         return dict.fromkeys(counts)
-    dims: dict[int, int | None] = {}
+    dims: dict[int, int | None] = {dim: None for dim, parts in counts.items() if parts == 1}
+    counts = {dim: parts for dim, parts in counts.items() if parts > 1}
     for dim, parts in sorted(counts.items()):
         if whole is None:
             dims[dim] = dim if len(own) > dim else None
@@ -42,6 +43,7 @@ def output_dims(own: Shape, whole: Shape | None, batch: Shape, counts: Mapping[i
 
 def merged_dims(own: Shape, whole: Shape, batch: Shape, counts: Mapping[int, int]) -> str:
     """Say that an output has two split dims of the batch in one, as flattened tokens are; empty where it has not."""
+    counts = {dim: parts for dim, parts in counts.items() if parts > 1}
     is_all = math.prod(own) * math.prod(counts.values()) == math.prod(whole)
     if not is_all or len(counts) < 2 or None not in output_dims(own, whole, batch, counts).values():
         return ""

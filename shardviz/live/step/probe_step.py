@@ -11,6 +11,7 @@ from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, held_back
+from shardviz.live.followed import NONE, Followed
 from shardviz.live.step import placing
 from shardviz.live.step.drawn import drawn_after_sharding, load
 from shardviz.live.step.masks import Mask, Masks, mask_records
@@ -33,7 +34,7 @@ from shardviz.live.step.step import (
     whole_batch,
 )
 from shardviz.live.step.trace.noise import noise_of
-from shardviz.live.step.trace.written import add_trace
+from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
 from shardviz.live.step.unsharded import reference_of
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 from shardviz.text import listed
@@ -160,16 +161,20 @@ class ProbeStep:
             self._note(f"{listed(drawn, MAX_LISTED)}: {DRAWN}")
         model = reference.mode(model)
         own = own_batch(setting.batch, setting.axes, self.on.device_mesh)
-        step, failed = self._sharded_step(model, own, "step" if double else "step again")
+        step, failed = self._sharded_step(model, own, "step" if double else "step again", followed=self.on.job.followed)
         if step is None:
             return Failed(failed)
         reference = reference.beside(step, self._judge(step))
         self._note(*reference.notes)
         moved = reference.once_more(step, self.on.probe, setting.build, setting.batch)
         reference = replace(reference, moved=moved)
-        add_trace(self.on.capture, self._judge(step)(reference))
-        if moved is not None and self.on.capture.rank == 0:
-            self.on.capture.noise += noise_of(reference, moved)
+        judged = self._judge(step)(reference)
+        add_trace(self.on.capture, judged)
+        add_replayed(self.on.capture, judged, reference)
+        self._note(*(why for one in (step.seen.trace, reference.step.seen.trace) if (why := one.left_out)))
+        if self.on.capture.rank == 0:
+            add_sketches(self.on.capture, reference, drawn)
+            self.on.capture.noise += noise_of(reference, moved) if moved is not None else ()
         self._compare(model, step, reference, setting)
         if not reference.training:
             self._add_training(own, setting.axes, reference.step.output, built)
@@ -187,7 +192,9 @@ class ProbeStep:
         """Step the unsharded model; return why not if it raises on any rank."""
         failure, reference = None, None
         try:
-            reference = reference_of(self.on.probe, setting.build, setting.batch, setting.parts, setting.dim)
+            reference = reference_of(
+                self.on.probe, setting.build, setting.batch, setting.parts, setting.dim, self.on.job.followed
+            )
         except ProbeError:
             raise
         except Exception as error:
@@ -254,7 +261,9 @@ class ProbeStep:
             loss_of(self.on.probe, built(), batch)
         self.on.capture.masks += mask_records(found[0], found[1], whole.found)
 
-    def _sharded_step(self, model: nn.Module, own: Batch, what: str, seed: int = 2) -> tuple[StepResult | None, str]:
+    def _sharded_step(
+        self, model: nn.Module, own: Batch, what: str, seed: int = 2, followed: Followed = NONE
+    ) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = self.on.probe, self.on.device_mesh
         stages, failed = self._attempt(f"{what} stages", lambda: stages_of(probe, model, mesh))
@@ -262,7 +271,8 @@ class ProbeStep:
             return None, failed
         has_output = has_last_stage(probe, stages, mesh)
         return self._attempt(
-            what, lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed)
+            what,
+            lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed, followed=followed),
         )
 
     def _updated_reference(self, reference: UnshardedStep) -> list[Local]:

@@ -7,6 +7,7 @@ operations on a module's output and `torch.autograd.grad` raise, even in models 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,3 +106,6 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, dict | list | tuple):
         for item in output.values() if isinstance(output, dict) else output:
             yield from tensors_in(item)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from tensors_in(getattr(output, field.name, None))

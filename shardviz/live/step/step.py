@@ -33,6 +33,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.compat import DTensor, dividing_float64_once
+from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.observe import Observed, observed
 from shardviz.live.step.output_dims import output_dims
 from shardviz.live.step.running import tensors_in
@@ -203,6 +204,7 @@ def sharded_step(
     *,
     has_output: bool = True,
     seed: int = 2,
+    followed: Followed = NONE,
 ) -> StepResult:
     """Step the sharded model on this rank's part of the batch.
 
@@ -214,9 +216,10 @@ def sharded_step(
         stages: This rank's stages of a pipeline, by number.
         has_output: Whether the model's output is this rank's: in a pipeline the last stage has it.
         seed: What this rank is seeded with before the step.
+        followed: The modules whose inputs, outputs and gradients are kept.
     """
     torch.manual_seed(seed)
-    with dividing_float64_once(), observed(model, stages) as seen:
+    with dividing_float64_once(), observed(model, stages, followed) as seen:
         if hasattr(probe, "step"):
             loss = probe.step(model, _passed(batch), mesh)
         else:

@@ -19,6 +19,7 @@ import torch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
+from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.means import is_weighted_mean
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, each, logged_by, loss_of, part_of
@@ -80,20 +81,25 @@ class UnshardedStep:
         """What it has at every point of its trace."""
         return Reference.of(self.step.seen.trace, self.parts, self.dim)
 
+    @property
+    def precision(self) -> float:
+        """The relative precision of the narrowest numbers that it computes with; 0 in float64 throughout."""
+        return max(_precision(self.step), _own_precision(self.model))
+
     def once_more(
         self, step: StepResult, probe: ModuleType, build: Callable[[], nn.Module], batch: Batch
     ) -> UnshardedStep | None:
         """Step the model once more with everything moved by the step's rounding; None for a step in float64."""
-        precision = max(of_all_ranks(max(_precision(step), _precision(self.step), _own_precision(self.model))))
+        precision = max(of_all_ranks(max(_precision(step), self.precision)))
         if not precision:
             return None
         apart = tuple(each(part, lambda tensor: moved_tensor(tensor, precision)) for part in batch)
         model = self.mode(moved(build, precision)())
-        return _stepped(probe, model, apart, self.parts, self.dim)
+        return _stepped(probe, model, apart, self.parts, self.dim, self.step.seen.trace.followed)
 
     def judge(self, step: StepResult, mesh: Mesh, rank: int, *, is_pipeline: bool) -> Judged:
         """Judge the sharded step's modules beside this one's. Every rank calls this."""
-        precision = max(_precision(step), _precision(self.step))
+        precision = max(_precision(step), self.precision)
         moved_points = self.moved.points if self.moved is not None else None
         return judged(step.seen.trace, self.points, mesh, rank, precision, moved_points, is_pipeline=is_pipeline)
 
@@ -110,7 +116,7 @@ class UnshardedStep:
         if self.whole is None or not all(has_parts for has_parts, _ in of_all):
             return self.whole or self  # a forward that asks for its rank may give a rank another reference
         losses = [loss for _, loss in of_all]
-        near = max(_precision(step), _precision(self.whole.step))
+        near = max(_precision(step), self.whole.precision)
         mean = sum(losses) / len(losses)
         if _equal(mean, float(self.whole.step.loss), near):
             return self.whole
@@ -125,7 +131,12 @@ class UnshardedStep:
 
 
 def reference_of(
-    probe: ModuleType, build: Callable[[], nn.Module], batch: Batch, parts: int, dim: int = 0
+    probe: ModuleType,
+    build: Callable[[], nn.Module],
+    batch: Batch,
+    parts: int,
+    dim: int = 0,
+    followed: Followed = NONE,
 ) -> UnshardedStep:
     """Step the unsharded model.
 
@@ -135,23 +146,30 @@ def reference_of(
         batch: The whole batch.
         parts: The number of equal parts that the ranks share.
         dim: The dim of the batch that has the rows.
+        followed: The modules whose inputs, outputs and gradients are kept.
     """
-    found = _stepped(probe, build(), batch)
+    found = _stepped(probe, build(), batch, followed=followed)
     if found.draws:
-        found = replace(_stepped(probe, build().eval(), batch), training=False, notes=(f"{DRAWS}; compared in eval()",))
+        found = replace(
+            _stepped(probe, build().eval(), batch, followed=followed),
+            training=False,
+            notes=(f"{DRAWS}; compared in eval()",),
+        )
     if found.draws:
         return replace(found, notes=(DRAWS_IN_EVAL,))
     return found if parts == 1 else _in_parts(probe, build, batch, parts, found, dim)
 
 
-def _stepped(probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0) -> UnshardedStep:
+def _stepped(
+    probe: ModuleType, model: nn.Module, batch: Batch, parts: int = 1, dim: int = 0, followed: Followed = NONE
+) -> UnshardedStep:
     """Step a model on each part of a batch, from the same buffers; the loss is the mean of the parts' losses."""
     before = tuple(replace(local, values=local.values.clone()) for local in local_tensors(model))
     torch.manual_seed(2)
     states = _generators()
     losses = []
     restore = _buffers_of(model)
-    with observed(model) as seen:
+    with observed(model, followed=followed) as seen:
         for number in range(parts):
             restore()
             loss = loss_of(probe, model, part_of(batch, number, parts, dim)) / parts
@@ -198,11 +216,11 @@ def _in_parts(
     A probe's own step may count rows as it likes: it is compared over the parts only if rows are not independent.
     """
     losses, outputs = _run_in_parts(probe, whole.mode(build()), batch, parts, dim)
-    mean, loss, near = sum(losses) / parts, float(whole.step.loss), _precision(whole.step)
+    mean, loss, near = sum(losses) / parts, float(whole.step.loss), whole.precision
     independent = _are_alike(outputs, whole.step.output, near)
     if _equal(mean, loss, near) or (hasattr(probe, "step") and independent is not False):
         return whole
-    found = _stepped(probe, whole.mode(build()), batch, parts, dim)
+    found = _stepped(probe, whole.mode(build()), batch, parts, dim, whole.step.seen.trace.followed)
     found.step.seen.activations.clear()  # of one part only
     found = replace(found, training=whole.training, notes=whole.notes, whole=whole)
     if (

@@ -20,9 +20,12 @@ from shardviz.picture.html.parts import exhibit_table, here, names_of, ranks_cel
 from shardviz.picture.html.references import advice
 from shardviz.picture.html.run import comms_section, memory_section, schedule_section
 from shardviz.picture.html.script import page_of
+from shardviz.picture.html.step_tree import modules_section
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.heat import heats_of
+from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
 from shardviz.picture.text.report import listed_rows, own_dtype, step_results, step_text, summary_line
@@ -60,6 +63,7 @@ def html(dump: Dump, report: Report) -> str:
         "memory": memory_section(dump),
         "comms": comms_section(dump),
         "schedule": schedule_section(dump),
+        "modules": _modules(dump, report),
     }
     links = {anchor: TITLES[anchor] for anchor, part in parts.items() if part}
     return page_of(
@@ -78,6 +82,11 @@ ORDERS = {"model": "as in the model", "worst": "findings first", "name": "by nam
 
 def _has(entries: Sequence[Entry], verdict: str) -> bool:
     return any(entry.row.verdict == verdict for entry in entries)
+
+
+def _modules(dump: Dump, report: Report) -> str:
+    found = step_tree(dump, report.findings)
+    return modules_section(found, heats_of(dump) if found.finding is not None else [])
 
 
 def _entries(dump: Dump, report: Report) -> list[Entry]:
@@ -140,6 +149,7 @@ TITLES = {
     "memory": "Memory",
     "comms": "Communication",
     "schedule": "Schedule",
+    "modules": "Step by module",
 }
 
 

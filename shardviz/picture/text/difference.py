@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.diff import Difference
+    from shardviz.check.step.runs.compare import StepDifference
     from shardviz.picture.text.terminal import Terminal
 
 
@@ -23,6 +24,7 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         lines.append(line((f"{terminal.glyphs.differs} {change.aspect}", BAD), (f"  {printable(str(folded))}", "bold")))
         lines += wrapped(printable(change.before), terminal.width, line(("  before  ", DIM)), 10)
         lines += [*wrapped(printable(change.after), terminal.width, line(("  after   ", DIM)), 10), line("")]
+    lines += _step_lines(difference.step, terminal)
     for title, findings in (("findings lost", difference.lost), ("findings gained", difference.gained)):
         if findings:
             lines += [line((title, "bold")), *findings_lines(findings, terminal), line("")]
@@ -30,6 +32,32 @@ def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
         text = f"not compared: {f'{one.tensor}: ' if one.tensor else ''}{one.why}"
         lines += wrapped(printable(text), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, _verdict(difference, terminal)]
+
+
+def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
+    """Return in what the steps differ, causes first, and at how much of them they agree."""
+    lines: list[Text] = []
+    for one in step.departures:
+        sign = (terminal.glyphs.unknown, WARNING) if one.is_expected else (terminal.glyphs.differs, BAD)
+        where = f"{one.direction}, {one.module}" if one.direction else one.module or "the model itself"
+        lines.append(line((f"{sign[0]} step", sign[1]), (f"  {printable(where)}", "bold")))
+        lines += wrapped(printable(one.sentence), terminal.width, line(("  differs ", DIM)), 10)
+        lines += wrapped(printable(one.why), terminal.width, line(("  why     ", DIM)), 10)
+        if one.following > 0:
+            text = f"{counted(one.following, 'call')} of other modules differ too, as a consequence or around it"
+            lines += wrapped(text, terminal.width, line(("  follows ", DIM)), 10)
+        lines.append(line(""))
+    if step.num_compared:
+        lines += wrapped(_agreement(step), terminal.width, line((f"{terminal.glyphs.good} ", GOOD)), 2)
+    return lines
+
+
+def _agreement(step: StepDifference) -> str:
+    dtypes = f" ({' beside '.join(dict.fromkeys(step.precision))})" if any(step.precision) else ""
+    text = f"step: the unsharded models agree at {counted(step.num_compared, 'place')}{dtypes}"
+    if not step.farthest:
+        return f"{text}, exactly"
+    return f"{text}: at most {step.farthest:.2g} of the size apart, where {step.allowed:.2g} is allowed"
 
 
 def _verdict(difference: Difference, terminal: Terminal) -> Text:
@@ -40,6 +68,7 @@ def _verdict(difference: Difference, terminal: Terminal) -> Text:
         return line((f"{terminal.glyphs.good} nothing changed", GOOD))
     counts = (
         counted(len(difference.changes), "change"),
+        *([counted(len(difference.step.departures), "difference") + " of the step"] if difference.step else []),
         f"{counted(len(difference.gained), 'finding')} gained",
         f"{counted(len(difference.lost), 'finding')} lost",
     )

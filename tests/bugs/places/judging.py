@@ -1,4 +1,4 @@
-"""Run a fault and judge whether the module that is named first is the faulty one, and the cause the right one."""
+"""Judge whether the module that is named first is the faulty one, and the cause the right one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bugs.running import attempted, prose
+from tests.bugs.running import prose
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding, Report
@@ -34,9 +34,8 @@ class Verdict:
     report: Report | str
 
 
-def verdict_on(fault: Fault, *, narrow: bool = False) -> Verdict:
-    """Run a fault's probe on real ranks and judge the report."""
-    report = attempted(fault.source(narrow=narrow), fault.program.mesh)
+def verdict_on(fault: Fault, report: Report | str) -> Verdict:
+    """Judge what was said of a fault."""
     if isinstance(report, str) or not report.findings:
         return Verdict("", False, False, False, report)
     first = report.findings[0]

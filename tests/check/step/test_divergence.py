@@ -114,3 +114,33 @@ def test_the_first_module_that_nothing_flows_back_from_cut_the_graph():
 def test_nothing_is_said_of_backward_where_it_begins_with_another_gradient():
     calls = calls_of(backward("layers.0", "odd", "odd"), backward("", "odd", "odd"))
     assert first_in_backward(calls) is None
+
+
+def test_terms_that_come_back_to_a_module_and_are_summed_in_other_layers_are_the_first_wrong():
+    calls = calls_of(
+        backward("layers.0.moe.router", "right", "right", reads=3),
+        backward("layers.0.moe", "right", "right", reads=3),
+        backward("layers.1.moe.router", "pending", "odd", reads=7),
+        backward("layers.1.moe.shared", "right", "odd", reads=7),
+        backward("layers.1.moe", "right", "odd", reads=7),
+        backward("layers.2", "right", "right"),
+    )
+    found = first_in_backward(calls)
+    assert (found.module, found.way, found.before, found.axis) == (
+        "layers.1.moe",
+        "unsummed",
+        "layers.1.moe.router",
+        "tp",
+    )
+
+
+def test_terms_that_come_back_in_every_layer_are_meant():
+    calls = calls_of(
+        backward("layers.0.moe.router", "pending", "right", reads=3),
+        backward("layers.0.moe", "right", "right", reads=3),
+        backward("layers.1.moe.router", "pending", "right", reads=7),
+        backward("layers.1.moe.shared", "right", "odd", reads=7),
+        backward("layers.1.moe", "right", "odd", reads=7),
+        backward("layers.2", "right", "right"),
+    )
+    assert first_in_backward(calls).module == "layers.1.moe.shared"

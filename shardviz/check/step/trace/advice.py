@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.advice import UNEXPLAINED
+from shardviz.check.step.trace.calls import is_within
 
 if TYPE_CHECKING:
     from shardviz.check.step.advice import Advice
@@ -17,6 +18,13 @@ def advice_on(evidence: Evidence, first: Divergence) -> Advice:
     name = first.module or "the model itself"
     if first.direction == "forward":
         return _unsummed(first) if first.way == "unsummed" else _in_forward(evidence, first, name)
+    if first.way == "unsummed" and is_within(first.before, first.module):
+        return (
+            f"What {first.before} returns is the same on all ranks along {first.axis}, {name} uses it on each for a "
+            "part of its own, and the gradients that come back are not summed",
+            f"in {name}, sum the gradient of what {first.before} returns over {first.axis}: a torch.autograd.Function "
+            "that returns its input in forward and all_reduces in backward",
+        )
     if first.way == "unsummed":
         return (
             f"Each rank along {first.axis} sends back its own part of the gradient of what {name} is given, and "
@@ -66,13 +74,16 @@ def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Advice:
 
 
 def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:
-    """Return an axis that splits a dim of the inputs other than the last, the innermost of those that do."""
+    """Return an axis that splits a dim of the inputs other than the first, of rows, and the last, of features.
+
+    Rows do not need each other but for statistics over them, which have a rule of their own.
+    """
     mesh = evidence.dump.files.mesh
     inputs = [first.call, *evidence.calls.within(first.call)]
     for call in inputs:
         point = call.point("input", "right")
         dims = point.layout.partition("]")[0].strip("[").split(", ") if point is not None else []
-        for dim in range(len(dims) - 2, -1, -1):
+        for dim in range(len(dims) - 2, 0, -1):
             for axis in mesh.axes:
                 if axis in dims[dim].split("/")[1:]:
                     return axis, dim

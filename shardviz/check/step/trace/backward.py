@@ -61,21 +61,38 @@ def _descended(calls: Calls) -> Divergence | None:
     while inner := _blamed(calls, calls.within(found)):
         found = inner
     if found.state(OUTPUT) == "pending":
-        return _unsummed(calls, found) or _within(calls, found)
-    return _within(calls, found)
+        outer = next(calls.around(found), found)
+        return _unsummed(calls, found) or _left_pending(calls, outer) or _within(calls, found)
+    return _left_pending(calls, found) or _within(calls, found)
 
 
 def _blamed(calls: Calls, inner: Sequence[Call]) -> Call | None:
     """Return the last call that goes wrong whose wrong inputs nothing else explains."""
     wrong = [call for call in inner if _goes_wrong(calls, call)]
-    return next((call for call in reversed(wrong) if not _is_explained(call, inner)), None)
+    return next((call for call in reversed(wrong) if not _is_explained(calls, call, inner)), None)
 
 
-def _is_explained(call: Call, others: Sequence[Call]) -> bool:
+def _is_explained(calls: Calls, call: Call, others: Sequence[Call]) -> bool:
     """Whether a call that is given a wrong gradient itself reads what a call gives back a wrong gradient of."""
-    apart = [one for one in others if one.is_bad(OUTPUT) and not is_within(one.module, call.module)]
+    outside = [one for one in others if one is not call and not is_within(one.module, call.module)]
+    apart = [one for one in outside if one.is_bad(OUTPUT) or is_left_pending(calls, one)]
     given = {tensor for one in apart for tensor in one.tensors(INPUT)}
     return bool(call.tensors(INPUT, "odd", "repeated", "none") & given)
+
+
+def _left_pending(calls: Calls, call: Call) -> Divergence | None:
+    """Return what a call leaves a sum of, of the gradients of what it makes, where other layers sum it."""
+    inner = [one for one in reversed(calls.within(call)) if is_left_pending(calls, one)]
+    if not inner:
+        return None
+    point = inner[0].point(OUTPUT, "pending")
+    return Divergence("backward", "unsummed", call, point, before=inner[0].module, axis=pending_axis(point))
+
+
+def is_left_pending(calls: Calls, call: Call) -> bool:
+    """Whether the terms of a sum come back to what a call returns, and in other layers the sum does."""
+    alike = [one.state(OUTPUT) for one in calls.alike(call)]
+    return call.state(OUTPUT) == "pending" and "right" in alike and "pending" not in alike
 
 
 def _within(calls: Calls, call: Call) -> Divergence:

@@ -46,10 +46,16 @@ class Call:
 
     def state(self, what: What) -> State | None:
         """Return the worst state of a side on any rank; None where nothing is known of it."""
-        states = [point.state for own in self.points.values() for point in own if point.what == what]
-        return max(states, key=BADNESS.__getitem__, default=None)
+        return self._states.get(what)
 
-    @property
+    @cached_property
+    def _states(self) -> Mapping[What, State]:
+        found: dict[What, State] = {}
+        for what, state in {(point.what, point.state) for own in self.points.values() for point in own}:
+            found[what] = max(found.get(what, state), state, key=BADNESS.__getitem__)
+        return found
+
+    @cached_property
     def type(self) -> str:
         """The module's class."""
         return next((point.type for own in self.points.values() for point in own), "")
@@ -133,14 +139,16 @@ class Calls:
 
     def alike(self, call: Call) -> list[Call]:
         """Return the calls of modules of one class whose names differ in numbers only: those of other layers."""
-        pattern = NUMBER.sub("*", call.module)
-        return [
-            one
-            for name, calls in self.by_module.items()
-            if name != call.module and NUMBER.sub("*", name) == pattern
-            for one in calls
-            if one.number == call.number and one.type == call.type
-        ]
+        layers = self._layers[NUMBER.sub("*", call.module), call.number, call.type]
+        return [one for one in layers if one.module != call.module]
+
+    @cached_property
+    def _layers(self) -> Mapping[tuple[str, int, str], Sequence[Call]]:
+        """The calls of modules of one class whose names differ in numbers only."""
+        found: dict[tuple[str, int, str], list[Call]] = {}
+        for call in self.in_order:
+            found.setdefault((NUMBER.sub("*", call.module), call.number, call.type), []).append(call)
+        return found
 
     def is_habit(self, call: Call, what: What) -> bool:
         """Whether another layer has the same side in the same bad state, and nothing comes of it there."""

@@ -15,6 +15,7 @@ from shardviz.check.step.forward.sums import check_sum_beside_a_vector
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.terms import added_too_often, mixed_shards
+from shardviz.check.step.trace.added import check_added
 from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_other_part, check_own_statistics
 from shardviz.dump.records import of_point
@@ -55,7 +56,7 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
         )
         if explained is not None:
             return explained
-    return None
+    return check_added(evidence, found)
 
 
 def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.trace.advice import advice_on
+from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
 
 if TYPE_CHECKING:
@@ -25,9 +26,12 @@ def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
     first = evidence.divergence if found else None
     if first is None:
         return list(found)
-    if first.direction == "forward" and any(one.role == "output" for one, _ in found):
+    results = [one for one, _ in found if one.role == "output"]
+    if first.direction == "forward" and (results or any(map(_is_loss, found))):
         return [
-            (one, _of_output(evidence, first, finding)) if one.role == "output" else (one, finding)
+            (one, _of_output(evidence, first, finding))
+            if one in results or (not results and _is_loss((one, finding)))
+            else (one, finding)
             for one, finding in found
         ]
     return _of_gradients(evidence, first, found)
@@ -49,10 +53,18 @@ def with_cut(
     return [named if one is cut else one for one in absent], left
 
 
+def _is_loss(found: Found) -> bool:
+    return found[0].role == "scalar" and found[0].name == "loss" and found[1].generic
+
+
 def _of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
     """Return the finding of a wrong output with where it begins; with why, where no rule for outputs has said so."""
     if not finding.generic:
-        return finding if finding.module or finding.tensor != "output" else replace(finding, module=first.module)
+        return (
+            finding
+            if finding.module or finding.tensor not in ("output", "loss")
+            else replace(finding, module=first.module)
+        )
     cause = _explained(evidence, first)
     if cause is None:
         own, fix = advice_on(evidence, first)
@@ -87,6 +99,8 @@ def where(first: Divergence) -> str:
     if first.direction == "forward":
         if first.way == "unsummed":
             return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"
+        if first.way == "between" and first.before == first.module:
+            return f"{name} is the first module that is given something else than in the unsharded model"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
             given = f"what it gives {first.before}{after}"
@@ -97,7 +111,9 @@ def where(first: Divergence) -> str:
 
 def _in_backward(first: Divergence, name: str) -> str:
     if first.way == "unsummed":
-        return f"the gradient that {name} gives back is the terms of a sum over {first.axis}, which nothing sums"
+        inner = is_within(first.before, first.module)
+        which = f"comes back to what {first.before} returns" if inner else f"{name} gives back"
+        return f"in {name}, the gradient that {which} is the terms of a sum over {first.axis}, which nothing sums"
     if first.way == "cut":
         through = f" through {first.before}" if first.before else ""
         return f"in backward {name} is the first module that is wrong: nothing flows back{through}"

@@ -16,7 +16,7 @@ from shardviz.check.step.words import number
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -212,6 +212,22 @@ def _is_from(one: Compared, parts: Mapping[int, NDArray[np.float64]], rank: int,
         return False
     off, added = got - due, parts[rank] - parts[other]
     return bool(np.any(added)) and _factor(off, added) is not None
+
+
+def of_another_order(one: Compared, ranks: Sequence[int]) -> Why | None:
+    """Return why ranks have the numbers of their own part of a state at other places; None where they have not."""
+    parts = [(one.reduced[rank].ravel(), one.wanted_of(rank).ravel()) for rank in ranks]
+    if any(got.size < 2 or not one.near(np.sort(got), np.sort(due)) for got, due in parts):
+        return None
+    got, due = parts[0]
+    moved = int(np.count_nonzero(np.abs(got - due) > one.tolerance))
+    return Why(
+        f"the optimizer's state is in another order within its part: {moved} of {got.size} elements of rank {ranks[0]} "
+        "are out of place",
+        "The state was cut, joined or flattened in another order than its weight: rows of another layout, or a "
+        "permutation of the weight that its state did not go through",
+        "do with the state what was done with the weight: the same permutation, the same split, the same transposition",
+    )
 
 
 def of_others(others: Mapping[int, int]) -> Why:

@@ -18,7 +18,7 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step.compared import compared, in_order, laid_out, rounding_of
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
-from shardviz.check.step.update.reasons import Why, of_others, why_state, why_weight
+from shardviz.check.step.update.reasons import Why, of_another_order, of_others, why_state, why_weight
 from shardviz.check.step.words import claimed_text, number
 
 if TYPE_CHECKING:
@@ -243,7 +243,9 @@ def _why(dump: Dump, one: Compared, ranks: tuple[int, ...]) -> Why | None:
     others = {rank: _owner(one, rank) for rank in ranks}
     if all(other is not None for other in others.values()):
         return of_others({rank: other for rank, other in others.items() if other is not None})
-    return why_state(dump, one) if one.role == "optim" else why_weight(dump, one)
+    if one.role != "optim":
+        return why_weight(dump, one)
+    return of_another_order(one, ranks) or why_state(dump, one)
 
 
 BUFFER = (

@@ -138,6 +138,8 @@ def _of_sum(
     group = mesh.group_of(rank, axis)
     if len(group) < 2 or any(other not in terms or terms[other].shape != terms[rank].shape for other in group):
         return set()
-    total = torch.stack([terms[other] for other in group]).sum(0)
-    at = mesh.axis_index(axis)
+    stacked = torch.stack([terms[other] for other in group])
+    if bool(((stacked - stacked[:1]).abs() <= near / len(group)).all()):
+        return set()  # one number times the whole on every rank, not a term of it on each
+    total, at = stacked.sum(0), mesh.axis_index(axis)
     return {one for one in fitting(total, whole, mesh, rank, Allowed(near), scale) if isinstance(one[at], Replicate)}

@@ -19,6 +19,7 @@ from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.step.trace.added import added_at
 from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of, placements_of_sum
 from shardviz.live.step.trace.joined import num_calls, points_of
 from shardviz.live.step.trace.slices import Slices, places_in
@@ -150,14 +151,14 @@ class Judged:
         for place in sorted(last, key=self._order, reverse=True):
             values, whole = self.own[place].values, self._wanted(place)
             if values is not None and whole is not None and bool(whole.any()):
-                for scale in _scales(values, whole, self.mesh, self.rank, self._near(place)):
+                for scale in _scales(values, whole, self.mesh, self.rank, self.near(place)):
                     return self._order(place), scale
         return -1, 1.0
 
     def _order(self, place: Place) -> int:
         return self.reference.order.get((place.module, place.call), 0)
 
-    def _near(self, place: Place) -> float:
+    def near(self, place: Place) -> float:
         """Return how far an element may be off: in narrow numbers some times what rounding alone did to the point."""
         whole = self._wanted(place)
         size = float(whole.abs().max()) if whole is not None and whole.numel() else 0.0
@@ -171,16 +172,17 @@ class Judged:
         whole = self._wanted(place)
         other = self.moved.points.get(place) if self.moved is not None else None
         if whole is None or other is None or other.values is None or other.values.shape != whole.shape:
-            return Allowed(self._near(place))
-        return Allowed(self._near(place), (other.values.double() - whole.double()).abs(), self.precision / 4)
+            return Allowed(self.near(place))
+        return Allowed(self.near(place), (other.values.double() - whole.double()).abs(), self.precision / 4)
 
-    def _scale(self, place: Place, rank: int) -> float:
+    def scale(self, place: Place, rank: int) -> float:
+        """Return what the unsharded model's values are multiplied by at a place, on a rank."""
         return self.scales[rank] if place.what.startswith("gradient") else 1.0
 
     @cached_property
     def layouts(self) -> Mapping[Place, Placements]:
         """The placements, of every place at which one set of them fits all ranks that have it."""
-        fits = {place: list(self._fitting(place)) for place in self.places}
+        fits = {place: list(self._fitting(place)) for place in self.places if self.own[place].values is not None}
         of_all = of_all_ranks(fits)
         found = {}
         for place, own in fits.items():
@@ -192,7 +194,7 @@ class Judged:
     def _fitting(self, place: Place) -> Iterator[Placements]:
         values, whole = self.own[place].values, self._wanted(place)
         if values is not None and whole is not None:
-            scale = self._scale(place, self.rank)
+            scale = self.scale(place, self.rank)
             yield from fitting(values.to(whole.dtype), whole, self.mesh, self.rank, self._allowed(place), scale)
 
     def _pending(self, odd: Sequence[Place]) -> dict[Place, Placements]:
@@ -210,9 +212,9 @@ class Judged:
             whole = self._wanted(place)
             terms = {rank: own[place] for rank, own in of_all.items() if place in own}
             if whole is not None:
-                cpu, scales = whole.cpu(), {rank: self._scale(place, rank) for rank in terms}
+                cpu, scales = whole.cpu(), {rank: self.scale(place, rank) for rank in terms}
                 terms = {rank: values.to(cpu.dtype) for rank, values in terms.items()}
-                placements = placements_of_sum(terms, cpu, self.mesh, self._near(place), scales)
+                placements = placements_of_sum(terms, cpu, self.mesh, self.near(place), scales)
                 if placements is not None:
                     found[place] = placements
         return found
@@ -221,7 +223,8 @@ class Judged:
     def slices(self) -> Mapping[Place, Slices]:
         """Of what has no placements: where the slices that ranks have stand in the unsharded model's values."""
         own = {place: places for place in self.places if place not in self.layouts and (places := self._slices(place))}
-        of_all = of_all_ranks({place: None if place in self.layouts else own.get(place) for place in self.places})
+        known = [place for place in self.places if self.own[place].values is not None]
+        of_all = of_all_ranks({place: None if place in self.layouts else own.get(place) for place in known})
         found = {}
         for place in own:
             of_ranks = [of[place] for of in of_all if place in of]
@@ -233,8 +236,8 @@ class Judged:
         values, whole = self.own[place].values, self._wanted(place)
         if values is None or whole is None:
             return None
-        scale = self._scale(place, self.rank)
-        return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self._near(place))
+        scale = self.scale(place, self.rank)
+        return places_in(_numpy(values) / (scale or 1.0), _numpy(whole), self.near(place))
 
     def settle(self) -> None:
         """Exchange what is exchanged between ranks, in one order on all of them. Every rank calls this."""
@@ -271,18 +274,22 @@ class Judged:
 
     @cached_property
     def _moved(self) -> list[Place]:
-        """The places of outputs that have their slices in another order, and that are in order in other layers."""
-        outputs = [place for place in self.places if place.what == "output"]
-        in_order = {NUMBER.sub("*", place.module) for place in outputs if self.state(place) == "right"}
-        moved = [place for place in outputs if self.state(place) == "moved"]
-        return [place for place in moved if NUMBER.sub("*", place.module) in in_order]
+        """The places of outputs that have their slices in another order, and that are in order in other layers.
+
+        Every rank calls this: the other layers may be another rank's, as those of a pipeline are.
+        """
+        outputs = {place: self.state(place) for place in self.places if place.what == "output"}
+        of_all = of_all_ranks(outputs)
+        in_order = {NUMBER.sub("*", at.module) for own in of_all for at, state in own.items() if state == "right"}
+        moved = dict.fromkeys(at for own in of_all for at, state in own.items() if state == "moved")
+        return sorted((at for at in moved if NUMBER.sub("*", at.module) in in_order), key=self._order)
 
     def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
         """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
         for place in self.odd:
             values, whole = self.own[place].values if place in self.own else None, self._wanted(place)
             if values is not None and whole is not None:
-                yield place, values / self._scale(place, self.rank), tuple(whole.shape)
+                yield place, values / self.scale(place, self.rank), tuple(whole.shape)
 
     def wholes_of_odd(self) -> Iterator[tuple[Place, torch.Tensor]]:
         """Yield the unsharded model's values at odd places."""
@@ -294,16 +301,17 @@ class Judged:
     def state(self, place: Place) -> State:
         """Return what is at a place of the unsharded model's values, in a word."""
         layout, slices, point = self.layouts.get(place), self.slices.get(place), self.own[place]
+        if point.values is None:
+            return "none" if point.needs_grad else "cut"
         if layout is not None:
             return "pending" if any(isinstance(one, Partial) for one in layout) else "right"
         if slices is not None:
             return "moved" if slices.is_whole else "repeated"
-        if point.values is None:
-            return "none" if point.needs_grad else "cut"
         return "odd"
 
     def records(self) -> list[PointRecord]:
         """Return what this rank writes down of the step."""
+        added = {place: added_at(self, place) for place in self.odd if place in self.own}
         return [
             PointRecord(
                 place.module,
@@ -315,15 +323,16 @@ class Judged:
                 self.own[place].tensor,
                 self._text(place),
                 self.reference.types.get(place.module, ""),
-                self._near(place) if self.moved is not None else 0.0,
-                self._scale(place, self.rank),
+                self.near(place) if self.moved is not None else 0.0,
+                self.scale(place, self.rank),
+                *added.get(place, ("", 0)),
             )
             for place in self.places
         ]
 
     def _text(self, place: Place) -> str:
         whole, placements = self._wanted(place), self.layouts.get(place)
-        if whole is None or placements is None:
+        if whole is None or placements is None or self.own[place].values is None:
             return ""
         return write(Layout.from_placements(self.mesh, tuple(whole.shape), placements))
 

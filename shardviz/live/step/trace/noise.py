@@ -62,9 +62,7 @@ def noise_of(reference: UnshardedStep, other: UnshardedStep) -> Iterator[NoiseRe
 def _between(role: Role, name: str, one: torch.Tensor, other: torch.Tensor) -> NoiseRecord:
     one, other = one.detach().double(), other.detach().double()
     if not one.numel():
-        return NoiseRecord(role, name, 0.0, 0.0, 0.0)
+        return NoiseRecord(role, name, 0.0, 0.0)
     apart = (one - other).abs()
-    square = float((one * one).sum())
-    factor = abs(float((one * other).sum()) / square - 1) if square else 0.0
-    found = float(apart.max()), float(apart.square().mean().sqrt()), factor
+    found = float(apart.max()), float(apart.square().mean().sqrt())
     return NoiseRecord(role, name, *(number if number < float("inf") else 0.0 for number in found))

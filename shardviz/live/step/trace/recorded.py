@@ -16,10 +16,11 @@ import torch
 
 from shardviz.live.capture.locals import of_tensor
 from shardviz.live.compat import clean_name, in_backward
+from shardviz.live.followed import ALL, NONE, Followed
 from shardviz.live.step.running import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -65,6 +66,8 @@ class Trace:
         types: The class of every module.
         is_paused: Whether what runs now is not part of the step.
         num_elements: How many elements are kept.
+        num_left_out: How many tensors are not, because too much was kept before them.
+        followed: Which modules are followed.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
@@ -72,26 +75,45 @@ class Trace:
     types: dict[str, str] = field(default_factory=dict)
     is_paused: Callable[[], bool] = lambda: False
     num_elements: int = 0
+    num_left_out: int = 0
+    followed: Followed = NONE
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
-    _again: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _again: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def is_full(self) -> bool:
         """Whether no more is kept."""
         return self.num_elements >= MAX_ELEMENTS
 
-    def follow(self, model: nn.Module) -> Iterator[Any]:
-        """Hook a model's modules; yield the handles that take the hooks off again."""
-        for name, module in _followed(model):
+    @property
+    def left_out(self) -> str:
+        """What was not kept, in a sentence; empty where all that was asked for was."""
+        if self.followed not in (ALL, NONE) and not any(self.types):
+            return f"the step's modules: none of them is called {self.followed.pattern!r}, which --trace names"
+        if not self.num_left_out:
+            return ""
+        return (
+            f"{self.num_left_out:,} of the step's activations and gradients: {MAX_ELEMENTS:,} numbers were kept before "
+            "them; follow some modules with --trace 'modules=PATTERN'"
+        )
+
+    def follow(self, model: nn.Module, followed: Followed) -> Iterator[Any]:
+        """Hook those of a model's modules that are followed; yield the handles that take the hooks off again."""
+        self.followed = followed
+        for name, module in _modules_of(model):
+            if not followed.includes(name):
+                continue
             self.types[name] = type(module).__name__
             yield module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True)
             yield module.register_forward_hook(self._end(name))
 
     def _begin(self, name: str) -> Callable[..., None]:
         def begin(_module: Any, inputs: Any, named: Any) -> None:
-            if not self.is_paused() and not in_backward():
+            if in_backward():
+                self._again[name].append([self._hooked(tensor) for tensor in _floating((inputs, named))])
+            elif not self.is_paused():
                 self._open[name].append(self._seen((inputs, named)))
 
         return begin
@@ -119,6 +141,7 @@ class Trace:
             seen = Seen(None if self.is_full else values.clone(), tensor.requires_grad, self._count)
             self._count += 1
         self.num_elements += 0 if seen.values is None else values.numel()
+        self.num_left_out += seen.values is None
         self._known[id(tensor)] = ref(tensor), tensor._version, seen
         self._hook(tensor, seen)
         return seen
@@ -130,21 +153,51 @@ class Trace:
                 with torch.no_grad():
                     seen.gradient = own.clone() if seen.gradient is None else seen.gradient + own
                 self.num_elements += own.numel()
+            else:
+                self.num_left_out += 1
 
         if tensor.requires_grad:
             tensor.register_hook(keep)  # type: ignore[no-untyped-call]
 
+    def _hooked(self, tensor: torch.Tensor) -> Seen:
+        """Follow the gradient of a tensor whose values are known already."""
+        seen = Seen(None, tensor.requires_grad, -1)
+        self._hook(tensor, seen)
+        return seen
+
     def _recomputed(self, name: str, output: Any) -> None:
-        """Follow gradients of outputs that checkpointing computed again, where the first ones had no graph."""
-        calls, number = self.calls.get(name, []), self._again[name]
-        self._again[name] += 1
-        for seen, tensor in zip(calls[number].outputs if number < len(calls) else (), _floating(output), strict=False):
-            if not seen.needs_grad and tensor.requires_grad:
-                seen.needs_grad = True
-                self._hook(tensor, seen)
+        """Follow gradients of a call that checkpointing runs again, where the first run had no graph."""
+        inputs = self._again[name].pop() if self._again[name] else []
+        outputs = list(_floating(output))
+        call = self._first_run(name, outputs)
+        if call is not None:
+            _complete(call.inputs, inputs)
+            _complete(call.outputs, [self._hooked(tensor) for tensor in outputs])
+
+    def _first_run(self, name: str, outputs: Sequence[torch.Tensor]) -> Call | None:
+        """Return the call that is run again: the last without gradients that returned the same numbers."""
+        without = [
+            call for call in reversed(self.calls.get(name, [])) if any(not one.needs_grad for one in call.outputs)
+        ]
+        values = [of_tensor("", "activation", tensor).values for tensor in outputs]
+        return next((call for call in without if _returned(call, values)), None)
 
 
-def _followed(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _complete(sides: list[Seen], again: Sequence[Seen]) -> None:
+    """Put the tensors of a second run in the place of those of the first that had no graph."""
+    for at, (first, second) in enumerate(zip(sides, again, strict=False)):
+        if not first.needs_grad and second.needs_grad:
+            second.values, second.number = first.values, first.number
+            sides[at] = second
+
+
+def _returned(call: Call, values: Sequence[torch.Tensor]) -> bool:
+    """Whether a call returned some values, as far as these were kept."""
+    kept = [(seen.values, value) for seen, value in zip(call.outputs, values, strict=False) if seen.values is not None]
+    return all(seen.shape == value.shape and torch.equal(seen, value) for seen, value in kept)
+
+
+def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a model, those inside of a compiled one left out."""
     compiled: tuple[str, ...] = ()
     for name, module in model.named_modules():

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records import of_point
+from msgspec import structs
+
+from shardviz.dump.records import SketchRecord, of_point, of_replay
+from shardviz.dump.sketch import apart, sketch
 from shardviz.live.capture.locals import Local
+from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.step.trace.replayed import replayed
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
     from shardviz.live.capture.capture import Capture
     from shardviz.live.step.trace.judged import Judged
+    from shardviz.live.step.unsharded import UnshardedStep
 
 
 def add_trace(capture: Capture, judged: Judged) -> None:
@@ -21,3 +33,48 @@ def add_trace(capture: Capture, judged: Judged) -> None:
     for place, whole in judged.wholes_of_odd() if capture.rank == 0 else ():
         name = of_point(place.module, place.what, place.call, place.tensor)
         capture.add_values(Local(name, "activation", tuple(whole.shape), whole), "reference")
+
+
+def add_replayed(capture: Capture, judged: Judged, reference: UnshardedStep) -> None:
+    """Record, of a step in narrow numbers, the gradients that the sharded modules' own activations make.
+
+    Every rank calls this; rank 0 writes.
+    """
+    for name, gradient in replayed(judged, reference) if judged.moved is not None else ():
+        if capture.rank == 0:
+            local = Local(of_replay(name), "activation", tuple(gradient.shape), gradient.float())
+            capture.add_values(local, "reference")
+
+
+def add_sketches(capture: Capture, reference: UnshardedStep, drawn: Collection[str]) -> None:
+    """Record the unsharded model's weights and points in few numbers.
+
+    Args:
+        capture: Rank 0's.
+        reference: The unsharded model's step.
+        drawn: The weights that were drawn after sharding.
+    """
+    for local in reference.before:
+        if local.role == "param" and local.values.is_floating_point():
+            numbers = sketch(_numpy(local.values))
+            record = SketchRecord(local.name, "weight", dtype_name(local.values.dtype), local.shape, numbers)
+            capture.sketches.append(structs.replace(record, is_drawn=local.name in drawn))
+    capture.sketches += _points(reference)
+
+
+def _points(reference: UnshardedStep) -> Iterator[SketchRecord]:
+    moved = reference.moved.points.points if reference.moved is not None else {}
+    for place, point in reference.points.points.items():
+        if point.values is None:
+            continue
+        numbers, dtype = sketch(_numpy(point.values)), dtype_name(point.values.dtype)
+        order = reference.points.order.get((place.module, place.call), 0)
+        other = moved[place].values if place in moved else None
+        noise = apart(numbers, sketch(_numpy(other))) if other is not None else 0.0
+        noise = noise if noise < float("inf") else 0.0
+        shape = tuple(point.values.shape)
+        yield SketchRecord(place.module, place.what, dtype, shape, numbers, order, place.call, place.tensor, noise)
+
+
+def _numpy(values: torch.Tensor) -> NDArray[np.float64]:
+    return values.detach().double().cpu().numpy()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.rules.ratios.norms import total
-from shardviz.check.step.rules.ratios.scale import LEAST_SCALE, RATIO_PRECISION
+from shardviz.check.step.rules.ratios.scale import RATIO_PRECISION, least_scale
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,11 @@ def _factor(gradients: Sequence[Compared]) -> float | None:
     if not square or not all(np.all(np.isfinite(values)) for values, _ in pairs):
         return None
     factor = sum(float(np.sum(values * wanted)) for values, wanted in pairs) / square
-    if not factor or abs(factor - 1) < LEAST_SCALE or sum(np.count_nonzero(wanted) for _, wanted in pairs) < 2:
+    if (
+        not factor
+        or abs(factor - 1) < least_scale(gradients[0])
+        or sum(np.count_nonzero(wanted) for _, wanted in pairs) < 2
+    ):
         return None
     alike = (
         one.near(values, factor * one.wanted_of(rank), scale=abs(factor))

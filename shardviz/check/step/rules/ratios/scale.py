@@ -31,14 +31,21 @@ if TYPE_CHECKING:
 RATIO_PRECISION = 1e-6
 """A ratio this near to one of small numbers is that one: real ratios are axis sizes and their products."""
 
-LEAST_SCALE = 0.01
+LEAST_SCALE = 0.002
 """Numbers nearer to 1 than this are errors that happen to be proportional, not scales."""
+
+LEFT = 0.25
+"""Numbers explain differences of whose squares they leave no more than this part."""
 
 MAX_LISTED = 3
 OWN_NUMBER = (
     "Each rank scaled its gradients by a number that it computed from its own part, as the norm of its shards in "
     "clipping by hand",
     "clip by torch.nn.utils.clip_grad_norm_ on the DTensors, or all_reduce the sum of squares before the root",
+)
+OWN_COUNT = (
+    "Each rank multiplies or divides by a number of its own part: a count of tokens, a norm, a mean",
+    "compute that number over all ranks: all_reduce what it is made of before it is used",
 )
 LOSS_SCALE = 16
 """Gradients that are larger by this power of two or a higher one on some ranks only may carry a loss scale."""
@@ -191,17 +198,33 @@ def _by_numbers(one: Compared) -> Finding | None:
         if not factor or not one.near(got, wanted * factor, scale=abs(factor)):
             return None
         factors[rank] = factor
-    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < LEAST_SCALE:
+    if len(factors) < 2 or max(abs(factor - 1) for factor in factors.values()) < least_scale(one):
+        return None
+    if not _explains(one, factors):
         return None
     low, high = min(factors.values()), max(factors.values())
     alike = high - low <= _precision(one) * abs(high)
     shown = listed((f"{number(factor)} on rank {rank}" for rank, factor in factors.items()), MAX_LISTED)
     times = f"{number(high)} times {one.whose} on every rank" if alike else f"scaled by {shown}"
-    cause, fix = ONE_NUMBER if alike else STILL_SCALED if _is_loss_scale(factors.values()) else OWN_NUMBER
+    own = OWN_NUMBER if one.role == "grad" else OWN_COUNT
+    cause, fix = ONE_NUMBER if alike else STILL_SCALED if _is_loss_scale(factors.values()) else own
     summary = f"the {WHAT[one.role]} is {times}"
     return Finding(
         "wrong-scale", "error", one.name, one.wrong, summary, claimed=claimed_text(one), cause=cause, fix=fix
     )
+
+
+def least_scale(one: Compared) -> float:
+    """Return how far from 1 a factor must be: one third is off by half of a hundredth in bfloat16."""
+    return max(LEAST_SCALE, 1.5 * one.rounding.epsilon)
+
+
+def _explains(one: Compared, factors: Mapping[int, float]) -> bool:
+    """Whether little is left of the differences when values are divided by their factors: not rounding alone fits."""
+    pairs = [(one.reduced[rank], one.wanted_of(rank), factor) for rank, factor in factors.items()]
+    off = sum(float(np.sum(np.square(got - wanted))) for got, wanted, _ in pairs)
+    left = sum(float(np.sum(np.square(got - factor * wanted))) for got, wanted, factor in pairs)
+    return left <= LEFT * off
 
 
 def _is_loss_scale(factors: Iterable[float]) -> bool:

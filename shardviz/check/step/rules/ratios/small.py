@@ -1,0 +1,84 @@
+"""A gradient that is right but for a small factor, in narrow numbers, where rounding is as large as the factor.
+
+Beside the unsharded model's gradient it does not show: two right steps are further apart. Beside what the sharded
+step's own activations make of the weight it does: there only the rounding of the gradient itself is left, which is
+unbiased, and of many elements leaves a factor of nearly 1. A factor within one unit of rounding may be rounding: that
+of one third is, in bfloat16, for all gradients alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.words import claimed_text, number
+from shardviz.dump.records import of_replay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.check.step.evidence import Evidence
+
+FEWEST_ELEMENTS = 16
+"""Of fewer, what is left of the differences says too little of how far the factor may be off."""
+FEWEST = 3
+"""Of so many gradients there is a factor that most have."""
+
+SURE = 6.0
+"""A factor must be so many times as far from 1 as what is left of the differences makes it."""
+LARGEST = 0.1
+"""Where more is left of the differences than this, relative to the gradient, the gradient is another one."""
+CAUSE = (
+    "It is multiplied or divided after its module made it: by a count of rows or tokens that ranks do not share, by a "
+    "loss scale, a divide factor or clipping"
+)
+FIX = "look at what scales this gradient between its module's backward and the optimizer, and at the reduction's op"
+
+
+def check_small_factor(evidence: Evidence) -> Iterator[Finding]:
+    """Yield the gradients of a step in narrow numbers that are off by a factor too small to show otherwise."""
+    found = [(one, measured(evidence, one)) for one in evidence.gradients.values() if _is_known(evidence, one)]
+    common = float(np.median([factor for _, (factor, _, _) in found])) if len(found) >= FEWEST else 1.0
+    for one, (factor, error, left) in found:
+        off = min(abs(factor - common), abs(factor - 1))
+        if not one.wrong and left <= LARGEST and off > max(one.rounding.epsilon, SURE * error):
+            yield _finding(one, factor)
+
+
+def _is_known(evidence: Evidence, one: Compared) -> bool:
+    tensor = evidence.dump.find("reference", "activation", of_replay(one.name)) if evidence.is_narrow else None
+    return tensor is not None and tensor.shape == one.wanted.shape and one.wanted.size >= FEWEST_ELEMENTS
+
+
+def _finding(one: Compared, factor: float) -> Finding:
+    return Finding(
+        "wrong-scale",
+        "error",
+        one.name,
+        tuple(sorted(one.reduced)),
+        f"the gradient is {number(factor)} times what its module's own input and output gradient make",
+        claimed=claimed_text(one),
+        cause=CAUSE,
+        fix=FIX,
+    )
+
+
+def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:
+    """Return a gradient's factor to what its module's activations make, its standard error, and what it leaves."""
+    name = of_replay(one.name)
+    tensor = evidence.dump.find("reference", "activation", name)
+    assert tensor is not None
+    whole = evidence.dump.values(tensor.first, name).ravel()
+    due = np.concatenate([whole[one.regions[rank].flat_ids(one.wanted.shape)].ravel() for rank in one.reduced])
+    got = np.concatenate([values.ravel() for values in one.reduced.values()])
+    square = float(np.sum(due * due))
+    if not square:
+        return 1.0, 0.0, 0.0
+    factor = float(np.sum(got * due)) / square
+    left = math.sqrt(float(np.sum(np.square(got - factor * due))) / square)
+    effective = square * square / float(np.sum(due**4))
+    return factor, left / math.sqrt(max(effective, 1.0)), left

@@ -1,0 +1,209 @@
+"""What two runs' steps show side by side, in sentences."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardviz.check.finding import NotChecked
+from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
+from shardviz.check.step.words import number
+from shardviz.text import counted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardviz.check.finding import Finding, Report
+    from shardviz.check.step.runs.unsharded import Pair, Parting, Place
+    from shardviz.dump.dump import Dump
+
+MAX_LISTED = 3
+PROGRAM = (
+    "both are unsharded models, so no sharding is at fault: another program, other options, another kernel or another "
+    "torch"
+)
+ODD = ("odd", "repeated", "cut", "none")
+
+Kind = Literal["weights", "drawn", "batch", "unsharded", "sharded"]
+"""In what the runs differ: the weights that they start from; those that were drawn after sharding; the batch; the
+unsharded models' steps; or a sharded step beside its own unsharded model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """One way in which the steps of two runs differ.
+
+    Attributes:
+        kind: In what.
+        module: The first module, or the first weight.
+        direction: Forward or backward; empty for weights and the batch.
+        sentence: What is there, with the numbers.
+        why: What that comes of, or what to look at.
+        following: How many modules' calls differ after it, which is a consequence.
+    """
+
+    kind: Kind
+    module: str
+    direction: str
+    sentence: str
+    why: str
+    following: int = 0
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it comes of the runs' meshes, and no step is at fault."""
+        return self.kind == "drawn"
+
+
+@dataclass(frozen=True, slots=True)
+class StepDifference:
+    """How the steps of two runs compare.
+
+    Attributes:
+        departures: In what they differ, causes first.
+        num_compared: The weights and points at which the unsharded models were compared.
+        farthest: How far they are apart at most where they agree, relative to the size of what is there.
+        allowed: How far they may be apart there.
+        precision: The element types of the runs' activations.
+        not_compared: What was not compared, and why.
+    """
+
+    departures: tuple[Departure, ...] = ()
+    num_compared: int = 0
+    farthest: float = 0.0
+    allowed: float = 0.0
+    precision: tuple[str, ...] = ()
+    not_compared: tuple[NotChecked, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any(not one.is_expected for one in self.departures)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `shardviz diff --format json` prints of the steps."""
+        found = asdict(self)
+        return found | {"departures": [asdict(one) for one in self.departures]}
+
+
+def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> StepDifference:
+    """Compare the steps of two runs; nothing where neither followed its step through its modules."""
+    has = has_sketches(before), has_sketches(after)
+    if not all(has):
+        which = "the second" if has[0] else "the first"
+        why = f"the step, module by module: {which} dump has no trace of one"
+        return StepDifference(not_compared=(NotChecked("", why, "step"),)) if any(has) else StepDifference()
+    pairs = pairs_of(before, after)
+    weights = {place: pair for place, pair in pairs.items() if place[1] == "weight"}
+    points = {place: pair for place, pair in pairs.items() if place[1] != "weight"}
+    begun = _of_weights(weights) + _of_batch(points)
+    parting = None if begun else first_parting(points)
+    unsharded = begun or ([_of_parting(parting)] if parting is not None else [])
+    agree = {place: pair for place, pair in (weights if unsharded else pairs).items() if not pair.differs}
+    nearest = max(agree.values(), key=lambda pair: pair.apart / pair.allowed if pair.is_telling else 0.0, default=None)
+    return StepDifference(
+        (*unsharded, *_of_sharded(before, after, reports)),
+        len(agree),
+        nearest.apart if nearest is not None else 0.0,
+        nearest.allowed if nearest is not None else 0.0,
+        _precision(points),
+        tuple(_not_compared(points, begun)),
+    )
+
+
+def _precision(points: Mapping[Place, Pair]) -> tuple[str, ...]:
+    both = [sorted({getattr(pair, side).dtype for pair in points.values()}) for side in ("ours", "theirs")]
+    return tuple(" and ".join(one) for one in both)
+
+
+def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
+    if begun:
+        other = "weights" if begun[0].kind != "batch" else "rows"
+        why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from other {other}"
+        return [NotChecked("", why, "step")] if points else []
+    if not points:
+        return [NotChecked("", "the step, module by module: a dump has no trace of one (--trace off)", "step")]
+    lost = [place for place, pair in points.items() if not pair.is_telling]
+    if not lost:
+        return []
+    why = f"{len(lost)} of {counted(len(points), 'point')} of the step: rounding alone moves them by more than 5 %"
+    return [NotChecked("", why, "step")]
+
+
+def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
+    """Return that the runs start from other weights, those apart that were drawn after sharding."""
+    differ = [(place[0], pair) for place, pair in weights.items() if pair.differs]
+    drawn = [(name, pair) for name, pair in differ if pair.ours.is_drawn or pair.theirs.is_drawn]
+    other = [(name, pair) for name, pair in differ if (name, pair) not in drawn]
+    found = []
+    if other:
+        why = "another seed, another order of drawing, or another checkpoint: start both from the same weights"
+        found.append(_weights("weights", other, len(weights), why))
+    if drawn:
+        why = (
+            "They were drawn after sharding, so that their values depend on the mesh: no step is at fault. To compare "
+            "the steps, load the same weights into both"
+        )
+        found.append(_weights("drawn", drawn, len(weights), why))
+    return found
+
+
+def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
+    """Return that the models are given other rows."""
+    pairs = [pair for (name, what, _, _), pair in points.items() if not name and what == "input" and pair.differs]
+    sentence = f"the model is given something else: its input is {_apart(pairs[0])}" if pairs else ""
+    return [Departure("batch", "", "forward", sentence, "another batch: give both runs the same rows")] if pairs else []
+
+
+def _weights(kind: Kind, differ: Sequence[tuple[str, Pair]], total: int, why: str) -> Departure:
+    name, pair = differ[0]
+    names = listed([one for one, _ in differ], MAX_LISTED)
+    sentence = f"{len(differ)} of {total} weights differ before the step: {names}; {_apart(pair)}"
+    return Departure(kind, name, "", sentence, why)
+
+
+def _apart(pair: Pair) -> str:
+    if pair.ours.shape != pair.theirs.shape:
+        return f"{list(pair.ours.shape)} in the first run, {list(pair.theirs.shape)} in the second"
+    if not pair.ours.numbers or not pair.theirs.numbers:
+        return f"the {'first' if not pair.ours.numbers else 'second'} run's has NaN or infinite elements"
+    times = pair.factor
+    if times is not None and abs(times - 1) > pair.allowed:
+        return f"the second run's is {number(times)} times the first's"
+    return f"apart by {pair.apart:.2g} of its size, where {pair.allowed:.2g} is allowed"
+
+
+def _of_parting(first: Parting) -> Departure:
+    name = first.module or "the model itself"
+    dtypes = sorted({first.pair.ours.dtype, first.pair.theirs.dtype})
+    how = _apart(first.pair) + (f" ({' beside '.join(dtypes)})" if len(dtypes) > 1 else "")
+    if first.what == "input":
+        sentence = f"{name} is the first module that is given something else: its input is {how}"
+        return Departure("unsharded", first.module, first.direction, sentence, PROGRAM, first.following)
+    of_equal = {"output": "of equal inputs", "gradient of input": "of equal gradients of its output"}
+    equal = f", {of_equal[first.what]}" if first.what in of_equal else ""
+    sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
+    return Departure("unsharded", first.module, first.direction, sentence, PROGRAM, first.following)
+
+
+def _of_sharded(before: Dump, after: Dump, reports: tuple[Report, Report]) -> list[Departure]:
+    """Return the first wrong module of one run's sharded step where the other's is right there."""
+    ours, theirs = (_first_wrong(report) for report in reports)
+    found = []
+    for number_, own, other, dump in ((0, ours, theirs, before), (1, theirs, ours, after)):
+        if own is not None and (other is None or other.module != own.module):
+            run = ("first", "second")[number_]
+            where = f"only in the {run} run, on {dump.files.mesh}: {own.summary}"
+            found.append(Departure("sharded", own.module, "", where, own.cause, _num_odd(dump) - 1))
+    if ours is not None and theirs is not None and ours.module == theirs.module:
+        sentence = f"in both runs: {ours.summary}"
+        found.append(Departure("sharded", ours.module, "", sentence, ours.cause, _num_odd(before) - 1))
+    return found
+
+
+def _first_wrong(report: Report) -> Finding | None:
+    return next((one for one in report.findings if one.module), None)
+
+
+def _num_odd(dump: Dump) -> int:
+    """Return how many modules' calls have a wrong side on any rank."""
+    odd = {(one.module, one.call) for own in dump.files.ranks.values() for one in own.trace if one.state in ODD}
+    return max(len(odd), 1)

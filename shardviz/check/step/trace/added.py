@@ -1,0 +1,60 @@
+"""An output that has what the module was given, or what one in it returns, once too often or not at all."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.rules.ratios.scale import size_in_words
+
+if TYPE_CHECKING:
+    from shardviz.check.step.evidence import Evidence
+    from shardviz.check.step.trace.divergence import Divergence
+
+INPUT = "input"
+"""What a module was given goes by this name."""
+
+
+def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
+    """Return the finding if every wrong rank's output has one term too often, all of them as often."""
+    point = first.point
+    if point is None or point.what != "output":
+        return None
+    own = {
+        rank: one
+        for rank, points in first.call.points.items()
+        for one in points
+        if (one.what, one.index) == (point.what, point.index) and one.state not in ("right", "pending")
+    }
+    terms = {(one.added, one.times) for one in own.values()}
+    if len(terms) != 1 or not point.added:
+        return None
+    return _finding(evidence, first, point.added, point.times, tuple(sorted(own)))
+
+
+def _finding(evidence: Evidence, first: Divergence, added: str, times: int, ranks: tuple[int, ...]) -> Finding:
+    name = first.module or "the model itself"
+    term = f"what {name} is given" if added == INPUT else f"what {added} returns"
+    if times < 0:
+        return Finding(
+            "wrong-value",
+            "error",
+            name,
+            ranks,
+            f"the output lacks {term}" if times == -1 else f"{term} is subtracted from the output {-times} times",
+            cause=f"{name} does not add {term} where it is sharded, as a residual that is left out, or adds it on "
+            "ranks that do not count",
+            fix=f"add {term} once, on every rank where the sum over ranks is done, on one of them before it",
+        )
+    axes = size_in_words(evidence.dump.files.mesh, Fraction(times + 1))
+    where = f": every rank of {axes} adds it before the sum over ranks" if axes else ""
+    return Finding(
+        "wrong-scale",
+        "error",
+        name,
+        ranks,
+        f"{term} is in the output {times + 1} times",
+        cause=f"{name} adds {term} {times + 1} times{where or ': in several places, or on several ranks'}",
+        fix=f"add {term} after the sum over {axes or 'ranks'}, or on one rank only",
+    )

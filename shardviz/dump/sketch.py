@@ -1,0 +1,79 @@
+"""Sixteen numbers for a tensor, by which two runs' tensors are compared where neither run has the other's values.
+
+Each number is the sum of the elements with signs drawn for their positions, so that elements in another order give
+other numbers. The numbers of two tensors are about as far apart as the tensors themselves are (an AMS sketch; Alon,
+Matias and Szegedy 1996), to a third of the distance; those of a tensor times a number are its own times that number.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+SIZE = 16
+DIGITS = 12
+"""Digits of each number: enough for steps in float64, which may be apart by a billionth."""
+MAX_ELEMENTS = 1 << 14
+"""Of a larger tensor, so many elements are looked at, at places drawn for its size."""
+
+
+def sketch(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return a tensor's numbers; none if it has no elements, or one of those looked at is NaN or infinite."""
+    places, signs = _drawn(values.size)
+    own = values.ravel()[places]
+    if not own.size or not np.all(np.isfinite(own)):
+        return ()
+    return tuple(float(f"{number:.{DIGITS}g}") for number in (own @ signs).tolist())
+
+
+def num_looked_at(size: int) -> int:
+    """Return how many elements of a tensor of a size are looked at."""
+    return min(size, MAX_ELEMENTS)
+
+
+@lru_cache(maxsize=16)
+def _drawn(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the places that are looked at in a tensor of a size, and the signs of each."""
+    count = num_looked_at(size)
+    numbers = np.arange(count, dtype=np.uint64)
+    starts = (numbers * size // max(count, 1)).astype(np.int64)
+    lengths = np.maximum(np.diff(starts, append=size), 1).astype(np.uint64)
+    places = starts + (_mixed(numbers + np.uint64(size)) % lengths).astype(np.int64)
+    bits = _mixed(places.astype(np.uint64))[:, None] >> np.arange(SIZE, dtype=np.uint64)
+    return places, 1.0 - 2.0 * (bits & np.uint64(1)).astype(np.float64)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a hash of each number (SplitMix64), the same in all versions of numpy."""
+    with np.errstate(over="ignore"):
+        mixed: NDArray[np.uint64] = numbers + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return how far two tensors are apart by their numbers, relative to the larger; infinite if one has none."""
+    if not one or not other:
+        return 0.0 if not one and not other else float("inf")
+    ours, theirs = np.array(one), np.array(other)
+    size = max(float(np.linalg.norm(ours)), float(np.linalg.norm(theirs)))
+    return float(np.linalg.norm(ours - theirs)) / size if size else 0.0
+
+
+def factor(one: Sequence[float], other: Sequence[float], near: float) -> float | None:
+    """Return the number by which the second tensor is the first, to a relative precision; None if there is none."""
+    if not one or not other:
+        return None
+    ours, theirs = np.array(one), np.array(other)
+    square = float(ours @ ours)
+    found = float(ours @ theirs) / square if square else 0.0
+    return found if found and float(np.linalg.norm(theirs - ours * found)) <= near * np.linalg.norm(theirs) else None

@@ -1,0 +1,60 @@
+"""A wrong output that is the unsharded model's and something of the module once too often, or without it.
+
+What a module returns is often a sum: of what it was given and what modules in it return. Where each rank adds one of
+these before ranks are summed, or one is left out, the difference is that one times a whole number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.live.step.trace.fitting import part_of, placements_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from shardviz.live.step.trace.joined import Place
+    from shardviz.live.step.trace.judged import Judged
+
+FEWEST = 4
+"""Fewer elements are some whole number times others by chance."""
+
+
+def added_at(judged: Judged, place: Place) -> tuple[str, int]:
+    """Return what is in an output a number of times too often, and that number; an empty name where nothing is.
+
+    Args:
+        judged: The step.
+        place: The output's. What the module was given goes by the name `input`.
+    """
+    values, whole = judged.own[place].values, judged.reference.points[place].values
+    if place.what != "output" or values is None or whole is None or values.numel() < FEWEST:
+        return "", 0
+    near = judged.near(place)
+    for _, region in placements_of(tuple(whole.shape), tuple(values.shape), judged.mesh, judged.rank):
+        excess = values.to(whole.dtype) - part_of(whole, region)
+        for name, term in _terms(judged, place, values):
+            times = _times(excess, term.to(whole.dtype), near)
+            if times:
+                return name, times
+    return "", 0
+
+
+def _terms(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what may have been added: what the call was given, and what modules within it returned to it."""
+    prefix = f"{place.module}." if place.module else ""
+    for other, point in judged.own.items():
+        is_input = other == place._replace(what="input", tensor=other.tensor)
+        is_inner = other.what == "output" and other.module.startswith(prefix) and other.module != place.module
+        is_term = is_input or (is_inner and judged.state(other) == "right")
+        if is_term and point.values is not None and point.values.shape == values.shape:
+            yield "input" if is_input else other.module, point.values
+
+
+def _times(excess: torch.Tensor, term: torch.Tensor, near: float) -> int:
+    excess, term = excess.double(), term.double()
+    square = float((term * term).sum())
+    times = round(float((excess * term).sum()) / square) if square else 0
+    return times if times and bool(((excess - times * term).abs() <= near * max(1, abs(times))).all()) else 0

@@ -1,0 +1,81 @@
+"""A step's modules on a run's page: the calls as they ran, the first wrong one opened, its numbers as heat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.picture.html.parts import section
+from shardviz.picture.markup import element, words
+from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.model.step_tree import SHORT, SIDES
+from shardviz.picture.text.step_tree import side_text
+from shardviz.picture.text.terminal import UNICODE
+from shardviz.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.picture.model.heat import Heat
+    from shardviz.picture.model.step_tree import Node, StepTree
+
+LEVELS = 9
+MOST_CALLS = 400
+"""Calls of which the page has a line; of a larger step those around the first wrong one."""
+
+
+def modules_section(tree: StepTree, heats: Sequence[Heat]) -> str:
+    """Write the calls of a step's modules; nothing where it was not followed."""
+    if not tree.num_calls:
+        return ""
+    about = f"{counted(tree.num_calls, 'call')} of modules in the order in which they ran, beside the unsharded model's"
+    whole = tree.num_calls <= MOST_CALLS
+    nodes = "".join(_node(root, is_whole=whole) for root in tree.roots)
+    return section(
+        "modules", "Step by module", element("p", words(about), class_="soft"), *map(_heat, heats), element("ul", nodes)
+    )
+
+
+def _node(node: Node, *, is_whole: bool) -> str:
+    line = _line(node)
+    if not node.children or not (is_whole or node.has_first):
+        return element("li", line)
+    inner = element("ul", "".join(_node(child, is_whole=is_whole) for child in node.children))
+    is_open = "" if node.has_first or not node.call.module else None
+    return element("li", element("details", element("summary", line), inner, open=is_open))
+
+
+def _line(node: Node) -> str:
+    glyph = UNICODE.of(node.verdict) if node.verdict != "unknown" else UNICODE.unknown
+    name = element("strong" if node.is_first else "span", words(node.name))
+    sides = "; ".join(f"{SHORT[side]}: {side_text(node, side)}" for side in SIDES if node.state(side))
+    first = element("strong", " first wrong module", class_="wrong") if node.is_first else ""
+    kind = element("span", words(f" {node.call.type}"), class_="soft")
+    detail = element("span", words(f" {sides}"), class_="soft") if node.verdict == "error" else ""
+    return f"{glyph} {name}{kind}{first}{detail}"
+
+
+def _heat(heat: Heat) -> str:
+    title = f"{ranks_in_words(heat.ranks, 40)}, {list(heat.shape)} of {heat.layout}"
+    heads = (("has", "has"), ("due", "unsharded model"), ("off", "difference"))
+    fields = "".join(
+        element("td", _field(heat.levels(name, LEVELS), wrong=name == "off"), class_="heat") for name, _ in heads
+    )
+    titles = "".join(element("th", words(head), scope="col") for _, head in heads)
+    scale = f"largest {heat.most:.4g}; farthest off {heat.farthest:.4g}, where rounding allows {heat.allowed:.4g}"
+    caption = element("caption", words(f"{title}: {scale}"))
+    table = element("table", caption, element("tr", titles), element("tr", fields), class_="exhibit")
+    return element("div", table, class_="wide", tabindex=0, role="region", aria_label=title)
+
+
+def _field(rows: list[list[int]], *, wrong: bool) -> str:
+    """Draw a field: darker cells are larger, and each says its level to who cannot see it."""
+    colour = "213,94,0" if wrong else "0,114,178"
+    cells = []
+    for row in rows:
+        for at in row:
+            style = f"display:inline-block;width:.6em;height:.9em;background:rgba({colour},{at / (LEVELS - 1):.2f})"
+            cells.append(element("span", style=style))
+        cells.append("<br>")
+    least, most = min(map(min, rows)), max(map(max, rows))
+    label = f"{len(rows)} by {len(rows[0])} blocks, from {least} to {most} of {LEVELS - 1}"
+    return element("div", *cells, role="img", aria_label=label)

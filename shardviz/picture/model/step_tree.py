@@ -1,0 +1,184 @@
+"""A step as a tree of its modules' calls in the order in which they ran, each beside the unsharded model's.
+
+The calls around the first wrong one are open, so that it is seen with its neighbours; all others are closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardviz.check.step.trace.calls import Calls, is_within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardviz.check.finding import Finding
+    from shardviz.check.step.trace.calls import Call
+    from shardviz.dump.dump import Dump
+    from shardviz.dump.records import State, What
+
+SIDES: tuple[What, ...] = ("input", "output", "gradient of output", "gradient of input")
+"""In the order in which they come to be."""
+
+SHORT = {"input": "in", "output": "out", "gradient of output": "grad out", "gradient of input": "grad in"}
+
+IN_WORDS: dict[State, str] = {
+    "right": "the unsharded model's",
+    "pending": "terms of a sum",
+    "moved": "in another order",
+    "repeated": "slices several times",
+    "odd": "something else",
+    "cut": "cut from the graph",
+    "none": "no gradient came",
+}
+"""What ranks have of the unsharded model's values, in words."""
+
+Verdict = Literal["good", "error", "unknown"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call of a module.
+
+    Attributes:
+        call: The call.
+        depth: In how many others it was made.
+        children: The calls made in it, in order.
+        is_first: Whether it is the first wrong one.
+    """
+
+    call: Call
+    depth: int
+    children: tuple[Node, ...]
+    is_first: bool = False
+
+    @property
+    def name(self) -> str:
+        """The module's name, with the number of the call where there are several."""
+        number = f" (call {self.call.number + 1})" if self.call.number else ""
+        return (self.call.module or "the model") + number
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the first wrong call was made in it."""
+        return any(child.is_first or child.has_first for child in self.children)
+
+    @property
+    def size(self) -> int:
+        """How many calls were made in it."""
+        return sum(1 + child.size for child in self.children)
+
+    def state(self, side: What) -> State | None:
+        """Return the worst that any rank has at a side; None where nothing is known of it."""
+        return self.call.state(side)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether what the call returned, forward and backward, is the unsharded model's."""
+        if self.call.is_bad("output") or self.call.is_bad("gradient of input"):
+            return "error"
+        known = any(self.call.is_good(side) for side in ("output", "gradient of input"))
+        return "good" if known else "unknown"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `shardviz show --step --format json` prints."""
+        return {
+            "module": self.call.module,
+            "call": self.call.number,
+            "type": self.call.type,
+            "first_wrong": self.is_first,
+            "states": {side: self.state(side) for side in SIDES if self.state(side)},
+            "layouts": {side: text for side in SIDES if (text := self.layout(side))},
+            "calls": [child.to_json() for child in self.children],
+        }
+
+    def layout(self, side: What) -> str:
+        """Return how ranks share a side, in the notation; empty where it is not known."""
+        point = self.call.point(side, "right", "pending")
+        return point.layout if point is not None else ""
+
+
+@dataclass(frozen=True)
+class StepTree:
+    """The calls of a step.
+
+    Attributes:
+        roots: Those made in no other, in order.
+        finding: What is wrong first, where a finding names a module.
+    """
+
+    roots: tuple[Node, ...]
+    finding: Finding | None = None
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls there are."""
+        return sum(1 + root.size for root in self.roots)
+
+    def lines(self, opened: frozenset[tuple[str, int]] | None = None) -> list[Node]:
+        """Return the calls that are seen: by default those around the first wrong one are open.
+
+        Args:
+            opened: The calls that are open, by module and number.
+        """
+        return list(_seen(self.roots, self.opened if opened is None else opened))
+
+    @property
+    def opened(self) -> frozenset[tuple[str, int]]:
+        """The calls that are open by default: around the first wrong one, or the model itself."""
+        found = {key_of(node) for node in _all(self.roots) if node.has_first}
+        return frozenset(found or {key_of(root) for root in self.roots})
+
+
+def key_of(node: Node) -> tuple[str, int]:
+    """Return what a call is known by."""
+    return node.call.module, node.call.number
+
+
+def _all(nodes: Sequence[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        yield from _all(node.children)
+
+
+def _seen(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if key_of(node) in opened:
+            yield from _seen(node.children, opened)
+
+
+def step_tree(dump: Dump, findings: Sequence[Finding]) -> StepTree:
+    """Return the calls of a dump's step; without any where it was not followed.
+
+    Args:
+        dump: The dump.
+        findings: What the check found; the first that names a module says which call is the first wrong one.
+    """
+    finding = next((one for one in findings if one.module), None)
+    calls = Calls.of(dump).in_order
+    wrong = _first_wrong(calls, finding.module) if finding is not None else None
+    return StepTree(_nested(calls, wrong), finding)
+
+
+def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:
+    own = [call for call in calls if call.module == module]
+    bad = [call for call in own if any(call.is_bad(side) for side in SIDES)]
+    return next(iter(bad or own), None)
+
+
+def _nested(calls: Sequence[Call], wrong: Call | None) -> tuple[Node, ...]:
+    """Nest calls, which come as they ended: one takes in those just before it that are within it."""
+    stack: list[tuple[Call, list[Any]]] = []
+    for call in calls:
+        inner = []
+        while stack and is_within(stack[-1][0].module, call.module):
+            inner.append(stack.pop())
+        stack.append((call, inner[::-1]))
+    return tuple(_node(call, inner, 0, wrong) for call, inner in stack)
+
+
+def _node(call: Call, inner: Sequence[tuple[Call, list[Any]]], depth: int, wrong: Call | None) -> Node:
+    children = tuple(_node(one, more, depth + 1, wrong) for one, more in inner)
+    return Node(call, depth, children, call is wrong)

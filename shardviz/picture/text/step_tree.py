@@ -1,0 +1,94 @@
+"""A step as text: its modules' calls as they ran, the first wrong one opened, and its numbers as heat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.model.step_tree import IN_WORDS, SHORT, SIDES
+from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, WARNING, line, wrapped
+from shardviz.text import counted, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from shardviz.picture.model.heat import Heat
+    from shardviz.picture.model.step_tree import Node, StepTree
+    from shardviz.picture.text.terminal import Glyphs, Terminal
+
+LEVELS, IN_ASCII = " ·░▒▓█", " .:+#@"
+STYLES = {"good": GOOD, "error": BAD, "unknown": DIM}
+MARKS = {"right": "good", "pending": "+", "moved": "~", "repeated": "differs", "odd": "error", "cut": "|", "none": "0"}
+"""A side's state in one character, or the name of the glyph that it is."""
+MOST_LINES = 200
+MOST_RANKS = 24
+NONE = "the step was not followed through its modules: only a probe with a batch() is, without --trace off"
+
+
+def step_lines(tree: StepTree, heats: Sequence[Heat], terminal: Terminal) -> list[Text]:
+    """Return the tree, what is wrong first, and its numbers."""
+    if not tree.num_calls:
+        return [line((f"{terminal.glyphs.unknown} {NONE}", WARNING))]
+    about = f"{counted(tree.num_calls, 'call')} of modules, as they ran"
+    lines = [line((about, "bold")), *wrapped(_key(terminal.glyphs), terminal.width, line(""), 0)]
+    shown = tree.lines()
+    lines += [node_line(node, terminal.glyphs) for node in shown[:MOST_LINES]]
+    if len(shown) > MOST_LINES:
+        lines.append(line((f"{terminal.glyphs.more} {len(shown) - MOST_LINES:,} more", DIM)))
+    if tree.finding is not None:
+        head = line("", (f"{terminal.glyphs.error} ", BAD))
+        lines += [line(""), *wrapped(printable(tree.finding.summary), terminal.width, head, 2)]
+        lines += wrapped(printable(tree.finding.cause), terminal.width, line(("  cause  ", DIM)), 9)
+    for heat in heats:
+        lines += [line(""), *heat_lines(heat, terminal.glyphs)]
+    return lines
+
+
+def _key(glyphs: Glyphs) -> str:
+    names = ", ".join(SHORT[side] for side in SIDES)
+    signs = f"{glyphs.good} the unsharded model's, + terms of a sum, ~ another order, {glyphs.differs} slices repeated"
+    return f"{names}: {signs}, {glyphs.error} something else, | cut from the graph, 0 no gradient came"
+
+
+def node_line(node: Node, glyphs: Glyphs, *, is_open: bool = True) -> Text:
+    """Write a call in a line: its four sides, its name, its class, and how many calls it closes over."""
+    sides = "".join(_mark(node, side, glyphs) for side in SIDES)
+    inside = f"  {glyphs.more} {node.size:,}" if node.children and not (node.has_first and is_open) else ""
+    first = ("  first wrong module", BAD) if node.is_first else ""
+    name = (printable(node.name), BAD if node.is_first else "bold" if node.has_first else "")
+    kind = (f"  {printable(node.call.type)}", DIM)
+    return line((f"{sides} ", STYLES[node.verdict]), "  " * node.depth, name, kind, (inside, DIM), first)
+
+
+def _mark(node: Node, side: str, glyphs: Glyphs) -> str:
+    state = node.state(side)  # type: ignore[arg-type]
+    mark = MARKS[state] if state is not None else " "
+    return str(getattr(glyphs, mark, mark)) if len(mark) > 1 else mark
+
+
+def side_text(node: Node, side: str) -> str:
+    """Say what ranks have at a side of a call, and how they share it."""
+    state = node.state(side)  # type: ignore[arg-type]
+    layout = node.layout(side)  # type: ignore[arg-type]
+    return f"{IN_WORDS[state]}  {layout}".rstrip() if state is not None else "not followed"
+
+
+def heat_lines(heat: Heat, glyphs: Glyphs) -> list[Text]:
+    """Write what ranks have, what is due and the difference next to each other, the largest darkest."""
+    levels = IN_ASCII if glyphs == ASCII else LEVELS
+    fields = [_drawn(heat.levels(field, len(levels)), levels) for field in ("has", "due", "off")]
+    width = max(len(fields[0][0]), len("unsharded model"))
+    title = f"{ranks_in_words(heat.ranks, MOST_RANKS)}, {list(heat.shape)} of {heat.layout}"
+    heads = ("has", "unsharded model", "difference")
+    lines = [line((printable(title), "bold")), line((" ".join(f"{head:<{width + 1}}" for head in heads).rstrip(), DIM))]
+    for row in zip(*fields, strict=True):
+        cells = [f"{text:<{width + 1}} " for text in row]
+        lines.append(line(*cells[:2], (cells[2], BAD if heat.is_wrong else "")))
+    scale = f"darkest: {heat.most:.4g}; differences: {heat.farthest:.4g}, of which rounding allows {heat.allowed:.4g}"
+    return [*lines, line((scale, DIM))]
+
+
+def _drawn(rows: list[list[int]], levels: str) -> list[str]:
+    return ["".join(levels[at] for at in row) for row in rows]

@@ -1,0 +1,1 @@
+"""Faults and right programs that the rules were not set on: other modules, other kinds, other meshes."""

@@ -1,0 +1,148 @@
+"""Two runs' steps side by side: where their unsharded models part, and what is said of it."""
+
+import dataclasses
+
+import numpy as np
+
+from shardviz.check.diff import compare
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.dump.records import MeshRecord, RankRecord, RunRecord, SketchRecord
+from shardviz.dump.sketch import sketch
+from shardviz.dump.write import prepare_folder, write_rank, write_run
+
+MODULES = ("layers.0", "layers.1.attn", "layers.1", "head")
+IN, OUT, BACK_IN, BACK_OUT = "input", "output", "gradient of input", "gradient of output"
+SIDES = (IN, OUT, BACK_IN, BACK_OUT)
+
+
+def values_of(name, side):
+    return np.random.default_rng(len(name) * 10 + SIDES.index(side)).normal(size=(4, 6))
+
+
+@dataclasses.dataclass
+class Made:
+    """A dump of a run in the making: its tensors by name and side."""
+
+    values: dict
+    dtype: str = "float64"
+    noise: float = 0.0
+    drawn: tuple = ()
+
+    @classmethod
+    def right(cls, **options):
+        values = {(name, side): values_of(name, side) for name in MODULES for side in SIDES}
+        values |= {(f"{name}.weight", "weight"): values_of(name, OUT) for name in MODULES}
+        return cls(values, **options)
+
+    def changed(self, *places, by=lambda values: values * 1.5 + 1):
+        for place in places:
+            self.values[place] = by(self.values[place])
+        return self
+
+    def dump(self, folder):
+        orders = {name: number for number, name in enumerate(MODULES)}
+        made = tuple(
+            SketchRecord(
+                name,
+                side,
+                self.dtype,
+                values.shape,
+                sketch(values),
+                orders.get(name, 0),
+                noise=self.noise if side != "weight" else 0.0,
+                is_drawn=name in self.drawn,
+            )
+            for (name, side), values in self.values.items()
+        )
+        folder = prepare_folder(folder)
+        mesh = MeshRecord(("tp",), (1,), (0,))
+        write_run(folder, RunRecord(1, "test", "none", 1, mesh=mesh, probe="test"))
+        write_rank(folder, RankRecord(1, 0, 1, "host", meshes=(mesh,), sketches=made))
+        return dump_of(read_files(folder))
+
+
+def step_of(tmp_path, one, other):
+    return compare(one.dump(tmp_path / "one"), other.dump(tmp_path / "other")).step
+
+
+def test_runs_that_are_equal_agree_everywhere(tmp_path):
+    step = step_of(tmp_path, Made.right(), Made.right())
+    assert not step
+    assert (step.num_compared, step.farthest) == (20, 0.0)
+
+
+def test_float32_beside_bfloat16_agrees_within_what_rounding_is_seen_to_do(tmp_path):
+    random = np.random.default_rng(5)
+    other = Made.right(dtype="bfloat16", noise=0.01)
+    places = [place for place in other.values if place[1] != "weight"]
+    other.changed(*places, by=lambda values: values * (1 + 0.01 * random.normal(size=values.shape)))
+    step = step_of(tmp_path, Made.right(dtype="float32"), other)
+    assert not step
+    assert 0 < step.farthest < step.allowed
+    assert step.precision == ("float32", "bfloat16")
+
+
+def test_the_first_module_of_equal_inputs_and_another_output_is_named_with_its_ratio(tmp_path):
+    wrong = [("layers.1.attn", OUT), ("layers.1", OUT), ("head", IN), ("head", OUT)]
+    other = Made.right().changed(*wrong, by=lambda values: values * 2)
+    (first,) = step_of(tmp_path, Made.right(), other).departures
+    assert (first.kind, first.module, first.direction, first.following) == ("unsharded", "layers.1.attn", "forward", 2)
+    assert "2 times" in first.sentence
+    assert "no sharding is at fault" in first.why
+
+
+def test_the_last_module_that_gives_back_another_gradient_is_named_where_forward_is_equal(tmp_path):
+    wrong = [("layers.1.attn", BACK_IN), ("layers.1", BACK_IN), ("layers.0", BACK_OUT), ("layers.0", BACK_IN)]
+    (first,) = step_of(tmp_path, Made.right(), Made.right().changed(*wrong)).departures
+    assert (first.module, first.direction) == ("layers.1.attn", "backward")
+
+
+def test_another_batch_is_said_and_no_module_is_blamed(tmp_path):
+    one, other = Made.right(), Made.right()
+    for made in (one, other):
+        made.values["", IN] = values_of("model", IN)
+    other.changed(("", IN), ("layers.0", IN), ("layers.0", OUT))
+    (first,) = step_of(tmp_path, one, other).departures
+    assert (first.kind, first.module) == ("batch", "")
+    assert "given something else" in first.sentence
+
+
+def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):
+    other = Made.right(drawn=("head.weight",)).changed(("head.weight", "weight"), ("head", OUT))
+    step = step_of(tmp_path, Made.right(), other)
+    assert not step
+    (one,) = step.departures
+    assert (one.kind, one.module) == ("drawn", "head.weight")
+    assert "depend on the mesh" in one.why
+    assert any("start from other weights" in unchecked.why for unchecked in step.not_compared)
+
+
+def test_other_weights_are_a_difference_and_what_follows_is_not_compared(tmp_path):
+    step = step_of(tmp_path, Made.right(), Made.right().changed(("layers.0.weight", "weight"), ("layers.0", OUT)))
+    assert [one.kind for one in step.departures] == ["weights"]
+    assert step
+    assert "1 of 4 weights" in step.departures[0].sentence
+
+
+def test_shapes_and_numbers_that_are_not_finite_are_said(tmp_path):
+    other = Made.right().changed(("head", OUT), by=lambda values: values * np.nan)
+    assert "NaN" in step_of(tmp_path, Made.right(), other).departures[0].sentence
+    other = Made.right().changed(("head", OUT), by=lambda values: values[:2])
+    assert "[4, 6] in the first run, [2, 6]" in step_of(tmp_path / "shape", Made.right(), other).departures[0].sentence
+
+
+def test_a_run_without_a_trace_is_not_called_equal(tmp_path):
+    one, other = Made.right().dump(tmp_path / "one"), Made({}).dump(tmp_path / "other")
+    difference = compare(one, other)
+    assert [unchecked.why for unchecked in difference.not_compared] == [
+        "the step, module by module: the second dump has no trace of one"
+    ]
+    assert difference.nothing_compared
+
+
+def test_where_rounding_does_more_than_is_there_nothing_is_claimed(tmp_path):
+    other = Made.right(dtype="bfloat16", noise=0.5).changed(("head", OUT))
+    step = step_of(tmp_path, Made.right(dtype="bfloat16", noise=0.5), other)
+    assert not step
+    assert any("rounding alone moves them" in unchecked.why for unchecked in step.not_compared)
