@@ -42,6 +42,11 @@ class Grid(ScrollView, can_focus=True):
             self._behind = self.background_colors[1].hex
         return self._behind
 
+    @property
+    def colours(self) -> str:
+        """The kind of palette that the terminal has, as `Console.color_system` names it."""
+        return self.app.console.color_system or "truecolor"
+
     def watch_has_focus(self, _has_focus: bool) -> None:
         """Leave styles alone: no rule is about a grid's focus, and Textual would style its scroll bars again too."""
 

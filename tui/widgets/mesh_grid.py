@@ -9,9 +9,9 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.model.palette import VERMILLION, rank_colour
+from shardviz.picture.model.palette import Scheme
 
-from ..colours import ink, rank_style
+from ..colours import rank_style
 from ..keys import arrows
 from ..model.lights import Lights
 from ..model.mesh_plan import MeshPlan
@@ -51,11 +51,12 @@ Every rank in its place: the last axis runs to the right, the one before it down
         self.plan: MeshPlan | None = None
         self.rank: int | None = None
         self.lights = Lights()
+        self.axes: tuple[str, ...] = ()
         self._gutter = 0
         self._heads = 1
 
-    def show(self, mesh: Mesh, rank: int | None, lights: Lights) -> None:
-        """Show a mesh, with the cursor on one rank."""
+    def show(self, mesh: Mesh, rank: int | None, lights: Lights, axes: tuple[str, ...] = ()) -> None:
+        """Show a mesh, with the cursor on one rank; `axes` give ranks their colours, as in `Scheme`."""
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
@@ -63,11 +64,11 @@ Every rank in its place: the last axis runs to the right, the one before it down
             titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
-        elif lights == self.lights:
+        elif (lights, axes) == (self.lights, self.axes):
             if rank != self.rank:
                 self._move_to(rank)
             return
-        self.rank, self.lights = rank, lights
+        self.rank, self.lights, self.axes = rank, lights, axes
         self.refresh()
         self._scroll_to_cursor()
 
@@ -102,7 +103,7 @@ Every rank in its place: the last axis runs to the right, the one before it down
             col, cell, style = plan.col_at(column), " ", self.base
             if col is not None:
                 rank = plan.grid.rank_at(row, col)
-                cell = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - plan.place(row, col)[1] :]
+                cell = f"{f'{self.lights.sign(rank)}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
                 style = self._style(plan, rank)
             if style is not before:
                 segments.append(Segment(text, before))
@@ -112,9 +113,9 @@ Every rank in its place: the last axis runs to the right, the one before it down
         return [*segments, Segment(text, before)]
 
     def _style(self, plan: MeshPlan, rank: int) -> Style:
-        sign, is_grouped = self.lights.sign(rank), rank in self.lights.group
-        colour = rank_colour(rank, plan.mesh) if sign == "●" else -1
-        return _style(sign, colour, self.base, self.behind, is_grouped, rank == self.rank)
+        is_grouped, has_sign = rank in self.lights.group, self.lights.sign(rank) != " "
+        colour = Scheme(plan.mesh, self.axes).colour(rank)
+        return _style(colour, self.colours, has_sign, is_grouped, rank == self.rank)
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
@@ -162,13 +163,6 @@ Every rank in its place: the last axis runs to the right, the one before it down
 
 
 @lru_cache(maxsize=4096)
-def _style(sign: str, colour: int, base: Style, behind: str, is_grouped: bool, is_chosen: bool) -> Style:
+def _style(colour: int, colours: str, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
     """Return the style of a rank's cell: equal ones are the same object, so that cells can be joined."""
-    style = base + DIM
-    if sign == "●":
-        style = rank_style(colour, behind) + Style(bold=True)
-    elif sign != " ":
-        style = base + ink(VERMILLION, bold=True)
-    if is_grouped:
-        style += Style(underline=True, dim=False)
-    return style + Style(reverse=True, dim=False) if is_chosen else style
+    return rank_style(colour, colours) + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)

@@ -210,7 +210,12 @@ def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
         claimed=layout,
         held=None,
         sides=Sides(
-            Holders(shape, regions, runs), max(layout.mesh.ranks) + 1, bool(regions or runs), False, layout.mesh
+            Holders(shape, regions, runs),
+            shift=max(layout.mesh.ranks) + 1,
+            has_claimed=bool(regions or runs),
+            has_held=False,
+            mesh=layout.mesh,
+            axes=layout.nested_axes,
         ),
         claims={rank: region_text(region) for rank, region in found.items()},
         holds={},

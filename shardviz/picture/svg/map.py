@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
 from shardviz.picture.model.labels import ranks_label
-from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.drawing import Block, Grid, Panel, Span
+    from shardviz.picture.model.drawing import Block, Grid, Panel
+    from shardviz.picture.model.nest import Span
+    from shardviz.picture.model.palette import Scheme
 
 BOX_HEIGHT = 18
 BOX_WIDTH = 44
 TITLE_HEIGHT = 20
 MAP_HEIGHT = 336
-NARROW = 150
+NARROW = 176
 WIDE = 400
 BAND = 96
 """Pixels between the sides where bands run."""
@@ -95,7 +95,7 @@ def side(
     panel: Panel,
     grid: Grid,
     scale: Scale,
-    mesh: Mesh | None,
+    scheme: Scheme,
     *,
     marked: bool = False,
     on_right: bool = False,
@@ -107,12 +107,12 @@ def side(
         panel: The blocks.
         grid: The side's ranks.
         scale: The sizes.
-        mesh: What names sets of ranks.
+        scheme: What names and colours ranks.
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
         noun: What holds the boxes.
     """
-    boxes = "".join(_box(panel, box, scale, mesh, noun) for box in _boxes(panel, grid, marked=marked))
+    boxes = "".join(_box(panel, box, scale, scheme, noun) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 
 
@@ -125,7 +125,7 @@ def title_width(panel: Panel) -> int:
     return round(max(map(len, titles)) * CHAR) + 10
 
 
-def bands(panel: Panel, scale: Scale, mesh: Mesh, width: int) -> str:
+def bands(panel: Panel, scale: Scale, scheme: Scheme, width: int) -> str:
     """Draw a band from every part as it is claimed to the same ranks' part as it is held, `width` pixels wide."""
     if not has_bands(panel) or panel.claimed is None or panel.held is None:
         return ""
@@ -134,7 +134,7 @@ def bands(panel: Panel, scale: Scale, mesh: Mesh, width: int) -> str:
     for mask, rows in _parts(panel.claimed).items():
         if mask in held:
             moved = rows != held[mask]
-            colour = f"sv-band sv-f{rank_colour(ranks_of(mask)[0], mesh)}"
+            colour = f"sv-band sv-f{scheme.colour(ranks_of(mask)[0])}"
             path = _band(scale, rows, held[mask], width)
             drawn.append((moved, element("path", d=path, class_=colour if moved else f"{colour} sv-still")))
     return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
@@ -193,30 +193,29 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh | None, noun: str) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, scheme: Scheme, noun: str) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box.block, mesh, max(int((width - 8) / CHAR) - 2 * box.differs, 3), noun),
+        _label(box.block, scheme, max(int((width - 8) / CHAR) - 2 * box.differs, 3), noun),
         _tooltip(panel, box, noun),
-        colour=colour_of(box.block, mesh),
+        colour=colour_of(box.block, scheme),
         ranks=ranks_of(box.block.ranks),
         differs=box.differs,
     )
 
 
-def colour_of(block: Block, mesh: Mesh | None) -> str:
-    """Return the name of a block's colour: that of its lowest rank, `mixed` or `nobody`."""
-    if block.is_mixed:
-        return "mixed"
-    return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
+def colour_of(block: Block, scheme: Scheme) -> str:
+    """Return the name of a block's colour: that of its ranks, `mixed` where they have several hues, or `nobody`."""
+    colour = scheme.colour_of(ranks_of(block.ranks)) if block.ranks else -1
+    return str(colour) if colour >= 0 else "mixed" if block.ranks else "nobody"
 
 
-def _label(block: Block, mesh: Mesh | None, room: int, noun: str) -> str:
+def _label(block: Block, scheme: Scheme, room: int, noun: str) -> str:
     if not block.ranks and noun != "rank":
         return f"no {noun}"
-    return f"~{ranks_label(block.ranks, mesh, room - 1)}" if block.is_mixed else ranks_label(block.ranks, mesh, room)
+    return ranks_label(block.ranks, scheme, room, many=block.is_mixed)
 
 
 def _tooltip(panel: Panel, box: Box, noun: str) -> str:
@@ -236,9 +235,9 @@ def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:
     for row in range(1, len(rows) + 1):
         joins = row < len(rows) and grid[row] == grid[start] and rows[row].parts == rows[start].parts == 1
         if not joins:
-            parts = rows[start].parts
+            parts, is_left_out = rows[start].parts, rows[start].parts > 1 and not rows[start].is_block
             found.append(
-                (start, row, f"⋮ {parts:,} parts" if parts > 1 else f"{rows[start].start}:{rows[row - 1].stop}")
+                (start, row, f"⋮ {parts:,} parts" if is_left_out else f"{rows[start].start}:{rows[row - 1].stop}")
             )
             start = row
     return found
@@ -257,10 +256,10 @@ def _row_titles(rows: Sequence[Span], grid: Grid, scale: Scale, *, on_right: boo
 def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
     if len(cols) == 1 and len(cols[0]) == 1:
         return ""
-    titles = [str(span) if span.parts == 1 else f"⋮ {span.parts:,}" for span in cols]
+    titles = [str(span) if span.parts == 1 or span.is_block else f"⋮ {span.parts:,}" for span in cols]
     widths = [right - left for left, right in zip(scale.lefts, scale.lefts[1:], strict=False)]
     if any(len(title) * CHAR > width for title, width in zip(titles, widths, strict=True)):
-        titles = [str(span.start) if span.parts == 1 else "⋮" for span in cols]
+        titles = [str(span.start) if span.parts == 1 or span.is_block else "⋮" for span in cols]
     return "".join(
         element("text", words(title), x=left + width // 2, y=-7, class_="sv-i")
         for title, left, width in zip(titles, scale.lefts, widths, strict=False)

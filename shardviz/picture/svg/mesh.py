@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.palette import Scheme
 from shardviz.picture.model.rank_grid import grids_of, kept
 from shardviz.picture.svg.tile import CHAR, Place, tile
 
@@ -38,10 +38,11 @@ class Drawn:
     height: int
 
 
-def mesh_drawing(mesh: Mesh, marked: Collection[int] = ()) -> Drawn:
-    """Draw a mesh; ranks that are `marked` carry the glyph `≠`."""
+def mesh_drawing(mesh: Mesh, marked: Collection[int] = (), axes: tuple[str, ...] = ()) -> Drawn:
+    """Draw a mesh; ranks that are `marked` carry the glyph `≠`, and colours are by `axes`, as in `Scheme`."""
+    scheme = Scheme(mesh, axes)
     found, left = grids_of(mesh, MOST_GRIDS)
-    grids = [_drawn(grid, marked) for grid in found]
+    grids = [_drawn(grid, marked, scheme) for grid in found]
     top, parts = 0, []
     for grid in grids:
         parts.append(element("g", grid.markup, transform=f"translate(0 {top})"))
@@ -52,7 +53,7 @@ def mesh_drawing(mesh: Mesh, marked: Collection[int] = ()) -> Drawn:
     return Drawn("".join(parts), max(grid.width for grid in grids), top - 12)
 
 
-def _drawn(grid: RankGrid, marked: Collection[int]) -> Drawn:
+def _drawn(grid: RankGrid, marked: Collection[int], scheme: Scheme) -> Drawn:
     heads = [grid.row_title(row) for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = round(max(map(len, heads)) * CHAR) + (8 if grid.down else 0)
@@ -73,7 +74,7 @@ def _drawn(grid: RankGrid, marked: Collection[int]) -> Drawn:
             else:
                 rank = grid.rank_at(row, col)
                 place = Place(gutter + at * step, top, step, TILE_HEIGHT)
-                parts.append(_tile(grid.mesh, rank, place, differs=rank in marked))
+                parts.append(_tile(grid.mesh, rank, place, scheme.colour(rank), differs=rank in marked))
     return Drawn("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
 
 
@@ -81,6 +82,6 @@ def _title(text: str, x: int, y: int) -> str:
     return element("text", words(text), x=x, y=y, class_="sv-i")
 
 
-def _tile(mesh: Mesh, rank: int, place: Place, *, differs: bool) -> str:
+def _tile(mesh: Mesh, rank: int, place: Place, colour: int, *, differs: bool) -> str:
     tooltip = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
-    return tile(place, str(rank), tooltip, colour=rank_colour(rank, mesh), ranks=(rank,), differs=differs)
+    return tile(place, str(rank), tooltip, colour=colour, ranks=(rank,), differs=differs)

@@ -15,7 +15,7 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.model.palette import RANK_COLOURS, ink_on
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
@@ -43,9 +43,6 @@ MOST_LINES = 4
 NAME_CHAR = 9.7
 """Pixels of a character of the name."""
 
-INK_ON = ("#fff", *("#111",) * 6)
-"""Readable on each of `RANK_COLOURS`: at least 4.5 to 1."""
-
 FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
 
@@ -72,8 +69,8 @@ STYLE = (
     + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
     + "}"
     + "".join(
-        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink}}}"
-        for at, (colour, ink) in enumerate(zip(RANK_COLOURS, INK_ON, strict=True))
+        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
+        for at, colour in enumerate(RANK_COLOURS)
     )
 )
 
@@ -97,7 +94,7 @@ def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
         headlines: Whether it begins with its findings; a page that has them in words needs none.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
-    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked))
+    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked, subject.sides.axes))
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
     parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
@@ -265,11 +262,11 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     for at, (name, grid) in enumerate(sides):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
         marked, on_right = name == "held", bool(at) and not upright
-        drawn = side(panel, grid, scale, subject.mesh, marked=marked, on_right=on_right)
+        drawn = side(panel, grid, scale, subject.sides.scheme, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")
     if not upright and len(sides) == 2:
-        run = bands(panel, scale, subject.mesh, BAND)
+        run = bands(panel, scale, subject.sides.scheme, BAND)
         markup = (
             element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
         ) + markup

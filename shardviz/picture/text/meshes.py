@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.palette import rank_style
+from shardviz.picture.model.palette import Scheme, rank_style
 from shardviz.picture.model.rank_grid import grids_of, kept
 from shardviz.picture.text.terminal import DIM, beside, line
 
@@ -22,7 +22,9 @@ MOST_GRID_LINES = 40
 """Lines that all grids may take together if they are below each other."""
 
 
-def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] = ()) -> list[Text]:
+def mesh_lines(
+    mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] = (), axes: tuple[str, ...] = ()
+) -> list[Text]:
     """Draw a mesh.
 
     Args:
@@ -30,11 +32,13 @@ def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] =
         width: Columns to use at most; ranks beyond them are counted.
         glyphs: The characters to draw with.
         marked: Ranks that carry the glyph `differs`.
+        axes: The axes that ranks get their colours by, outermost first; by default all.
     """
+    scheme = Scheme(mesh, axes)
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
     found, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1))
     size = found[0].num_rows * found[0].num_cols
-    grids = [_grid_lines(grid, width, glyphs, marked) for grid in found]
+    grids = [_grid_lines(grid, width, glyphs, marked, scheme) for grid in found]
     lines: list[Text] = []
     while grids:
         count = _fitting(grids, width)
@@ -53,7 +57,7 @@ def _fitting(grids: Sequence[list[Text]], width: int) -> int:
     return len(grids)
 
 
-def _grid_lines(grid: RankGrid, width: int, glyphs: Glyphs, marked: Collection[int]) -> list[Text]:
+def _grid_lines(grid: RankGrid, width: int, glyphs: Glyphs, marked: Collection[int], scheme: Scheme) -> list[Text]:
     heads = [f"{grid.row_title(row)} " if grid.down else "" for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = max(map(len, heads))
@@ -67,13 +71,16 @@ def _grid_lines(grid: RankGrid, width: int, glyphs: Glyphs, marked: Collection[i
             lines.append(line((f"{glyphs.more} {grid.num_rows - MOST_ROWS + 1:,} more".ljust(gutter), DIM)))
             continue
         ranks = [None if col is None else grid.rank_at(row, col) for col in cols]
-        cells = [_cell(grid.mesh, rank, cell, glyphs, marked) for rank in ranks]
+        cells = [part for rank in ranks for part in _cell(rank, cell, glyphs, marked, scheme)]
         lines.append(line((heads[row].ljust(gutter), DIM), *cells))
     return lines
 
 
-def _cell(mesh: Mesh, rank: int | None, width: int, glyphs: Glyphs, marked: Collection[int]) -> tuple[str, str]:
+def _cell(
+    rank: int | None, width: int, glyphs: Glyphs, marked: Collection[int], scheme: Scheme
+) -> list[tuple[str, str]]:
+    """Write a rank on its colour, with a gap before it."""
     if rank is None:
-        return glyphs.more.rjust(width), DIM
+        return [(glyphs.more.rjust(width), DIM)]
     text = f"{glyphs.differs}{rank}" if rank in marked else str(rank)
-    return text.rjust(width), rank_style(rank, mesh)
+    return [(" ", ""), (text.rjust(width - 1), rank_style(rank, scheme))]

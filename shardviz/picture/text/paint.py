@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.picture.model.holders import ranks_of, ranks_text
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.holders import ranks_of
+from shardviz.picture.model.labels import rank_labels
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
 
 if TYPE_CHECKING:
@@ -36,13 +36,11 @@ class Look:
     Attributes:
         labels: Texts for a block of them, the longest first; the first that fits is written.
         tone: Whether they are in place.
-        rank: The lowest rank that holds them; -1 for nobody.
-        colour: The place of its colour in the palette of ranks; -1 for nobody.
+        colour: The place of their colour in the palette of ranks; -1 for nobody, and for ranks of several hues.
     """
 
     labels: tuple[str, ...]
     tone: Tone
-    rank: int
     colour: int
 
 
@@ -108,28 +106,33 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
 
 def look_of_cell(frame: Frame, cell: Cell) -> Look:
     """Return the look of a cell on the drawn side."""
-    claimed, held = ranks_text(cell.claimed), ranks_text(cell.held)
     if frame.side == "difference":
-        if cell.different:
-            path = (f"{claimed or '?'}→{held or '?'}", "≠") if not cell.claimed_mixed | cell.held_mixed else ("≠",)
-            return _look(frame, path, "elsewhere", cell.held)
-        return _look(frame, (claimed or held, "="), "in place", cell.claimed)
-    mask, text = (cell.claimed, claimed) if frame.side == "claimed" else (cell.held, held)
+        return _look_of_difference(frame, cell)
+    is_claimed = frame.side == "claimed"
+    mask, mixed = (cell.claimed, cell.claimed_mixed) if is_claimed else (cell.held, cell.held_mixed)
     if frame.lit is not None and not mask >> frame.lit & 1:
         return _look(frame, (), "unlit", mask)
     if not mask:
         return _look(frame, ("nobody", "?"), "nobody", mask)
-    mixed = cell.claimed_mixed if frame.side == "claimed" else cell.held_mixed
-    named = (f"{text} {frame.suffix}", text) if frame.suffix else (text,)
-    short = (f"{ranks_of(mask)[0]}…",) if len(text) > 2 else ()
-    return _look(frame, (*named, *short), "mixed" if mixed else "held", mask)
+    names = rank_labels(mask, frame.sides.scheme, many=mixed)
+    pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
+    return _look(frame, (*pending, *names), "mixed" if mixed else "held", mask)
+
+
+def _look_of_difference(frame: Frame, cell: Cell) -> Look:
+    """Return the look of a cell that is where it should be, or of one that went from some ranks to others."""
+    scheme, many = frame.sides.scheme, cell.claimed_mixed or cell.held_mixed
+    if not cell.different:
+        names = rank_labels(cell.claimed or cell.held, scheme, many=many)
+        return _look(frame, (*names, "="), "in place", cell.claimed)
+    sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
+    due, has = (rank_labels(mask, scheme, many=mixed) if mask else ("?",) for mask, mixed in sides)
+    went = [f"≠ {due[0]} → {has[0]}"] if many else [f"≠ {due[0]}→{has[0]}", f"{due[0]}→{has[0]}"]
+    return _look(frame, (*went, "≠"), "elsewhere", cell.held)
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    if not mask:
-        return Look(labels, tone, -1, -1)
-    rank = ranks_of(mask)[0]
-    return Look(labels, tone, rank, rank_colour(rank, frame.sides.mesh))
+    return Look(labels, tone, frame.sides.scheme.colour_of(ranks_of(mask)) if mask else -1)
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:

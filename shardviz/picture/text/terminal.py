@@ -7,13 +7,26 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import IO, TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
+from rich.theme import Theme
 
-from shardviz.picture.model.palette import GREEN, ORANGE, VERMILLION
+from shardviz.picture.model.palette import (
+    GREEN,
+    INK_ON_16,
+    ORANGE,
+    RANK_COLOURS,
+    RANK_COLOURS_16,
+    RANK_COLOURS_256,
+    SHADES,
+    VERMILLION,
+    ink_on,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,6 +116,7 @@ class Terminal:
         console = Console(
             file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
         )
+        console.push_theme(_theme(console.color_system))
         for line in lines:
             line.rstrip()
             console.print(line, soft_wrap=True)
@@ -148,6 +162,18 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
             row = line(row, part, " " * (width - part.cell_len + gap))
         lines.append(row)
     return lines
+
+
+@lru_cache(maxsize=4)
+def _theme(color_system: str | None) -> Theme:
+    """Return what the styles of `colour_style` look like in so many colours: filled, with ink that can be read."""
+    if color_system == "standard":
+        pairs = zip(INK_ON_16, RANK_COLOURS_16, strict=True)
+        filled = [Style.parse(f"color({ink}) on color({colour})") for ink, colour in pairs for _ in range(SHADES)]
+    else:
+        colours = RANK_COLOURS_256 if color_system == "256" else RANK_COLOURS
+        filled = [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
+    return Theme({f"rank.{at}": style for at, style in enumerate(filled)}, inherit=False)
 
 
 def _pipe_width() -> int:

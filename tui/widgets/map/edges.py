@@ -31,7 +31,8 @@ def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, ruled: b
     start, stop = span
     begins = frame.rows.lines and at in frame.rows.edges
     here = (start == stop == at and ruled) if begins else row == frame.rows.cell_of(at)
-    named = ruled if start == stop else every or frame.ids or not frame.rows.lines
+    is_first = start < stop and row == frame.rows.cell_of(start)
+    named = ruled if start == stop else is_first and (every or frame.ids or not frame.rows.lines)
     return (str(at) if here else str(start) if named else ""), here
 
 
