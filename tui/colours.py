@@ -14,7 +14,11 @@ from shardviz.picture.model.palette import (
     BLUE,
     GREEN,
     GREY,
+    HEAT_COLOURS,
+    HEAT_COLOURS_16,
+    HEAT_COLOURS_256,
     INK_ON_16,
+    INK_ON_HEAT_16,
     ORANGE,
     RANK_COLOURS,
     RANK_COLOURS_16,
@@ -67,6 +71,21 @@ def rank_style(colour: int, colours: str = "truecolor") -> Style:
     else:
         fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
         text = ink_on(fill)
+    return _filled(fill, text)
+
+
+@lru_cache(maxsize=64)
+def heat_style(level: int, colours: str = "truecolor") -> Style:
+    """Return the style of a level of heat: filled with its colour."""
+    if level < 0:
+        return Style()
+    if colours == "standard":
+        return _filled(ANSI[HEAT_COLOURS_16[level]], ANSI[INK_ON_HEAT_16[level]])
+    fill = (HEAT_COLOURS_256 if colours == "256" else HEAT_COLOURS)[level]
+    return _filled(fill, ink_on(fill))
+
+
+def _filled(fill: str, text: str) -> Style:
     return Style(color=Color.parse(text).rich_color, bgcolor=Color.parse(fill).rich_color)
 
 

@@ -17,7 +17,7 @@ from shardviz.picture.model.palette import (
     RANK_COLOURS_256,
     SHADES,
     VERMILLION,
-    Scheme,
+    Colouring,
     ink_on,
     rank_colour,
 )
@@ -183,13 +183,13 @@ def test_copies_have_one_colour() -> None:
 
 def test_a_block_of_many_ranks_has_the_hue_that_they_share() -> None:
     mesh = parse_mesh("fsdp=128,tp=8")
-    scheme = Scheme(mesh, ("tp", "fsdp"))
-    assert scheme.colour_of(mesh.group_of(3, "fsdp")) == 3 * SHADES
-    assert scheme.colour_of([3 + 8]) == 3 * SHADES + 1
-    assert scheme.colour_of(mesh.group_of(3, "tp")) == -1
+    colouring = Colouring(mesh, ("tp", "fsdp"))
+    assert colouring.colour_of(mesh.group_of(3, "fsdp")) == 3 * SHADES
+    assert colouring.colour_of([3 + 8]) == 3 * SHADES + 1
+    assert colouring.colour_of(mesh.group_of(3, "tp")) == -1
 
 
 def test_without_a_mesh_neighbouring_numbers_differ() -> None:
-    found = [Scheme().colour(number) for number in range(16)]
+    found = [Colouring().colour(number) for number in range(16)]
     assert len(set(found)) == 16
-    assert Scheme().colour(16) == found[0]
+    assert Colouring().colour(16) == found[0]

@@ -122,7 +122,8 @@ def _rulers(
         digits = len(str(math.prod(sides.holders.shape)))
         return _scaled(sides, down, side, 1), _scaled(sides, right, side, 1, digits + 1), True
     rows, cols, _ = _rulers(sides, down, right, side, 0, height, width)
-    return *(_scaled(sides, dim, side, max(one.each >> level, 1)) for dim, one in ((down, rows), (right, cols))), False
+    each = [max(ruler.each >> level, 1) for ruler in (rows, cols)]
+    return _scaled(sides, down, side, each[0]), _scaled(sides, right, side, each[1]), False
 
 
 def _scaled(sides: Sides, dim: int, side: Side, each: int, cells: int = 1) -> Ruler:
@@ -135,9 +136,8 @@ def _scaled(sides: Sides, dim: int, side: Side, each: int, cells: int = 1) -> Ru
 @lru_cache(maxsize=256)
 def _blocks(sides: Sides, dim: int, side: Side) -> tuple[NDArray[np.int64], ...]:
     """Return the edges of blocks, coarsest first: of the drawn side, or of both."""
-    found = [
-        nest(sides, dim, held=held) for held in (False, True) if side in ("difference", "held" if held else "claimed")
-    ]
+    drawn = {"claimed": (False,), "held": (True,), "difference": (False, True)}[side]
+    found = (nest(sides, dim, held=held) for held in drawn)
     return tuple(sorted(chain.from_iterable(found), key=len))
 
 

@@ -9,9 +9,9 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.model.palette import Scheme
+from shardviz.picture.model.palette import Colouring
 
-from ..colours import rank_style
+from ..colours import heat_style, rank_style
 from ..keys import arrows
 from ..model.lights import Lights
 from ..model.mesh_plan import MeshPlan
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.heat import Heat
 
 LEGEND = "● holds it    ○ should, does not\n✗ should not  ≠ in the finding\n? no file"
 
@@ -41,6 +42,8 @@ Every rank in its place: the last axis runs to the right, the one before it down
 
 - **arrows** go from rank to rank; the map shows the blocks of that rank.
 - **a** goes through the axes: the ranks of the same group along it are underlined.
+- **b** goes from the places of ranks to the bytes that they hold, the findings about them and the bytes that they
+  receive: `▁` is the least, `█` the most.
 - **enter** shows everything that the rank holds.
 """
 
@@ -52,11 +55,23 @@ Every rank in its place: the last axis runs to the right, the one before it down
         self.rank: int | None = None
         self.lights = Lights()
         self.axes: tuple[str, ...] = ()
+        self._heat: Heat | None = None
         self._gutter = 0
         self._heads = 1
 
+    @property
+    def heat(self) -> Heat | None:
+        """What ranks are coloured by, with a sign for how much; None for their place."""
+        return self._heat
+
+    @heat.setter
+    def heat(self, heat: Heat | None) -> None:
+        if heat is not self._heat:
+            self._heat = heat
+            self.refresh()
+
     def show(self, mesh: Mesh, rank: int | None, lights: Lights, axes: tuple[str, ...] = ()) -> None:
-        """Show a mesh, with the cursor on one rank; `axes` give ranks their colours, as in `Scheme`."""
+        """Show a mesh, with the cursor on one rank; `axes` give ranks their colours, as in `Colouring`."""
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
@@ -103,7 +118,7 @@ Every rank in its place: the last axis runs to the right, the one before it down
             col, cell, style = plan.col_at(column), " ", self.base
             if col is not None:
                 rank = plan.grid.rank_at(row, col)
-                cell = f"{f'{self.lights.sign(rank)}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
+                cell = f"{f'{self._sign(rank)}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
                 style = self._style(plan, rank)
             if style is not before:
                 segments.append(Segment(text, before))
@@ -113,9 +128,15 @@ Every rank in its place: the last axis runs to the right, the one before it down
         return [*segments, Segment(text, before)]
 
     def _style(self, plan: MeshPlan, rank: int) -> Style:
-        is_grouped, has_sign = rank in self.lights.group, self.lights.sign(rank) != " "
-        colour = Scheme(plan.mesh, self.axes).colour(rank)
-        return _style(colour, self.colours, has_sign, is_grouped, rank == self.rank)
+        is_grouped, has_sign = rank in self.lights.group, self._sign(rank) != " "
+        if self._heat is not None:
+            fill = heat_style(self._heat.level(rank), self.colours)
+        else:
+            fill = rank_style(Colouring(plan.mesh, self.axes).colour(rank), self.colours)
+        return _style(self.base + fill, has_sign, is_grouped, rank == self.rank)
+
+    def _sign(self, rank: int) -> str:
+        return self._heat.sign(rank) if self._heat is not None else self.lights.sign(rank)
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
@@ -163,6 +184,6 @@ Every rank in its place: the last axis runs to the right, the one before it down
 
 
 @lru_cache(maxsize=4096)
-def _style(colour: int, colours: str, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
+def _style(fill: Style, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
     """Return the style of a rank's cell: equal ones are the same object, so that cells can be joined."""
-    return rank_style(colour, colours) + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)
+    return fill + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)

@@ -11,27 +11,27 @@ from shardviz.text import INSIDE, join_numbers, range_text
 
 if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.palette import Scheme
+    from shardviz.picture.model.palette import Colouring
 
 SHORT = 12
 """Rank numbers up to this many characters are written out wherever they fit."""
 
 
-def ranks_label(mask: Mask, scheme: Scheme, room: int, *, many: bool = False) -> str:
+def ranks_label(mask: Mask, colouring: Colouring, room: int, *, many: bool = False) -> str:
     """Name a set of ranks in `room` characters, at least enough for a count.
 
     Args:
         mask: The ranks.
-        scheme: Where they are; gives their coordinates.
+        colouring: Where they are; gives their coordinates.
         room: Characters to use at most; the count of ranks is used where nothing else fits.
         many: Whether they hold different parts, and not copies of one.
     """
-    labels = rank_labels(mask, scheme, many=many)
+    labels = rank_labels(mask, colouring, many=many)
     return next((label for label in labels if len(label) <= room), labels[-1])
 
 
 @lru_cache(maxsize=1 << 14)
-def rank_labels(mask: Mask, scheme: Scheme, *, many: bool = False) -> tuple[str, ...]:
+def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tuple[str, ...]:
     """Return the names of a set of ranks, the one that says most first, a bare count last.
 
     Of ranks that hold different parts, names that do not show it begin with `~`.
@@ -39,7 +39,7 @@ def rank_labels(mask: Mask, scheme: Scheme, *, many: bool = False) -> tuple[str,
     if not mask:
         return ("nobody",)
     numbers, count = ranks_text(mask), mask.bit_count()
-    coords = _coords(mask, scheme, many=many) if count > 1 else ()
+    coords = _coords(mask, colouring, many=many) if count > 1 else ()
     is_brief = len(numbers) <= SHORT and "…" not in numbers and not many
     names = [numbers, *coords] if is_brief else [*coords, numbers]
     names += [f"{count:,} ranks", f"{count}r"] if count > 1 else []
@@ -48,18 +48,18 @@ def rank_labels(mask: Mask, scheme: Scheme, *, many: bool = False) -> tuple[str,
     return tuple(dict.fromkeys(names))
 
 
-def _coords(mask: Mask, scheme: Scheme, *, many: bool) -> tuple[str, ...]:
+def _coords(mask: Mask, colouring: Colouring, *, many: bool) -> tuple[str, ...]:
     """Return the coordinates that make up exactly this set, in full and in short; nothing where none do."""
-    along = _positions(mask, scheme.mesh) if scheme.mesh is not None else {}
-    if scheme.mesh is None or not along:
+    along = _positions(mask, colouring.mesh) if colouring.mesh is not None else {}
+    if colouring.mesh is None or not along:
         return ()
-    full = {axis for axis, positions in along.items() if len(positions) == scheme.mesh.axis_size(axis)}
-    order = [*scheme.axes, *(axis for axis in along if axis not in scheme.axes)]
+    full = {axis for axis, positions in along.items() if len(positions) == colouring.mesh.axis_size(axis)}
+    order = [*colouring.axes, *(axis for axis in along if axis not in colouring.axes)]
     named = [axis for axis in order if axis not in full]
     short = " ".join(f"{axis}={join_numbers(along[axis], ',')}" for axis in named) or "all ranks"
     if not many:
         return (short,)
-    shown = [axis for axis in order if axis not in full or (axis in (scheme.axes or along) and len(along[axis]) > 1)]
+    shown = [axis for axis in order if axis not in full or (axis in (colouring.axes or along) and len(along[axis]) > 1)]
     shown.sort(key=lambda axis: len(along[axis]) > 1)
     return f" {INSIDE} ".join(_along(axis, along[axis]) for axis in shown), short
 

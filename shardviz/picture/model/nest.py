@@ -56,7 +56,7 @@ def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
         held: Whether the second side's splits are followed, where there are two, and not the first's.
     """
     stripes = sides.holders.dims[dim]
-    if sides.mesh is None or sides.holders.runs or len(stripes.kinds) < 2:
+    if sides.mesh is None or len(stripes.kinds) < 2:
         return ()
     low = (1 << sides.shift) - 1
     is_first = sides.has_claimed and not (held and sides.has_held)

@@ -44,11 +44,21 @@ RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
 """White or black, whichever can be read on each of `RANK_COLOURS_16`."""
 
+HEAT_SIGNS = "▁▂▃▄▅▆▇█"
+"""How much, from the least to the most: the sign of each level of heat, so that colour is not the only one."""
+
+HEAT_COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
+"""Viridis, whose brightness rises evenly: it is read in the same order by all eyes."""
+
+HEAT_COLOURS_256 = ("#5f005f", "#5f00af", "#005f87", "#008787", "#00af87", "#5fd75f", "#afd700", "#ffff00")
+HEAT_COLOURS_16 = (4, 4, 6, 6, 2, 2, 11, 11)
+INK_ON_HEAT_16 = (15, 15, 0, 0, 0, 0, 0, 0)
+
 BLACK, WHITE = "#111111", "#ffffff"
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class Colouring:
     """What ranks get their colours by.
 
     Attributes:
@@ -65,7 +75,7 @@ class Scheme:
         return rank_colour(rank, self.mesh, self.axes)
 
     def colour_of(self, ranks: Iterable[int]) -> int:
-        """Return the colour of what several ranks hold parts of: the hue of the most, or -1 where these are not a third.
+        """Return the colour of what several ranks hold parts of: the hue of most, or -1 where they are not a third.
 
         The first shade stands for all of a hue's.
         """
@@ -80,7 +90,7 @@ class Scheme:
 
 
 def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
-    """Return the place of a rank's colour in the palette; the arguments are those of `Scheme`."""
+    """Return the place of a rank's colour in the palette; the arguments are those of `Colouring`."""
     colour = _colours(mesh, axes).get(rank) if mesh is not None else None
     return colour if colour is not None else rank % HUES * SHADES + rank // HUES % SHADES
 
@@ -120,9 +130,14 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def rank_style(rank: int, scheme: Scheme) -> str:
+def rank_style(rank: int, colouring: Colouring) -> str:
     """Return the name of a rank's style in text; `Terminal` knows what it looks like in how many colours."""
-    return colour_style(scheme.colour(rank))
+    return colour_style(colouring.colour(rank))
+
+
+def heat_style(level: int) -> str:
+    """Return the name of the style of a level of heat in text; none where it is negative."""
+    return f"heat.{level}" if level >= 0 else ""
 
 
 def colour_style(colour: int) -> str:

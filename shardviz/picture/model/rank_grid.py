@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice, product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from shardviz.layout.mesh import Coord, Mesh
 
 
@@ -46,6 +48,11 @@ class RankGrid:
     def title(self) -> str:
         """Where the grid is on the outer axes: `pp=0, dp=1`; empty where there are none."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.mesh.axes, self.at, strict=False))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its ranks, row by row."""
+        return tuple(self.rank_at(row, col) for row in range(self.num_rows) for col in range(self.num_cols))
 
     def row_title(self, row: int) -> str:
         """Write where a row is: `fsdp=1`; empty where no axis runs downwards."""
@@ -100,25 +107,55 @@ def one_grid(mesh: Mesh) -> RankGrid:
     return RankGrid(mesh, tuple(axes[::-1][::2])[::-1], tuple(axes[::-1][1::2])[::-1])
 
 
-def grids_of(mesh: Mesh, most: int) -> tuple[list[RankGrid], int]:
+def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[RankGrid], list[RankGrid]]:
     """Return a grid for each position on the axes before the last two.
 
     Args:
         mesh: The mesh.
-        most: Grids to return at most.
+        most: Grids to show at most.
+        wanted: Ranks whose grids are shown before others.
 
     Returns:
-        The grids, and how many more there are.
+        The grids to show, and those that are left out.
     """
     axes = tuple(range(mesh.ndim))
-    outer = mesh.shape[:-2]
-    places = islice(product(*map(range, outer)), most)
-    grids = [RankGrid(mesh, axes[-1:], axes[-2:-1], place) for place in places]
-    return grids, math.prod(outer) - len(grids)
+    grids = [RankGrid(mesh, axes[-1:], axes[-2:-1], place) for place in product(*map(range, mesh.shape[:-2]))]
+    if len(grids) <= most:
+        return grids, []
+    first = {mesh.coord_of(rank)[:-2] for rank in wanted if rank in mesh}
+    shown = set(sorted(range(len(grids)), key=lambda at: grids[at].at not in first)[:most])
+    return [grids[at] for at in sorted(shown)], [grid for at, grid in enumerate(grids) if at not in shown]
 
 
-def kept(count: int, most: int) -> list[int | None]:
-    """Return the positions to draw, with None for those in between that are left out."""
+def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
+    """Return the positions to show, and between them those that are left out.
+
+    Args:
+        count: How many there are.
+        most: How many lines they may take.
+        wanted: Positions that are shown before others; the first and the last always are.
+    """
     if count <= most:
         return list(range(count))
-    return [*range(most - 2), None, count - 1]
+    shown = {0, count - 1}
+    for position in (*sorted(wanted), *range(count)):
+        if _lines(shown | {position}, count) <= most:
+            shown.add(position)
+        elif position not in wanted:
+            break
+    found: list[int | range] = []
+    for before, after in pairwise(sorted(shown)):
+        found += [before, *([range(before + 1, after)] if after > before + 1 else [])]
+    return [*found, count - 1]
+
+
+def _lines(shown: Collection[int], count: int) -> int:
+    return len(shown) + sum(after > before + 1 for before, after in pairwise(sorted(shown)))
+
+
+def spread(ranks: Iterable[int], grid: RankGrid) -> tuple[set[int], set[int]]:
+    """Return the rows and the columns of a grid that have any of some ranks."""
+    size = len(grid.at)
+    here = [rank for rank in ranks if rank in grid.mesh and grid.mesh.coord_of(rank)[:size] == grid.at]
+    places = list(map(grid.row_and_col, here))
+    return {row for row, _ in places}, {col for _, col in places}

@@ -121,9 +121,10 @@ class Ruler:
         begin, end = self.edges[block], self.edges[block + 1]
         if self.stretched:
             length, count = end - begin, self._counts[block]
-            start = begin + ahead * length // count
-            return start, np.maximum(begin + (ahead + 1) * length // count, start + 1)
-        start = begin + ahead // self.cells * self.each
+            first: Indices = begin + np.floor_divide(ahead * length, count)
+            after: Indices = begin + np.floor_divide((ahead + 1) * length, count)
+            return first, np.maximum(after, first + 1)
+        start = begin + np.floor_divide(ahead, self.cells) * self.each
         return start, np.minimum(start + self.each, end)
 
     def cell_of(self, index: int) -> int:

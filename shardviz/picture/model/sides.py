@@ -11,7 +11,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.picture.model.holders import Holders
-from shardviz.picture.model.palette import Scheme
+from shardviz.picture.model.palette import Colouring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,9 +76,9 @@ class Sides:
     axes: tuple[str, ...] = ()
 
     @property
-    def scheme(self) -> Scheme:
+    def colouring(self) -> Colouring:
         """What ranks get their colours by."""
-        return Scheme(self.mesh, self.axes)
+        return Colouring(self.mesh, self.axes)
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""

@@ -15,9 +15,10 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.palette import RANK_COLOURS, ink_on
+from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, ink_on
+from shardviz.picture.svg.bands import bands, has_bands
 from shardviz.picture.svg.exhibit import exhibit_drawing
-from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
@@ -25,11 +26,12 @@ from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.heat import Heat
     from shardviz.picture.model.subject import Subject
 
 BUDGET = Budget(rows=20, cols=12, panels=4)
@@ -70,7 +72,7 @@ STYLE = (
     + "}"
     + "".join(
         f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
-        for at, colour in enumerate(RANK_COLOURS)
+        for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
     )
 )
 
@@ -133,14 +135,16 @@ def sheet(parts: Sequence[Drawn], name: str, about: str, *, style: bool) -> str:
     )
 
 
-def mesh_figure(mesh: Mesh, *, style: bool) -> str:
+def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: Heat | None = None) -> str:
     """Draw a mesh alone as an `svg` element.
 
     Args:
         mesh: The mesh.
         style: As in `figure`.
+        marked: Ranks that carry the glyph `≠`.
+        heat: What ranks are coloured by, with a sign for how much; by their place by default.
     """
-    drawn = mesh_drawing(mesh)
+    drawn = mesh_drawing(mesh, marked, heat=heat)
     return element(
         "svg",
         element("title", words(f"mesh {mesh}")),
@@ -151,7 +155,7 @@ def mesh_figure(mesh: Mesh, *, style: bool) -> str:
         xmlns="http://www.w3.org/2000/svg",
         class_="sv",
         role="img",
-        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid",
+        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid{f', {heat}' if heat else ''}",
         width=drawn.width,
         height=drawn.height,
         viewBox=f"0 0 {drawn.width} {drawn.height}",
@@ -262,11 +266,11 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     for at, (name, grid) in enumerate(sides):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
         marked, on_right = name == "held", bool(at) and not upright
-        drawn = side(panel, grid, scale, subject.sides.scheme, marked=marked, on_right=on_right)
+        drawn = side(panel, grid, scale, subject.sides.colouring, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")
     if not upright and len(sides) == 2:
-        run = bands(panel, scale, subject.sides.scheme, BAND)
+        run = bands(panel, scale, subject.sides.colouring, BAND)
         markup = (
             element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
         ) + markup

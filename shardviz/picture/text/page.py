@@ -125,7 +125,7 @@ def _width(blocks: list[list[Text]]) -> int:
 
 def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
     """Draw the claimed and the held side; one picture where they are the same."""
-    sizes = sizes_for(panel, subject.sides.scheme, width, terminal.glyphs)
+    sizes = sizes_for(panel, subject.sides.colouring, width, terminal.glyphs)
     known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:
@@ -135,7 +135,7 @@ def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> li
     return [
         [
             line(" " * (sizes.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, sizes, subject.sides.scheme, terminal.glyphs, marked=title == "held"),
+            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=title == "held"),
         ]
         for title, grid in grids
     ]

@@ -114,25 +114,25 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (), "unlit", mask)
     if not mask:
         return _look(frame, ("nobody", "?"), "nobody", mask)
-    names = rank_labels(mask, frame.sides.scheme, many=mixed)
+    names = rank_labels(mask, frame.sides.colouring, many=mixed)
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     return _look(frame, (*pending, *names), "mixed" if mixed else "held", mask)
 
 
 def _look_of_difference(frame: Frame, cell: Cell) -> Look:
     """Return the look of a cell that is where it should be, or of one that went from some ranks to others."""
-    scheme, many = frame.sides.scheme, cell.claimed_mixed or cell.held_mixed
+    colouring, many = frame.sides.colouring, cell.claimed_mixed or cell.held_mixed
     if not cell.different:
-        names = rank_labels(cell.claimed or cell.held, scheme, many=many)
+        names = rank_labels(cell.claimed or cell.held, colouring, many=many)
         return _look(frame, (*names, "="), "in place", cell.claimed)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
-    due, has = (rank_labels(mask, scheme, many=mixed) if mask else ("?",) for mask, mixed in sides)
+    due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("?",) for mask, mixed in sides)
     went = [f"≠ {due[0]} → {has[0]}"] if many else [f"≠ {due[0]}→{has[0]}", f"{due[0]}→{has[0]}"]
     return _look(frame, (*went, "≠"), "elsewhere", cell.held)
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    return Look(labels, tone, frame.sides.scheme.colour_of(ranks_of(mask)) if mask else -1)
+    return Look(labels, tone, frame.sides.colouring.colour_of(ranks_of(mask)) if mask else -1)
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:

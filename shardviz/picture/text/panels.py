@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardviz.picture.model.drawing import Block, Grid, Panel
     from shardviz.picture.model.nest import Span
-    from shardviz.picture.model.palette import Scheme
+    from shardviz.picture.model.palette import Colouring
     from shardviz.picture.text.boxes import Boxes
     from shardviz.picture.text.terminal import Glyphs
 
@@ -58,7 +58,7 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, scheme: Scheme, width: int, glyphs: Glyphs) -> Sizes:
+def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs) -> Sizes:
     """Choose the sizes of a panel's boxes to scale within `width` columns.
 
     Both sides share one sizes. It may come out wider than `width` where even the smallest boxes do not fit.
@@ -69,25 +69,27 @@ def sizes_for(panel: Panel, scheme: Scheme, width: int, glyphs: Glyphs) -> Sizes
     most = max(MIN_CELL, min(inner // len(panel.cols), MAX_CELL))
     mark = len(glyphs.differs) + 1 if panel.is_different else 0
     room = most - 2 - mark
-    need = max(max(map(len, _labels(panel, scheme, room))) + 2 + mark, MIN_CELL)
+    need = max(max(map(len, _labels(panel, colouring, room))) + 2 + mark, MIN_CELL)
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
     return Sizes(_heights(panel.rows), _widths(panel.cols, smallest, inner), gutter, ruled, room)
 
 
-def side_lines(panel: Panel, grid: Grid, sizes: Sizes, scheme: Scheme, glyphs: Glyphs, *, marked: bool) -> list[Text]:
+def side_lines(
+    panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
+) -> list[Text]:
     """Draw one side of a panel.
 
     Args:
         panel: The blocks.
         grid: The side's ranks.
         sizes: The sizes of the boxes.
-        scheme: What names and colours ranks.
+        colouring: What names and colours ranks.
         glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
-    boxes, styles, first_lines = _painted(panel, grid, sizes, scheme, glyphs, marked=marked)
+    boxes, styles, first_lines = _painted(panel, grid, sizes, colouring, glyphs, marked=marked)
     titles = dict(zip(first_lines, _row_titles(panel.rows, grid, glyphs), strict=True))
     lines = [_column_titles(panel, sizes, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
     for at, (chars, row) in enumerate(zip(boxes.chars.tolist(), styles, strict=True)):
@@ -97,14 +99,14 @@ def side_lines(panel: Panel, grid: Grid, sizes: Sizes, scheme: Scheme, glyphs: G
 
 
 def _painted(
-    panel: Panel, grid: Grid, sizes: Sizes, scheme: Scheme, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
     numbers: dict[Block, int] = {}
     codes = [[numbers.setdefault(block, len(numbers)) for block in row] for row in grid]
     down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    fills = [_style(block, scheme) for block in numbers]
+    fills = [_style(block, colouring) for block in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
@@ -112,15 +114,15 @@ def _painted(
         for start, stop in runs(grid[row]):
             differs = marked and any(panel.differs[row][start:stop])
             if not _goes_on(panel, grid, row, range(start, stop), differs=differs):
-                label = _label(grid[row][start], scheme, sizes.room)
+                label = _label(grid[row][start], colouring, sizes.room)
                 width = sum(sizes.widths[start:stop]) + stop - start - 1
                 boxes.write_centred(at, lefts[start], width, f"{glyphs.differs} {label}" if differs else label)
     return boxes, styles, first_lines
 
 
-def _style(block: Block, scheme: Scheme) -> str:
+def _style(block: Block, colouring: Colouring) -> str:
     """Return the style of a block: filled in the colour of its ranks, also where others should hold it."""
-    return colour_style(scheme.colour_of(ranks_of(block.ranks))) if block.ranks else BAD
+    return colour_style(colouring.colour_of(ranks_of(block.ranks))) if block.ranks else BAD
 
 
 def _goes_on(panel: Panel, grid: Grid, row: int, cols: range, *, differs: bool) -> bool:
@@ -130,13 +132,13 @@ def _goes_on(panel: Panel, grid: Grid, row: int, cols: range, *, differs: bool) 
     )
 
 
-def _labels(panel: Panel, scheme: Scheme, room: int) -> list[str]:
+def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:
     blocks = {block for grid in (panel.claimed, panel.held) if grid for row in grid for block in row}
-    return [_label(block, scheme, room) for block in blocks]
+    return [_label(block, colouring, room) for block in blocks]
 
 
-def _label(block: Block, scheme: Scheme, room: int) -> str:
-    return ranks_label(block.ranks, scheme, room, many=block.is_mixed)
+def _label(block: Block, colouring: Colouring, room: int) -> str:
+    return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:

@@ -18,7 +18,12 @@ from rich.theme import Theme
 
 from shardviz.picture.model.palette import (
     GREEN,
+    HEAT_COLOURS,
+    HEAT_COLOURS_16,
+    HEAT_COLOURS_256,
+    HEAT_SIGNS,
     INK_ON_16,
+    INK_ON_HEAT_16,
     ORANGE,
     RANK_COLOURS,
     RANK_COLOURS_16,
@@ -27,9 +32,10 @@ from shardviz.picture.model.palette import (
     VERMILLION,
     ink_on,
 )
+from shardviz.text import INSIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shardviz.check.verdicts import Verdict
 
@@ -80,6 +86,9 @@ UNICODE = Glyphs()
 ASCII = Glyphs("+", "x", "!", "?", ".", "!=", ":", "x", " |||-+++-+++-+++")
 
 
+_IN_ASCII = str.maketrans({"…": "..", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
+
+
 @dataclass(frozen=True, slots=True)
 class Terminal:
     """Where text goes.
@@ -111,7 +120,7 @@ class Terminal:
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
         if not self.colour:
-            return "".join(f"{line.plain.rstrip()}\n" for line in lines)
+            return self._spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
         file = io.StringIO()
         console = Console(
             file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
@@ -120,7 +129,11 @@ class Terminal:
         for line in lines:
             line.rstrip()
             console.print(line, soft_wrap=True)
-        return file.getvalue()
+        return self._spelled(file.getvalue())
+
+    def _spelled(self, text: str) -> str:
+        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters."""
+        return text.translate(_IN_ASCII) if self.glyphs == ASCII else text
 
     def write(self, stream: IO[str], lines: Iterable[Text]) -> None:
         """Write lines; characters that the stream cannot encode are escaped."""
@@ -166,14 +179,25 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
 
 @lru_cache(maxsize=4)
 def _theme(color_system: str | None) -> Theme:
-    """Return what the styles of `colour_style` look like in so many colours: filled, with ink that can be read."""
+    """Return what the styles of ranks and of heat look like in so many colours: filled, with ink that can be read."""
     if color_system == "standard":
-        pairs = zip(INK_ON_16, RANK_COLOURS_16, strict=True)
-        filled = [Style.parse(f"color({ink}) on color({colour})") for ink, colour in pairs for _ in range(SHADES)]
+        ranks, heat = _ansi(INK_ON_16, RANK_COLOURS_16, SHADES), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        plain = {BAD: "bold red", WARNING: "yellow", GOOD: "green"}
     else:
-        colours = RANK_COLOURS_256 if color_system == "256" else RANK_COLOURS
-        filled = [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
-    return Theme({f"rank.{at}": style for at, style in enumerate(filled)}, inherit=False)
+        is_256, plain = color_system == "256", {}
+        ranks = _filled(RANK_COLOURS_256 if is_256 else RANK_COLOURS)
+        heat = _filled(HEAT_COLOURS_256 if is_256 else HEAT_COLOURS)
+    named = {f"{name}.{at}": style for name, own in (("rank", ranks), ("heat", heat)) for at, style in enumerate(own)}
+    return Theme({**named, **plain}, inherit=False)
+
+
+def _filled(colours: Sequence[str]) -> list[Style]:
+    return [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
+
+
+def _ansi(inks: Sequence[int], fills: Sequence[int], times: int = 1) -> list[Style]:
+    pairs = zip(inks, fills, strict=True)
+    return [Style.parse(f"color({ink}) on color({fill})") for ink, fill in pairs for _ in range(times)]
 
 
 def _pipe_width() -> int:
