@@ -54,7 +54,7 @@ def test_every_layout_is_well_formed_and_stands_alone(name: str, tmp_path: Path)
     }
     assert re.findall(r"url\((.*?)\)", picture) == ["#sv-differs"]
     assert picture.count("http") == 1, "only the namespace is an address, and nobody fetches that"
-    assert len(picture) < 60_000
+    assert len(picture) < 80_000
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -157,3 +157,29 @@ def test_show_writes_the_picture_that_the_files_ending_asks_for(
     check_golden("misordered_checked", capsys.readouterr().out, "svg")
     assert main(["show", str(files), "layers.0.weight", "-o", str(tmp_path / "w.pdf")]) == 2
     assert not (tmp_path / "w.pdf").exists()
+
+
+def bands_of(picture: str) -> tuple[int, int]:
+    """Return how many bands go elsewhere and how many stay."""
+    return len(re.findall(r'sv-band sv-f\d+"', picture)), picture.count(' sv-still"')
+
+
+def test_each_piece_of_a_part_that_was_cut_up_has_its_band(tmp_path: Path) -> None:
+    fused = drawn(tmp_path / "a", "tp=4", Made("[96/tp, 4]", "[96/3/tp, 4]"))
+    assert bands_of(fused) == (10, 2), "three pieces for each of four ranks; the first and the last stay"
+    uneven = drawn(tmp_path / "b", "tp=4", Made("[90/tp, 4]", "[90/3/tp, 4]"))
+    assert sum(bands_of(uneven)) >= 12
+
+
+def test_bands_are_left_out_where_they_could_not_be_followed(tmp_path: Path) -> None:
+    assert bands_of(drawn(tmp_path / "a", "tp=64", Made("[512/tp, 4]", "[512/8/tp, 4]"))) == (0, 0)
+    assert bands_of(drawn(tmp_path / "b", *MISORDERED["other_dim"])) == (0, 0)
+
+
+def test_1024_parts_are_drawn_as_8_blocks_of_which_one_is_opened(tmp_path: Path) -> None:
+    picture = drawn(tmp_path, "fsdp=128,tp=8", "[128256/tp/fsdp, 8192]")
+    assert [f"tp={at} ▸ fsdp 0…127" in texts(picture) for at in range(8)] == [False, *[True] * 7]
+    assert {"0", "8", "16", "1016"} <= set(texts(picture)), "the parts of the first one"
+    boxes = [node for node in ElementTree.fromstring(picture).iter(f"{SVG}g") if node.find(f"{SVG}rect") is not None]
+    fill = {node.findtext(f"{SVG}text"): node.find(f"{SVG}rect").attrib["class"] for node in boxes}  # type: ignore[union-attr]
+    assert len({fill[f"tp={at} ▸ fsdp 0…127"] for at in range(1, 8)}) == 7

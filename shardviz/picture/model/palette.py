@@ -54,7 +54,7 @@ HEAT_COLOURS_256 = ("#5f005f", "#5f00af", "#005f87", "#008787", "#00af87", "#5fd
 HEAT_COLOURS_16 = (4, 4, 6, 6, 2, 2, 11, 11)
 INK_ON_HEAT_16 = (15, 15, 0, 0, 0, 0, 0, 0)
 
-BLACK, WHITE = "#111111", "#ffffff"
+BLACK, WHITE = "#000000", "#ffffff"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,14 +54,18 @@ def _shown(panel: Panel) -> list[Piece]:
 
 
 def _pieces(panel: Panel, claimed: Grid, held: Grid) -> Iterator[Piece]:
-    """Yield the pieces of each set of ranks; where parts are left out, of those that have one on each side."""
+    """Yield the pieces of each set of ranks; where parts are left out, of those with one of a size on each side."""
     due, has = _stretches(panel.rows, claimed), _stretches(panel.rows, held)
     is_whole = all(span.parts == 1 for span in panel.rows)
     for mask in due:
-        if mask in has and (is_whole or len(due[mask]) == len(has[mask]) == 1):
+        if mask in has and (is_whole or _are_of_one_size(due[mask], has[mask])):
             cuts = sorted({*_shares(due[mask]), *_shares(has[mask])})
             for start, stop in pairwise(cuts):
                 yield mask, _at(due[mask], start, stop), _at(has[mask], start, stop)
+
+
+def _are_of_one_size(due: Sequence[Stretch], has: Sequence[Stretch]) -> bool:
+    return len(due) == len(has) == 1 and due[0][1] - due[0][0] == has[0][1] - has[0][0]
 
 
 def _stretches(rows: Sequence[Span], grid: Grid) -> dict[Mask, list[Stretch]]:

@@ -95,7 +95,7 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
     rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
     cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
     texts = [heads[row] if isinstance(row, int) else _left_out(grid, row, marks) for row in rows]
-    gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0)
+    gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any("≠" in text for text in texts)
     for at, col in enumerate(cols):
         text = titles[col] if isinstance(col, int) else "⋮"
         parts.append(_title(text, gutter + at * step + step // 2, head + 13))

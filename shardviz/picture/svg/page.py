@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.heat import Heat
     from shardviz.picture.model.subject import Subject
 
-BUDGET = Budget(rows=20, cols=12, panels=4)
+BUDGET = Budget(rows=32, cols=12, panels=4)
 MARGIN = 20
 LINE = 20
 MAX_WIDTH = 900

@@ -41,6 +41,7 @@ def column_names(frame: Frame, at: int, left: int, width: int, gutter: int, base
     line = [" "] * width
     own = frame.cols.cell_of(at) - left
     name = str(at)
+    own = min(own, width - len(name)) if own < width else own
     shown = 0 <= own <= width - len(name)
     if shown:
         line[own : own + len(name)] = list(name)
@@ -49,9 +50,10 @@ def column_names(frame: Frame, at: int, left: int, width: int, gutter: int, base
     for x, span in enumerate(map(tuple, frame.cols.spans(left, width).tolist())):
         first = span != before and (span[0] == span[1] or frame.ids or not frame.cols.lines or before is None)
         text = str(span[0])
-        cells = range(x, x + len(text))
-        if first and x >= free and cells.stop <= width and (cells.stop <= taken.start or x >= taken.stop):
-            line[x : cells.stop] = list(text)
+        begin = min(x, width - len(text))
+        cells = range(begin, begin + len(text))
+        if first and begin >= free and (cells.stop <= taken.start or begin >= taken.stop):
+            line[begin : cells.stop] = list(text)
             free = cells.stop + 1
         before = span
     text = " " * gutter + "".join(line)
