@@ -63,8 +63,10 @@ class Ruler:
             return cls(edges)
         if blocks <= room:
             return cls._filled(edges, room, most)
-        whole = np.array([0, size], np.int64)
-        return cls._filled(next((one for one in reversed(outer) if 2 * len(one) <= room), whole), room, most)
+        finest = [*reversed(outer), np.array([0, size], np.int64)]
+        lined = next((one for one in finest if 2 * len(one) <= room), finest[-1])
+        dense = next((one for one in finest if len(one) - 1 <= room), finest[-1])
+        return cls._filled(dense if len(lined) == 2 else lined, room, most)
 
     @classmethod
     def _filled(cls, edges: Indices, room: int, most: int) -> Ruler:

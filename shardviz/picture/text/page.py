@@ -108,7 +108,9 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
     width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
     if not panel.is_different:
         left = width - mesh_width - GAP
-        sides = _sides(panel, subject, left if left >= MIN_PICTURE else width, terminal)
+        sides = _sides(panel, subject, left, terminal) if left >= MIN_PICTURE else []
+        if not sides or _width(sides) > left:
+            sides = _sides(panel, subject, width, terminal)
     else:
         sides = _sides(panel, subject, (width - GAP) // 2, terminal) if len(panel.rows) > 1 else []
         if not sides or _width(sides) > width:

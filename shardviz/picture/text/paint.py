@@ -115,8 +115,10 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     if not mask:
         return _look(frame, ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)
+    own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
-    return _look(frame, (*pending, *names), "mixed" if mixed else "held", mask)
+    shown = mask if frame.lit is None else 1 << frame.lit
+    return _look(frame, (*own, *pending, *names), "mixed" if mixed else "held", shown)
 
 
 def _look_of_difference(frame: Frame, cell: Cell) -> Look:
@@ -127,7 +129,8 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
         return _look(frame, (*names, "="), "in place", cell.claimed)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
     due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("?",) for mask, mixed in sides)
-    went = [f"≠ {due[0]} → {has[0]}"] if many else [f"≠ {due[0]}→{has[0]}", f"{due[0]}→{has[0]}"]
+    shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"
+    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", shorter]
     return _look(frame, (*went, "≠"), "elsewhere", cell.held)
 
 
