@@ -1,7 +1,7 @@
 """The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
 
 The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
-Colours are Okabe and Ito's, and never alone: a rank is also its number, a difference also `≠` and a hatch.
+Colours are never alone: a rank is also its number, a difference also `≠` and a hatch.
 """
 
 from __future__ import annotations
