@@ -56,7 +56,7 @@ class Fold:
             return self.prefix
         if len(self) == 1:
             return f"{self.prefix}{self.numbers[0][0]}{self.suffix}"
-        return f"{self.prefix}[{_written(self.numbers, ',')}]{self.suffix}"
+        return f"{self.prefix}[{','.join(map(_span, self.numbers))}]{self.suffix}"
 
 
 def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
@@ -96,17 +96,12 @@ def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
     return f"{comma.join(pieces[: MOST_PIECES - 2])}{comma}… ({len(rising):,} in all)"
 
 
-def range_text(numbers: Iterable[int]) -> str:
-    """Write positions along an axis: `0…127`; those that do not follow each other as `join_numbers` does."""
-    spans = _spans(sorted(numbers))
-    first, stop = spans[0]
-    if len(spans) > 1:
-        return join_numbers(numbers, ",")
-    return f"{first}…{stop - 1}" if stop > first + 1 else str(first)
-
-
-def _written(spans: Sequence[tuple[int, int]], comma: str) -> str:
-    return comma.join(_pieces(spans))
+def range_text(rising: Sequence[int], dash: str = "…") -> str:
+    """Write rising positions along an axis: `0…127`; those that do not follow each other as `join_numbers` does."""
+    first, last = rising[0], rising[-1]
+    if last - first + 1 > len(rising):
+        return join_numbers(rising, ",")
+    return f"{first}{dash}{last}" if last > first else str(first)
 
 
 def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:

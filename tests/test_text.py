@@ -23,7 +23,7 @@ from shardviz.text import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 PARTS = st.sampled_from(["layers", "0", "1", "2", "10", "01", "wq", "weight", "²", "٣", "", "9" * 20, "a1"])
 NAMES = st.lists(PARTS, min_size=1, max_size=5).map(".".join) | st.text(max_size=8)
@@ -48,6 +48,11 @@ def test_a_layer_with_another_key_splits_off_and_the_rest_stay_together():
         ("layers.[0-2,4-7].w", False),
         ("layers.3.w", True),
     ]
+
+
+def test_a_folded_name_names_every_layer_since_lockfiles_are_read_back():
+    (folded,) = [folded for folded, _ in fold((f"layers.{index}.w", 0) for index in range(0, 40, 2))]
+    assert str(folded) == f"layers.[{','.join(map(str, range(0, 40, 2)))}].w"
 
 
 def test_folds_come_in_the_order_of_their_first_names():
@@ -178,5 +183,5 @@ def meant(piece: str) -> list[int]:
 @pytest.mark.parametrize(
     ("positions", "text"), [([3], "3"), (range(128), "0…127"), ([4, 5], "4…5"), ([0, 2], "0,2"), ([0, 1, 5], "0-1,5")]
 )
-def test_positions_along_an_axis_are_a_range(positions: Iterable[int], text: str):
+def test_positions_along_an_axis_are_a_range(positions: Sequence[int], text: str):
     assert range_text(positions) == text

@@ -94,9 +94,9 @@ def _show_table(args: argparse.Namespace) -> None:
     terminal = terminal_for(args.color, args.output)
     if args.memory:
         heat = heat_lines(dump.files.mesh, bytes_held(dump), terminal)
-        lines = [*memory_lines(dump, all_ranks=args.all), *heat]
+        lines = [*heat, *memory_lines(dump, all_ranks=args.all)]
     elif args.comms:
-        lines = [*comms_lines(dump), *heat_lines(dump.files.mesh, bytes_received(dump), terminal)]
+        lines = [*heat_lines(dump.files.mesh, bytes_received(dump), terminal), *comms_lines(dump)]
     else:
         lines = schedule_lines(dump, terminal.width)
     write_answer(lines, terminal, args.output)

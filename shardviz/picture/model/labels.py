@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
-from shardviz.text import INSIDE, join_numbers, range_text
+from shardviz.text import INSIDE, range_text
 
 if TYPE_CHECKING:
-    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.mesh import Coord, Mesh
     from shardviz.picture.model.palette import Colouring
 
 SHORT = 12
@@ -42,6 +42,9 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
     coords = _coords(mask, colouring, many=many) if count > 1 else ()
     is_brief = len(numbers) <= SHORT and "…" not in numbers and not many
     names = [numbers, *coords] if is_brief else [*coords, numbers]
+    if many and count > 1:
+        ranks = ranks_of(mask)
+        names.append(f"{ranks[0]}…{ranks[-1]}")
     names += [f"{count:,} ranks", f"{count}r"] if count > 1 else []
     if many:
         names = [name if INSIDE in name else f"~{name}" for name in names]
@@ -56,7 +59,7 @@ def _coords(mask: Mask, colouring: Colouring, *, many: bool) -> tuple[str, ...]:
     full = {axis for axis, positions in along.items() if len(positions) == colouring.mesh.axis_size(axis)}
     order = [*colouring.axes, *(axis for axis in along if axis not in colouring.axes)]
     named = [axis for axis in order if axis not in full]
-    short = " ".join(f"{axis}={join_numbers(along[axis], ',')}" for axis in named) or "all ranks"
+    short = " ".join(f"{axis}={range_text(along[axis], '-')}" for axis in named) or "all ranks"
     if not many:
         return (short,)
     shown = [axis for axis in order if axis not in full or (axis in (colouring.axes or along) and len(along[axis]) > 1)]
@@ -70,9 +73,16 @@ def _along(axis: str, positions: list[int]) -> str:
 
 def _positions(mask: Mask, mesh: Mesh) -> dict[str, list[int]]:
     """Return the positions along each axis whose product is exactly this set; nothing where it is not a product."""
-    ranks = ranks_of(mask)
-    if any(rank not in mesh for rank in ranks):
+    ranks, known = ranks_of(mask), _coords_of(mesh)
+    coords = [known[rank] for rank in ranks if rank in known]
+    if len(coords) < len(ranks):
         return {}
-    coords = [mesh.coord_of(rank) for rank in ranks]
-    along = {name: sorted({coord[axis] for coord in coords}) for axis, name in enumerate(mesh.axes)}
-    return along if math.prod(map(len, along.values())) == len(ranks) else {}
+    along = [set(positions) for positions in zip(*coords, strict=True)]
+    if math.prod(map(len, along)) != len(ranks):
+        return {}
+    return {axis: sorted(positions) for axis, positions in zip(mesh.axes, along, strict=True)}
+
+
+@lru_cache(maxsize=16)
+def _coords_of(mesh: Mesh) -> dict[int, Coord]:
+    return dict(zip(mesh.ranks, mesh.coords(), strict=True))

@@ -9,7 +9,6 @@ tested); all of them are far from vermillion, which marks what is wrong, and fro
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -79,14 +78,12 @@ class Colouring:
 
         The first shade stands for all of a hue's.
         """
-        found = Counter(self.colour(rank) for rank in ranks)
-        if len(found) == 1:
-            return next(iter(found))
-        hues = Counter[int]()
-        for colour, count in found.items():
-            hues[colour // SHADES] += count
-        ((hue, count),) = hues.most_common(1)
-        return hue * SHADES if 3 * count >= found.total() else -1
+        colours = [self.colour(rank) for rank in ranks]
+        if len(set(colours)) == 1:
+            return colours[0]
+        hues = [colour // SHADES for colour in colours]
+        most = max(sorted(set(hues)), key=hues.count)
+        return most * SHADES if 3 * hues.count(most) >= len(hues) else -1
 
 
 def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:

@@ -6,6 +6,9 @@ The result is a grid of cells, each with one character and one look; the rendere
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import groupby
+from operator import or_
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.picture.model.holders import Mask, Plane
+    from shardviz.picture.model.palette import Colouring
     from shardviz.picture.model.ruler import Ruler
     from shardviz.picture.model.sides import Cell, Sides
     from shardviz.picture.text.boxes import Boxes
@@ -37,11 +41,13 @@ class Look:
         labels: Texts for a block of them, the longest first; the first that fits is written.
         tone: Whether they are in place.
         colour: The place of their colour in the palette of ranks; -1 for nobody, and for ranks of several hues.
+        ranks: Who holds them, for the label of a stretch of cells that are too narrow for labels of their own.
     """
 
     labels: tuple[str, ...]
     tone: Tone
     colour: int
+    ranks: Mask = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
         _write_ids(boxes, frame, rows, np.flatnonzero(down.is_inside), left)
         _write_on_rules(boxes, list(looks))
     else:
-        _write_labels(boxes, down.is_inside, across.is_inside, list(looks))
+        _write_labels(boxes, frame, down.is_inside, across.is_inside, list(looks))
     return Painted(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
 
 
@@ -135,7 +141,12 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    return Look(labels, tone, frame.sides.colouring.colour_of(ranks_of(mask)) if mask else -1)
+    return Look(labels, tone, _colour_of(mask, frame.sides.colouring) if mask else -1, mask)
+
+
+@lru_cache(maxsize=1 << 14)
+def _colour_of(mask: Mask, colouring: Colouring) -> int:
+    return colouring.colour_of(ranks_of(mask))
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
@@ -150,15 +161,28 @@ def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
     return spans[covers], Cut(before[own], after[own])
 
 
-def _write_labels(boxes: Boxes, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
+def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
     """Write each block's label into its middle, on the middle one of the rows that look alike."""
     rows = np.flatnonzero(data_rows).tolist()
     for start, stop in runs([row.tobytes() for row in boxes.codes[np.ix_(data_rows, data_cols)]]):
         middle = rows[start + (stop - start) // 2]
         line = boxes.codes[middle].tolist()
-        for left, right in runs(line):
-            if line[left] >= 0:
-                boxes.write_centred(middle, left, right - left, _fitting(looks[line[left]].labels, right - left))
+        for is_block, found in groupby(runs(line), key=lambda run: line[run[0]] >= 0):
+            if is_block:
+                _write_stretch(boxes, frame, middle, [(left, right, looks[line[left]]) for left, right in found])
+
+
+def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, Look]]) -> None:
+    """Write the labels of blocks that no line parts; one for all where each is too narrow for its own."""
+    labels = [_fitting(look.labels, right - left) for left, right, look in blocks]
+    if len(blocks) > 1 and not any(labels) and frame.lit is None:
+        begin, end = blocks[0][0], blocks[-1][1]
+        ranks = reduce(or_, (look.ranks for _, _, look in blocks))
+        label = _fitting(rank_labels(ranks, frame.sides.colouring, many=True), end - begin)
+        boxes.write_centred(row, begin, end - begin, label)
+        return
+    for (left, right, _), label in zip(blocks, labels, strict=True):
+        boxes.write_centred(row, left, right - left, label)
 
 
 def _fitting(labels: tuple[str, ...], room: int) -> str:

@@ -50,7 +50,9 @@ class TensorMap(Grid):
     HELP = """\
 ## The map
 
-The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it.
+The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it:
+`tp=1 ▸ fsdp 0…15` are many parts in one, those of tp 1 and in it of fsdp 0 to 15. The hue is a rank's place along the
+outermost split, the shade that along the next; the mesh has the same colours.
 
 - **v** goes from *claimed* (by the placements) to *held* (where the ids really are) to *difference*.
   In the difference, `1→4` is a block that should be on rank 1 and is on rank 4.
