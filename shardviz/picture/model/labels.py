@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.picture.model.palette import Colouring
 
+FEW = 16
+"""Of so many ranks the first and the last say more than how many they are."""
+
 SHORT = 12
 """Rank numbers up to this many characters are written out wherever they fit."""
 
@@ -42,10 +45,9 @@ def rank_labels(mask: Mask, colouring: Colouring, *, many: bool = False) -> tupl
     coords = _coords(mask, colouring, many=many) if count > 1 else ()
     is_brief = len(numbers) <= SHORT and "…" not in numbers and not many
     names = [numbers, *coords] if is_brief else [*coords, numbers]
-    if many and count > 1:
-        ranks = ranks_of(mask)
-        names.append(f"{ranks[0]}…{ranks[-1]}")
-    names += [f"{count:,} ranks", f"{count}r"] if count > 1 else []
+    if count > 1:
+        ends = [f"{ranks_of(mask)[0]}…{ranks_of(mask)[-1]}"] if many and count <= FEW else []
+        names += [*ends, f"{count:,} ranks", f"{count}r"]
     if many:
         names = [name if INSIDE in name else f"~{name}" for name in names]
     return tuple(dict.fromkeys(names))
