@@ -314,7 +314,7 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             await settle(pilot)
             await pilot.click("#sides", offset=(11, 0))
             await pilot.click("#map", offset=(12, 4))
-            await pilot.click("#small-mesh", offset=(13, 2))
+            await pilot.click("#small-mesh", offset=(11, 2))
             await pilot.click("#tabs", offset=(13, 0))
             await settle(pilot)
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name

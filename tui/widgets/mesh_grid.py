@@ -114,12 +114,14 @@ Every rank in its place: the last axis runs to the right, the one before it down
         """Write the ranks of a row, neighbours that look alike together."""
         segments: list[Segment] = []
         text, before, column = "", self.base, left
+        colouring = Colouring(plan.mesh, self.axes)
         while column < min(left + self.size.width - self._gutter, plan.size[1]):
             col, cell, style = plan.col_at(column), " ", self.base
             if col is not None:
                 rank = plan.grid.rank_at(row, col)
-                cell = f"{f'{self._sign(rank)}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
-                style = self._style(plan, rank)
+                sign = self._sign(rank)
+                cell = f"{f'{sign}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
+                style = self._style(colouring, rank, sign)
             if style is not before:
                 segments.append(Segment(text, before))
                 text, before = "", style
@@ -127,13 +129,12 @@ Every rank in its place: the last axis runs to the right, the one before it down
             column += len(cell)
         return [*segments, Segment(text, before)]
 
-    def _style(self, plan: MeshPlan, rank: int) -> Style:
-        is_grouped, has_sign = rank in self.lights.group, self._sign(rank) != " "
+    def _style(self, colouring: Colouring, rank: int, sign: str) -> Style:
         if self._heat is not None:
-            fill = heat_style(self._heat.level(rank), self.colours)
+            fill = heat_style(self._heat.level(rank), self.colours) or self.base
         else:
-            fill = rank_style(Colouring(plan.mesh, self.axes).colour(rank), self.colours)
-        return _style(self.base + fill, has_sign, is_grouped, rank == self.rank)
+            fill = rank_style(colouring.colour(rank), self.colours)
+        return _style(fill, sign != " ", rank in self.lights.group, rank == self.rank)
 
     def _sign(self, rank: int) -> str:
         return self._heat.sign(rank) if self._heat is not None else self.lights.sign(rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.dump.comms import received
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Heat:
     """One number for each rank.
 
@@ -45,7 +46,7 @@ class Heat:
         level = self.level(rank)
         return HEAT_SIGNS[level] if level >= 0 else "?"
 
-    @property
+    @cached_property
     def ends(self) -> tuple[int, int]:
         """The least and the most that any rank has."""
         return min(self.by_rank.values(), default=0), max(self.by_rank.values(), default=0)
