@@ -64,7 +64,7 @@ def test_what_is_left_out_says_how_many_ranks_are_marked() -> None:
     assert "≠" not in text_of("fsdp=128,tp=8")
     many = parse_mesh("pp=16,dp=8,tp=8")
     grids, left = grids_of(many, 4, [1000])
-    assert (grids[-1].title, len(grids), len(left)) == ("pp=15", 4, 12)
+    assert (grids[-1].title, len(grids), left) == ("pp=15", 4, 12)
     assert "more grids of 64 ranks, 1 ranks" not in text_of("pp=16,dp=8,tp=8", {1000})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,10 +49,8 @@ class RankGrid:
         """Where the grid is on the outer axes: `pp=0, dp=1`; empty where there are none."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.mesh.axes, self.at, strict=False))
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Its ranks, row by row."""
-        return tuple(self.rank_at(row, col) for row in range(self.num_rows) for col in range(self.num_cols))
+    def __contains__(self, rank: int) -> bool:
+        return rank in self.mesh and self.mesh.coord_of(rank)[: len(self.at)] == self.at
 
     def row_title(self, row: int) -> str:
         """Write where a row is: `fsdp=1`; empty where no axis runs downwards."""
@@ -107,24 +105,23 @@ def one_grid(mesh: Mesh) -> RankGrid:
     return RankGrid(mesh, tuple(axes[::-1][::2])[::-1], tuple(axes[::-1][1::2])[::-1])
 
 
-def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[RankGrid], list[RankGrid]]:
+def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[RankGrid], int]:
     """Return a grid for each position on the axes before the last two.
 
     Args:
         mesh: The mesh.
-        most: Grids to show at most.
-        wanted: Ranks whose grids are shown before others.
+        most: Grids to return at most.
+        wanted: Ranks whose grids are returned before others.
 
     Returns:
-        The grids to show, and those that are left out.
+        The grids, and how many more there are.
     """
-    axes = tuple(range(mesh.ndim))
-    grids = [RankGrid(mesh, axes[-1:], axes[-2:-1], place) for place in product(*map(range, mesh.shape[:-2]))]
-    if len(grids) <= most:
-        return grids, []
-    first = {mesh.coord_of(rank)[:-2] for rank in wanted if rank in mesh}
-    shown = set(sorted(range(len(grids)), key=lambda at: grids[at].at not in first)[:most])
-    return [grids[at] for at in sorted(shown)], [grid for at, grid in enumerate(grids) if at not in shown]
+    axes, outer = tuple(range(mesh.ndim)), mesh.shape[:-2]
+    first = sorted({mesh.coord_of(rank)[:-2] for rank in wanted if rank in mesh})
+    others = islice(product(*map(range, outer)), most)
+    places = sorted(islice(dict.fromkeys((*first, *others)), most))
+    grids = [RankGrid(mesh, axes[-1:], axes[-2:-1], place) for place in places]
+    return grids, math.prod(outer) - len(grids)
 
 
 def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
@@ -155,7 +152,5 @@ def _lines(shown: Collection[int], count: int) -> int:
 
 def spread(ranks: Iterable[int], grid: RankGrid) -> tuple[set[int], set[int]]:
     """Return the rows and the columns of a grid that have any of some ranks."""
-    size = len(grid.at)
-    here = [rank for rank in ranks if rank in grid.mesh and grid.mesh.coord_of(rank)[:size] == grid.at]
-    places = list(map(grid.row_and_col, here))
+    places = [grid.row_and_col(rank) for rank in ranks if rank in grid]
     return {row for row, _ in places}, {col for _, col in places}

@@ -77,7 +77,8 @@ def mesh_drawing(
         parts.append(element("g", grid.markup, transform=f"translate(0 {top})"))
         top += grid.height + 12
     if left:
-        text = f"⋮ {len(left):,} more grids{marks.among(rank for grid in left for rank in grid.ranks)}"
+        hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
+        text = f"⋮ {left:,} more grids{marks.among(hidden)}"
         parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
     return Drawn("".join(parts), width, top - 12)

@@ -75,8 +75,9 @@ def mesh_lines(
         grids = grids[count:]
     if not left:
         return lines
-    size, hidden = left[0].num_rows * left[0].num_cols, marks.among(rank for grid in left for rank in grid.ranks)
-    return [*lines, line((f"{glyphs.more} {len(left):,} more grids of {size:,} ranks{hidden}", DIM))]
+    size = found[0].num_rows * found[0].num_cols
+    hidden = marks.among(rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
+    return [*lines, line((f"{glyphs.more} {left:,} more grids of {size:,} ranks{hidden}", DIM))]
 
 
 def heat_lines(mesh: Mesh, heat: Heat, terminal: Terminal) -> list[Text]:
