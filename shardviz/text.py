@@ -6,13 +6,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
 Key = TypeVar("Key", bound="Hashable")
+
+LEAST_STEPS = 5
+"""Numbers at equal distances that are written as a range with a step; fewer are as brief as they are."""
+
+MOST_PIECES = 8
+"""Ranges and numbers of a list that are written out."""
+
+INSIDE = "▸"
+"""Between an axis's position and the positions of the next one inside of it."""
 
 UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -48,7 +57,7 @@ class Fold:
             return self.prefix
         if len(self) == 1:
             return f"{self.prefix}{self.numbers[0][0]}{self.suffix}"
-        return f"{self.prefix}[{_written(self.numbers, ',')}]{self.suffix}"
+        return f"{self.prefix}[{','.join(map(_span, self.numbers))}]{self.suffix}"
 
 
 def fold(named: Iterable[tuple[str, Key]]) -> list[tuple[Fold, Key]]:
@@ -80,12 +89,51 @@ def cut(name: str) -> tuple[str, int | None, str]:
 
 
 def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
-    """Write numbers briefly, rising: `0-3, 7`."""
-    return _written(_spans(sorted(numbers)), comma)
+    """Write numbers briefly, rising: `0-3, 7`, or `0…1016 step 8`; of many pieces the first, and how many there are."""
+    rising = sorted(numbers)
+    pieces = _pieces(_spans(rising))
+    if len(pieces) <= MOST_PIECES:
+        return comma.join(pieces)
+    return f"{comma.join(pieces[: MOST_PIECES - 2])}{comma}… ({len(rising):,} in all)"
 
 
-def _written(spans: Iterable[tuple[int, int]], comma: str) -> str:
-    return comma.join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in spans)
+def range_text(rising: Sequence[int], dash: str = "…") -> str:
+    """Write rising positions along an axis: `0…127`; those that do not follow each other as `join_numbers` does."""
+    first, last = rising[0], rising[-1]
+    if last - first + 1 > len(rising):
+        return join_numbers(rising, ",")
+    return f"{first}{dash}{last}" if last > first else str(first)
+
+
+def _pieces(spans: Sequence[tuple[int, int]]) -> list[str]:
+    """Write spans, those of one length that follow each other in equal steps together."""
+    found, at = [], 0
+    while at < len(spans):
+        count = _alike(spans, at)
+        piece = _span(spans[at])
+        if count >= LEAST_STEPS:
+            step = spans[at + 1][0] - spans[at][0]
+            piece += f"…{_span(spans[at + count - 1])} step {step}"
+        else:
+            count = 1
+        found.append(piece)
+        at += count
+    return found
+
+
+def _alike(spans: Sequence[tuple[int, int]], at: int) -> int:
+    """Return how many spans from one on have its length and its distance to the next."""
+    pairs = zip(spans[at:], spans[at + 1 :], strict=False)
+    steps = ((after[0] - before[0], after[1] - before[1]) for before, after in pairs)
+    first = next(steps, None)
+    if first is None or first[0] != first[1]:
+        return 1
+    return 2 + sum(1 for _ in takewhile(lambda step: step == first, steps))
+
+
+def _span(span: tuple[int, int]) -> str:
+    start, stop = span
+    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
 
 
 def _spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:

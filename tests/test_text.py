@@ -19,10 +19,11 @@ from shardviz.text import (
     natural_key,
     nearest,
     printable,
+    range_text,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 PARTS = st.sampled_from(["layers", "0", "1", "2", "10", "01", "wq", "weight", "²", "٣", "", "9" * 20, "a1"])
 NAMES = st.lists(PARTS, min_size=1, max_size=5).map(".".join) | st.text(max_size=8)
@@ -47,6 +48,11 @@ def test_a_layer_with_another_key_splits_off_and_the_rest_stay_together():
         ("layers.[0-2,4-7].w", False),
         ("layers.3.w", True),
     ]
+
+
+def test_a_folded_name_names_every_layer_since_lockfiles_are_read_back():
+    (folded,) = [folded for folded, _ in fold((f"layers.{index}.w", 0) for index in range(0, 40, 2))]
+    assert str(folded) == f"layers.[{','.join(map(str, range(0, 40, 2)))}].w"
 
 
 def test_folds_come_in_the_order_of_their_first_names():
@@ -136,3 +142,46 @@ def test_a_misspelt_word_gets_the_known_one_and_another_word_nothing() -> None:
     assert did_you_mean("laiers.0", ("layers.0\x1b", "embed")) == "did you mean layers.0\\u001b?"
     assert did_you_mean("xyzzy", ("check", "show")) == ""
     assert nearest("frok", ("fork",), cutoff=0.8) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        (range(4), "0-3"),
+        ([0, 1, 2, 7], "0-2, 7"),
+        (range(0, 1024, 8), "0…1016 step 8"),
+        ([number for first in range(0, 1024, 8) for number in range(first, first + 4)], "0-3…1016-1019 step 8"),
+        ([0, 2, 4], "0, 2, 4"),
+        ([1, 2, *range(10, 60, 10)], "1-2, 10…50 step 10"),
+        ([*range(0, 60, 10), 51], "0…40 step 10, 50-51"),
+        ([0, 3, 4, 9, 11, 20, 26, 33, 47, 60, 61], "0, 3-4, 9, 11, 20, 26, … (11 in all)"),
+        ([], ""),
+    ],
+)
+def test_numbers_are_written_as_ranges_with_steps_and_never_as_a_long_list(numbers: Iterable[int], text: str):
+    assert join_numbers(numbers) == text
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_numbers_that_are_all_written_are_those_that_were_given(numbers: set[int]):
+    text = join_numbers(numbers)
+    if "in all" in text:
+        assert f"({len(numbers)} in all)" in text
+    else:
+        assert sorted(number for piece in text.split(", ") if piece for number in meant(piece)) == sorted(numbers)
+
+
+def meant(piece: str) -> list[int]:
+    """Return the numbers of a piece as a reader understands it."""
+    ends, _, step = piece.partition(" step ")
+    firsts = [part.split("-") for part in ends.split("…")]
+    length = int(firsts[0][-1]) - int(firsts[0][0]) + 1
+    starts = range(int(firsts[0][0]), int(firsts[-1][0]) + 1, int(step or 1)) if step else [int(firsts[0][0])]
+    return [number for start in starts for number in range(start, start + length)]
+
+
+@pytest.mark.parametrize(
+    ("positions", "text"), [([3], "3"), (range(128), "0…127"), ([4, 5], "4…5"), ([0, 2], "0,2"), ([0, 1, 5], "0-1,5")]
+)
+def test_positions_along_an_axis_are_a_range(positions: Sequence[int], text: str):
+    assert range_text(positions) == text

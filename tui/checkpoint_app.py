@@ -130,7 +130,7 @@ class CheckpointApp(App[None]):
         lines = self.query_one("#files", Lines)
 
         def line(at: int) -> Text:
-            return _file_line(at, names[at], sizes[names[at]], most, lines.behind)
+            return _file_line(at, names[at], sizes[names[at]], most, lines.colours)
 
         lines.show(len(names), line)
 
@@ -226,9 +226,9 @@ def _title(checkpoint: Checkpoint) -> Text:
     return Text.assemble((name, "bold"), (f"  {total(checkpoint)}", "dim"), no_wrap=True, overflow="ellipsis")
 
 
-def _file_line(at: int, name: str, size: int | None, most: int, behind: str) -> Text:
+def _file_line(at: int, name: str, size: int | None, most: int, colours: str) -> Text:
     """Write a file's number in its colour, its size to scale, and its name."""
-    line = Text.assemble((f"{at:>4} ", rank_style(rank_colour(at), behind)), no_wrap=True)
+    line = Text.assemble((f"{at:>4} ", rank_style(rank_colour(at), colours)), no_wrap=True)
     if size is None:
         return line.append(f"{'missing':>10}  ", verdict_style("error")).append(printable(name))
     bar = "█" * max(round(8 * size / max(most, 1)), bool(size))

@@ -10,7 +10,24 @@ from rich.style import Style
 from textual.color import Color
 from textual.theme import Theme
 
-from shardviz.picture.model.palette import BLUE, GREEN, GREY, ORANGE, RANK_COLOURS, SKY, VERMILLION
+from shardviz.picture.model.palette import (
+    BLUE,
+    GREEN,
+    GREY,
+    HEAT_COLOURS,
+    HEAT_COLOURS_16,
+    HEAT_COLOURS_256,
+    INK_ON_16,
+    INK_ON_HEAT_16,
+    ORANGE,
+    RANK_COLOURS,
+    RANK_COLOURS_16,
+    RANK_COLOURS_256,
+    SHADES,
+    SKY,
+    VERMILLION,
+    ink_on,
+)
 
 if TYPE_CHECKING:
     from shardviz.check.verdicts import Verdict
@@ -25,25 +42,54 @@ VERDICT_COLOURS: dict[Verdict, str] = {
 }
 
 
+ANSI = {
+    **{0: "#000000", 2: "#00aa00", 3: "#aa5500", 4: "#0000aa", 5: "#aa00aa", 6: "#00aaaa"},
+    **{10: "#55ff55", 11: "#ffff55", 14: "#55ffff", 15: "#ffffff"},
+}
+"""What Rich rounds to these of a terminal's 16 colours, and to no other; Textual would replace the numbers."""
+
+
 @lru_cache(maxsize=1024)
-def block_style(look: Look, background: str) -> Style:
-    """Return the style of a block on a background."""
+def block_style(look: Look, background: str, colours: str = "truecolor") -> Style:
+    """Return the style of a block on a background, in a palette for so many colours as `Console.color_system` says."""
     if look.tone == "nobody":
-        return _filled(VERMILLION, background, 0.25)
-    if look.tone == "elsewhere":
-        return _filled(VERMILLION, background, 0.6 if look.rank % 2 else 0.45) + Style(bold=True)
-    if look.tone in ("in place", "unlit"):
-        return _filled(GREY, background, 0.15)
-    return rank_style(look.colour, background, 0.25 if look.tone == "mixed" else 0.45)
+        return _tinted(VERMILLION, background, 0.25)
+    if look.tone in ("in place", "unlit") or look.colour < 0:
+        return _tinted(GREY, background, 0.15 if look.tone in ("in place", "unlit") else 0.3)
+    return rank_style(look.colour, colours)
 
 
-@lru_cache(maxsize=1024)
-def rank_style(colour: int, background: str, share: float = 0.45) -> Style:
-    """Return the style of a rank on a background, with a share of its colour in the palette of ranks."""
-    return _filled(RANK_COLOURS[colour], background, share)
+@lru_cache(maxsize=256)
+def rank_style(colour: int, colours: str = "truecolor") -> Style:
+    """Return the style of a colour of ranks: filled with it, and ink that can be read on it.
+
+    Each palette has colours of the terminal's own, which are not rounded to others on their way there.
+    """
+    if colours == "standard":
+        at = colour // SHADES
+        fill, text = ANSI[RANK_COLOURS_16[at]], ANSI[INK_ON_16[at]]
+    else:
+        fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
+        text = ink_on(fill)
+    return _filled(fill, text)
 
 
-def _filled(colour: str, background: str, share: float) -> Style:
+@lru_cache(maxsize=64)
+def heat_style(level: int, colours: str = "truecolor") -> Style:
+    """Return the style of a level of heat: filled with its colour."""
+    if level < 0:
+        return Style()
+    if colours == "standard":
+        return _filled(ANSI[HEAT_COLOURS_16[level]], ANSI[INK_ON_HEAT_16[level]])
+    fill = (HEAT_COLOURS_256 if colours == "256" else HEAT_COLOURS)[level]
+    return _filled(fill, ink_on(fill))
+
+
+def _filled(fill: str, text: str) -> Style:
+    return Style(color=Color.parse(text).rich_color, bgcolor=Color.parse(fill).rich_color)
+
+
+def _tinted(colour: str, background: str, share: float) -> Style:
     behind = Color.parse(background)
     fill = behind.blend(Color.parse(colour), share)
     text = Color.parse("#ffffff") if fill.brightness < 0.5 else Color.parse("#000000")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardviz.text import counted, fold, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.text import Fold
@@ -204,6 +204,11 @@ class Report:
         return {name: tuple(findings) for name, findings in found.items()}
 
     @cached_property
+    def named_ranks(self) -> frozenset[int]:
+        """The ranks that findings name."""
+        return named_ranks(self.findings, self.num_ranks)
+
+    @cached_property
     def why_not_checked(self) -> Mapping[str, tuple[str, ...]]:
         """Why a check of a tensor could not be made, by the names of the tensors where one could not."""
         found: dict[str, list[str]] = {}
@@ -235,3 +240,15 @@ def _names_of(folds: Sequence[Fold]) -> str:
     names = listed(folds, MOST_NAMES)
     tensors = sum(1 for one in folds for _ in one.names())
     return f"{counted(tensors, 'tensor')} ({names})" if len(folds) > MOST_NAMES else names
+
+
+def named_ranks(findings: Iterable[Finding], num_ranks: int) -> frozenset[int]:
+    """Return the ranks that findings name, where any names some: one that names every rank points at none of them.
+
+    Args:
+        findings: The findings.
+        num_ranks: The ranks of the run.
+    """
+    named = [frozenset(finding.ranks) for finding in findings if finding.ranks]
+    some = [ranks for ranks in named if len(ranks) < num_ranks]
+    return frozenset[int]().union(*(some or named))

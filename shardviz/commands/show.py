@@ -88,7 +88,7 @@ def _show_step(args: argparse.Namespace) -> None:
     from rich.text import Text
 
     from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
-    from shardviz.picture.model.heat import heats_of
+    from shardviz.picture.model.step_heat import step_heats
     from shardviz.picture.model.step_tree import step_tree
     from shardviz.picture.text.step_tree import step_lines
 
@@ -100,7 +100,7 @@ def _show_step(args: argparse.Namespace) -> None:
     _refuse_checkpoint(args.dump, "step")
     dump = read_dump(args.dump)
     tree = step_tree(dump, checked(dump).findings)
-    heats = heats_of(dump) if tree.finding is not None else []
+    heats = step_heats(dump) if tree.finding is not None else []
     terminal = terminal_for(args.color, args.output)
     if args.format == "json":
         finding = tree.finding.to_json() if tree.finding is not None else None
@@ -113,6 +113,8 @@ def _show_step(args: argparse.Namespace) -> None:
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
     from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
+    from shardviz.picture.model.heat import bytes_held, bytes_received
+    from shardviz.picture.text.meshes import heat_lines
     from shardviz.picture.text.schedule import schedule_lines
     from shardviz.picture.text.tables.comms import comms_lines
     from shardviz.picture.text.tables.memory import memory_lines
@@ -128,9 +130,12 @@ def _show_table(args: argparse.Namespace) -> None:
     dump = read_dump(args.dump)
     terminal = terminal_for(args.color, args.output)
     if args.memory:
-        lines = memory_lines(dump, all_ranks=args.all)
+        heat = heat_lines(dump.files.mesh, bytes_held(dump), terminal)
+        lines = [*heat, *memory_lines(dump, all_ranks=args.all)]
+    elif args.comms:
+        lines = [*heat_lines(dump.files.mesh, bytes_received(dump), terminal), *comms_lines(dump)]
     else:
-        lines = comms_lines(dump) if args.comms else schedule_lines(dump, terminal.width)
+        lines = schedule_lines(dump, terminal.width)
     write_answer(lines, terminal, args.output)
 
 
@@ -223,12 +228,6 @@ def show(
     write_answer(lines, terminal, output)
 
 
-def _guilty(report: Report) -> frozenset[int]:
-    """Return the ranks that findings name, unless they name all."""
-    ranks = frozenset(rank for finding in report.findings for rank in finding.ranks)
-    return ranks if len(ranks) < report.num_ranks else frozenset()
-
-
 def _of_no_tensor(dump: Dump, report: Report, terminal: Terminal) -> list[Text]:
     """Return the findings that no tensor's own picture shows, with what they are seen by."""
     from shardviz.picture.exhibits.of_finding import exhibit_of
@@ -257,7 +256,7 @@ def overview(dump: Dump, terminal: Terminal) -> list[Text]:
     files = dump.files
     lines = [
         line((f"mesh {files.mesh}", "bold"), f"  {files.run.num_ranks:,} ranks, torch {files.run.torch}"),
-        *mesh_lines(files.mesh, terminal.width, terminal.glyphs, _guilty(report)),
+        *mesh_lines(files.mesh, terminal.width, terminal.glyphs, report.named_ranks),
         line(""),
         *table_lines(dump, report, terminal),
         line(""),

@@ -166,6 +166,12 @@ class Layout:
         return tuple(axis for axis in self.mesh.axes if axis in used)
 
     @property
+    def nested_axes(self) -> tuple[str, ...]:
+        """The axes that split some dim, dim by dim, the outermost of each first."""
+        links = (link for chain in self.chains for link in chain)
+        return tuple(link for link in links if isinstance(link, str) and link != JOIN)
+
+    @property
     def replicate_axes(self) -> tuple[str, ...]:
         """The axes along which every rank holds an equal copy, in mesh order."""
         pending = {axis for axis, _ in self.partial}

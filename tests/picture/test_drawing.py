@@ -12,13 +12,15 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import Holders, mask_of
-from shardviz.picture.model.labels import ranks_label, shared_coords
+from shardviz.picture.model.labels import rank_labels, ranks_label
+from shardviz.picture.model.palette import Colouring
 from shardviz.picture.model.sides import Sides
 from shardviz.picture.model.subject import of_layout
 from tests.lanes import cases
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
+    from shardviz.picture.model.nest import Span
 
 MESH = parse_mesh("fsdp=2,tp=3")
 CHAINS = ["", "/fsdp", "/tp", "/tp/fsdp", "/fsdp/tp", "/3/tp", "/2/fsdp"]
@@ -60,7 +62,7 @@ def test_every_block_says_who_holds_its_elements_and_whether_that_is_as_claimed(
     drawing = draw(both_sides(claimed, held), claimed.shape, budget)
     one, other = by_element(claimed), by_element(held)
     drawn = tuple(one.ndim - len(claimed.shape) + dim for dim in drawing.drawn)
-    rows, cols = drawn if len(drawn) == 2 else (0, 1)
+    rows, cols = drawn if len(drawn) == 2 else (1, 0)
     for panel in drawing.panels:
         assert len(panel.rows) <= budget.rows
         assert len(panel.cols) <= budget.cols
@@ -103,20 +105,96 @@ def test_the_first_difference_is_shown_wherever_it_is() -> None:
     assert shown[:2] == [40, 41]
 
 
+def by_grid(*axes: str) -> Colouring:
+    return Colouring(parse_mesh("fsdp=16,tp=4"), axes)
+
+
 def test_ranks_are_named_by_number_then_by_coordinate_then_counted() -> None:
-    mesh = parse_mesh("fsdp=16,tp=4")
     column = mask_of(range(1, 64, 4))
-    assert ranks_label(mask_of([0, 1, 2, 9]), mesh, 20) == "0-2,9"
-    assert ranks_label(column, mesh, 20) == "tp=1"
-    assert ranks_label(column, None, 20) == "16 ranks"
-    assert ranks_label(mask_of([*range(1, 64, 4), 2]), mesh, 5) == "17r"
-    assert ranks_label(0, mesh, 20) == "nobody"
+    assert ranks_label(mask_of([0, 1, 2, 9]), by_grid(), 20) == "0-2,9"
+    assert ranks_label(column, by_grid(), 20) == "tp=1"
+    assert ranks_label(column, Colouring(), 20) == "1…61 step 4"
+    assert ranks_label(column, Colouring(), 8) == "16 ranks"
+    assert ranks_label(mask_of([*range(1, 64, 4), 2]), by_grid(), 5) == "17r"
+    assert ranks_label(0, by_grid(), 20) == "nobody"
+
+
+def test_a_block_of_many_parts_is_named_from_the_outer_split_inwards() -> None:
+    column, row = mask_of(range(1, 64, 4)), mask_of(range(8, 12))
+    assert ranks_label(column, by_grid("tp", "fsdp"), 30, many=True) == "tp=1 ▸ fsdp 0…15"
+    assert ranks_label(row, by_grid("fsdp", "tp"), 30, many=True) == "fsdp=2 ▸ tp 0…3"
+    assert ranks_label(mask_of(range(64)), by_grid("tp", "fsdp"), 30, many=True) == "tp 0…3 ▸ fsdp 0…15"
+    assert ranks_label(column, by_grid("tp", "fsdp"), 10, many=True) == "~tp=1"
+    assert ranks_label(mask_of([0, 5]), by_grid("tp", "fsdp"), 30, many=True) == "~0,5", "they are not a product"
+
+
+def test_axes_along_which_a_block_is_copied_are_left_out() -> None:
+    colouring = Colouring(parse_mesh("dp=2,fsdp=4,tp=2"), ("tp", "fsdp"))
+    block = mask_of([rank for rank in range(16) if rank % 2])
+    assert ranks_label(block, colouring, 40, many=True) == "tp=1 ▸ fsdp 0…3"
 
 
 def test_shared_coordinates_are_given_only_where_they_are_exact() -> None:
-    mesh = parse_mesh("a=2,b=3,c=2")
-    assert shared_coords(mask_of(range(12)), mesh) == "all ranks"
-    assert shared_coords(mask_of([0, 2, 4]), mesh) == "a=0 c=0"
-    assert shared_coords(mask_of([0, 1, 4, 5]), mesh) == "a=0 b=0,2"
-    assert shared_coords(mask_of([0, 3]), mesh) == ""
-    assert shared_coords(mask_of([0, 12]), mesh) == ""
+    colouring = Colouring(parse_mesh("a=2,b=3,c=2"))
+
+    def in_full(*ranks: int) -> set[str]:
+        return {label for label in rank_labels(mask_of(ranks), colouring) if "=" in label or label == "all ranks"}
+
+    assert in_full(*range(12)) == {"all ranks"}
+    assert in_full(0, 2, 4) == {"a=0 c=0"}
+    assert in_full(0, 1, 4, 5) == {"a=0 b=0,2"}
+    assert in_full(0, 3) == in_full(0, 12) == set()
+
+
+def nested(mesh: str, layout: str, rows: int) -> list[Span]:
+    subject = of_layout(parse(layout).layout(parse_mesh(mesh)))
+    (panel,) = draw(subject.sides, subject.shape, Budget(rows=rows)).panels
+    return list(panel.rows)
+
+
+def test_one_block_of_the_outer_split_is_opened_and_the_others_are_folded() -> None:
+    rows = nested("fsdp=16,tp=4", "[640/tp/fsdp, 4]", 12)
+    assert [str(span) for span in rows if span.is_block] == ["160:320", "320:480", "480:640"]
+    assert [span.parts for span in rows if span.is_block] == [16, 16, 16]
+    opened = [span for span in rows if not span.is_block]
+    assert [str(span) for span in opened[:3]] == ["0:10", "10:20", "20:30"]
+    assert sum(span.parts for span in opened) == 16
+    assert len(rows) == 12
+
+
+def test_too_many_blocks_are_joined_between_the_first_and_the_last() -> None:
+    rows = nested("fsdp=16,tp=4", "[640/fsdp/tp, 4]", 12)
+    assert [str(span) for span in rows[:4]] == ["0:10", "10:20", "20:30", "30:40"], "the first block is opened"
+    assert [span.parts for span in rows if span.is_block] == [4] * (len(rows) - 5)
+    (left_out,) = [span for span in rows if span.parts > 1 and not span.is_block]
+    assert left_out.parts == 64 - 4 - 4 * (len(rows) - 5)
+
+
+def test_segments_of_a_fused_weight_are_blocks() -> None:
+    rows = nested("tp=16", "[480/3/tp, 4]", 10)
+    assert [str(span) for span in rows if span.is_block] == ["160:320", "320:480"]
+
+
+def test_parts_that_fit_are_not_folded() -> None:
+    assert not any(span.is_block for span in nested("fsdp=16,tp=4", "[640/tp/fsdp, 4]", 64))
+    assert not any(span.is_block for span in nested("tp=64", "[64/tp, 4]", 12)), "one split has no blocks"
+
+
+def test_the_block_with_the_first_difference_is_the_one_that_is_opened() -> None:
+    mesh = parse_mesh("fsdp=16,tp=4")
+    layout = parse("[640/tp/fsdp, 4]").layout(mesh)
+    swapped = {2 + 4 * 5: 2 + 4 * 6, 2 + 4 * 6: 2 + 4 * 5}
+    regions = {region: 1 << rank | 1 << (64 + swapped.get(rank, rank)) for rank, region in layout.regions()}
+    sides = Sides(Holders((640, 4), regions, {}), 64, True, True, mesh, axes=("tp", "fsdp"))
+    (panel,) = draw(sides, (640, 4), Budget(rows=12)).panels
+    assert [str(span) for span in panel.rows if span.is_block] == ["0:160", "160:320", "480:640"]
+    shown = [span.start for span, differs in zip(panel.rows, panel.differs, strict=True) if any(differs)]
+    assert shown[:2] == [370, 380]
+
+
+@given(layouts(), st.sampled_from(BUDGETS))
+@cases(50)
+def test_a_line_is_drawn_downwards(layout: Layout, budget: Budget) -> None:
+    if len(layout.shape) == 1:
+        for panel in draw(of_layout(layout).sides, layout.shape, budget).panels:
+            assert (panel.rows[-1].stop, len(panel.cols)) == (layout.shape[0], 1)

@@ -112,4 +112,6 @@ def test_ranks_are_written_as_spans() -> None:
     assert ranks_text(mask_of([0, 1, 2, 5, 7, 8])) == "0-2,5,7-8"
     assert ranks_of(mask_of([3, 1000])) == (3, 1000)
     assert [ranks_in_words(ranks) for ranks in ((3,), (0, 1, 2, 8))] == ["rank 3", "ranks 0-2,8"]
-    assert ranks_in_words(range(0, 2048, 2), 20) == "ranks 0,2,4,6,8,10,12,14,..."
+    assert ranks_in_words(range(0, 2048, 2), 20) == "ranks 0…2046 step 2"
+    assert ranks_in_words(range(0, 2048, 2), 10) == "1,024 ranks", "a range is not cut in two"
+    assert ranks_in_words([0, 3, 7, 8, 20], 6) == "ranks 0,3,..."

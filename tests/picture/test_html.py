@@ -80,7 +80,10 @@ def test_findings_come_first_with_their_picture_and_are_reported_once_for_all_la
     assert "<code>layers.[0-1].wq</code><a" in article
     assert "</h3><p>2 tensors alike: " in article
     assert "≠ 4</text>" in article
-    assert "≠ 4</text>" not in text[text.index("</article>") :]
+    tensors, mesh = text.index('id="tensors"'), text.index('id="mesh"')
+    assert "≠ 4</text>" not in text[tensors:mesh]
+    assert "≠ 4</text>" in text[mesh:], "the ranks that a finding names are marked"
+    assert "findings: ▁ 0 on rank" in text[mesh:], "and how many name each"
 
 
 def test_every_tensor_has_a_line_that_opens_on_its_map(tmp_path: Path) -> None:

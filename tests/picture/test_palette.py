@@ -1,12 +1,28 @@
-"""Colours of ranks: which ranks look different, and that nothing else has the colour of what is wrong."""
+"""Colours of ranks: who is told from whom, also by colour-blind eyes and by terminals of few colours."""
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
+
+import numpy as np
 import pytest
+from rich.color import Color, ColorSystem
 
 from shardviz.layout.mesh import Mesh, parse_mesh
-from shardviz.picture.model.palette import RANK_COLOURS, VERMILLION, rank_colour
-from shardviz.tui.colours import rank_style
+from shardviz.picture.model.palette import (
+    HUES,
+    INK_ON_16,
+    RANK_COLOURS,
+    RANK_COLOURS_16,
+    RANK_COLOURS_256,
+    SHADES,
+    VERMILLION,
+    Colouring,
+    ink_on,
+    rank_colour,
+)
+from shardviz.tui.colours import ANSI, rank_style
+from tests.picture.contrast import contrast
 
 MESHES = [
     *(parse_mesh(text) for text in ("1", "5", "2,4", "8,8", "2,7", "7,7", "3,14,2", "15,15", "4,28", "2,1,3,7,2")),
@@ -15,36 +31,165 @@ MESHES = [
     Mesh(("dp", "tp"), (3, 3), (4, 8, 1, 0, 7, 2, 6, 3, 5)),
 ]
 
+EYES = {
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+"""What eyes make of linear red, green and blue: Machado, Oliveira and Fernandes, 2009, at full severity."""
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_ranks_fewer_than_seven_steps_apart_along_an_axis_differ_on_every_mesh(mesh: Mesh) -> None:
-    for axis in mesh.axes:
-        for group in mesh.groups(axis):
-            for first in range(len(group)):
-                near = [rank_colour(rank, mesh) for rank in group[first : first + len(RANK_COLOURS)]]
-                assert len(set(near)) == len(near), (axis, group)
+TO_CONES = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+TO_OKLAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+"""Oklab (Ottosson, 2020), in which distances are about as people see them; 0.02 is one that is just noticed."""
+
+PALETTES = {"true colour": (RANK_COLOURS, 0.075), "256 colours": (RANK_COLOURS_256, 0.06)}
 
 
-@pytest.mark.parametrize("step", range(1, 65))
-def test_without_a_mesh_ranks_differ_whose_distance_is_no_multiple_of_the_palette(step: int) -> None:
-    alike = [rank_colour(rank) == rank_colour(rank + step) for rank in range(64)]
-    assert set(alike) == {step % len(RANK_COLOURS) == 0}
+def seen(colours: tuple[str, ...], eyes: str) -> np.ndarray:
+    """Return colours as Oklab, as some eyes see them."""
+    values = np.array([[int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)] for colour in colours])
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    return np.cbrt(np.clip(linear @ EYES[eyes].T, 0, 1) @ TO_CONES.T) @ TO_OKLAB.T
 
 
-@pytest.mark.parametrize("mesh", ["7", "2,4", "8,8", "2,2,2", "4,15"])
-def test_a_rank_has_the_same_colour_on_its_mesh_and_on_a_part_of_it(mesh: str) -> None:
-    whole = parse_mesh(mesh)
-    assert [rank_colour(rank, whole) for rank in whole.ranks] == [rank_colour(rank) for rank in whole.ranks]
-    for group in whole.groups(whole.axes[0]):
-        part = Mesh(("part",), (len(group),), group)
-        assert [rank_colour(rank, part) for rank in group] == [rank_colour(rank, whole) for rank in group]
+def nearest(colours: tuple[str, ...], eyes: str) -> float:
+    """Return the distance between the two hues that are most alike, in any of their shades."""
+    found = seen(colours, eyes)
+    pairs = combinations(range(len(colours)), 2)
+    return min(float(np.linalg.norm(found[a] - found[b])) for a, b in pairs if a // SHADES != b // SHADES)
 
 
-def test_no_rank_has_the_colour_of_what_is_wrong() -> None:
-    assert VERMILLION not in RANK_COLOURS
-    assert len(set(RANK_COLOURS)) == len(RANK_COLOURS)
+@pytest.mark.parametrize("eyes", EYES)
+@pytest.mark.parametrize("palette", PALETTES)
+def test_eight_hues_are_told_apart_in_any_shade_also_by_colour_blind_eyes(palette: str, eyes: str) -> None:
+    colours, least = PALETTES[palette]
+    assert len(colours) == HUES * SHADES
+    assert nearest(colours, eyes) >= least
+
+
+@pytest.mark.parametrize("palette", PALETTES)
+def test_shades_of_a_hue_are_told_apart_and_none_is_grey_or_the_colour_of_what_is_wrong(palette: str) -> None:
+    colours = PALETTES[palette][0]
+    found = seen(colours, "normal")
+    for dark, light in zip(found[::SHADES], found[1::SHADES], strict=True):
+        assert np.linalg.norm(dark - light) >= 0.06
+    assert np.hypot(found[:, 1], found[:, 2]).min() >= 0.05, "a chroma of 0 is grey"
+    assert np.linalg.norm(found - seen((VERMILLION,), "normal"), axis=1).min() >= 0.1
+
+
+def test_the_distance_sees_what_colour_blind_eyes_do_not() -> None:
+    okabe_and_ito = ("#009e73", "#009e73", "#cc79a7", "#cc79a7", "#999999", "#999999")
+    assert nearest(okabe_and_ito, "normal") > 0.06 > nearest(okabe_and_ito, "deuteranopia")
+
+
+@pytest.mark.parametrize("palette", PALETTES)
+def test_text_can_be_read_on_every_colour(palette: str) -> None:
+    assert min(contrast(colour, ink_on(colour)) for colour in PALETTES[palette][0]) >= 4.5
+
+
+XTERM = (
+    *("#000000", "#cd0000", "#00cd00", "#cdcd00", "#0000ee", "#cd00cd", "#00cdcd", "#e5e5e5"),
+    *("#7f7f7f", "#ff0000", "#00ff00", "#ffff00", "#5c5cff", "#ff00ff", "#00ffff", "#ffffff"),
+)
+WINDOWS = (
+    *("#0c0c0c", "#c50f1f", "#13a10e", "#c19c00", "#0037da", "#881798", "#3a96dd", "#cccccc"),
+    *("#767676", "#e74856", "#16c60c", "#f9f1a5", "#3b78ff", "#b4009e", "#61d6d6", "#f2f2f2"),
+)
+
+
+@pytest.mark.parametrize("theme", [XTERM, WINDOWS], ids=["xterm", "Windows"])
+def test_text_can_be_read_on_each_of_16_colours(theme: tuple[str, ...]) -> None:
+    for fill, ink in zip(RANK_COLOURS_16, INK_ON_16, strict=True):
+        assert contrast(theme[fill], theme[ink]) >= 4.5, (fill, ink)
+
+
+def test_16_colours_have_eight_hues_without_grey_and_without_red() -> None:
+    assert len(set(RANK_COLOURS_16)) == HUES
+    assert not {0, 7, 8, 15, 1, 9} & set(RANK_COLOURS_16)
+
+
+@pytest.mark.parametrize("system", [ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
+def test_no_colour_is_rounded_to_another_on_its_way_to_the_terminal(system: ColorSystem) -> None:
+    name = {ColorSystem.EIGHT_BIT: "256", ColorSystem.STANDARD: "standard"}[system]
+    fills = [rank_style(colour, name).bgcolor for colour in range(len(RANK_COLOURS))]
+    rounded = [fill.downgrade(system) for fill in fills if fill is not None]
+    if system is ColorSystem.STANDARD:
+        assert [color.number for color in rounded] == [number for number in RANK_COLOURS_16 for _ in range(SHADES)]
+    else:
+        assert [color.get_truecolor().hex for color in rounded] == list(RANK_COLOURS_256)
+
+
+def test_the_viewer_names_16_colours_as_rich_rounds_them() -> None:
+    assert all(Color.parse(colour).downgrade(ColorSystem.STANDARD).number == at for at, colour in ANSI.items())
 
 
 def test_the_viewer_has_the_same_palette() -> None:
-    whole = [rank_style(colour, "#000000", 1.0).bgcolor.name for colour in range(len(RANK_COLOURS))]
-    assert [name.lower() for name in whole] == list(RANK_COLOURS)
+    fills = [rank_style(colour).bgcolor for colour in range(len(RANK_COLOURS))]
+    assert [fill.name.lower() for fill in fills if fill is not None] == list(RANK_COLOURS)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_neighbours_along_an_axis_differ_on_every_mesh(mesh: Mesh) -> None:
+    for axis in mesh.axes:
+        for group in mesh.groups(axis):
+            for one, other in pairwise(group):
+                assert rank_colour(one, mesh) != rank_colour(other, mesh), (axis, one, other)
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if mesh.size <= HUES], ids=str)
+def test_up_to_eight_ranks_have_hues_of_their_own(mesh: Mesh) -> None:
+    assert len({rank_colour(rank, mesh) // SHADES for rank in mesh.ranks}) == mesh.size
+
+
+def hues(mesh: Mesh, *axes: str) -> dict[int, int]:
+    return {rank: rank_colour(rank, mesh, axes) // SHADES for rank in mesh.ranks}
+
+
+def test_the_hue_is_that_of_the_outermost_split_and_the_shade_of_the_next() -> None:
+    mesh = parse_mesh("fsdp=128,tp=8")
+    by_tp = hues(mesh, "tp", "fsdp")
+    assert all(hue == mesh.coord_of(rank)[1] for rank, hue in by_tp.items()), "8 bands of 128"
+    shades = [rank_colour(rank, mesh, ("tp", "fsdp")) % SHADES for rank in mesh.group_of(0, "fsdp")]
+    assert shades == [0, 1] * 64
+    by_fsdp = hues(mesh, "fsdp", "tp")
+    assert all(hue == mesh.coord_of(rank)[0] // 16 for rank, hue in by_fsdp.items()), "128 in 8 stretches of 16"
+
+
+def test_copies_have_one_colour() -> None:
+    mesh = parse_mesh("replicate=4,shard=4")
+    for group in mesh.groups("replicate"):
+        assert len({rank_colour(rank, mesh, ("shard",)) for rank in group}) == 1
+    assert len({rank_colour(rank, mesh, ("shard",)) for rank in mesh.group_of(0, "shard")}) == 4
+
+
+def test_a_block_of_many_ranks_has_the_hue_that_they_share() -> None:
+    mesh = parse_mesh("fsdp=128,tp=8")
+    colouring = Colouring(mesh, ("tp", "fsdp"))
+    assert colouring.colour_of(mesh.group_of(3, "fsdp")) == 3 * SHADES
+    assert colouring.colour_of([3 + 8]) == 3 * SHADES + 1
+    assert colouring.colour_of(mesh.group_of(3, "tp")) == -1
+
+
+def test_without_a_mesh_neighbouring_numbers_differ() -> None:
+    found = [Colouring().colour(number) for number in range(16)]
+    assert len(set(found)) == 16
+    assert Colouring().colour(16) == found[0]

@@ -31,6 +31,32 @@ def test_the_cell_of_an_index_covers_it(edges: np.ndarray, each: int, index: int
     assert start <= index < stop
 
 
+@given(edges(), st.integers(3, 120), st.integers(1, 6), st.integers(0, 399))
+def test_the_cells_of_an_index_on_a_fitted_ruler_cover_it_and_no_others_do(
+    edges: np.ndarray, room: int, most: int, index: int
+) -> None:
+    ruler = Ruler.fitted(edges, room, most)
+    index %= ruler.size
+    spans = ruler.spans(0, ruler.extent).tolist()
+    covering = [cell for cell, (start, stop) in enumerate(spans) if start <= index < stop]
+    assert covering == list(range(ruler.cell_of(index), ruler.cell_of(index) + ruler.cells_of(index)))
+
+
+@pytest.mark.parametrize("size", [12, 24, 31, 100, 128_256])
+@pytest.mark.parametrize("room", [20, 47, 61])
+def test_a_map_fills_its_room(size: int, room: int) -> None:
+    ruler = Ruler.fitted(np.array([0, size // 4, size // 2, size]), room, 64)
+    assert room - 1 <= ruler.extent <= room
+
+
+def test_more_parts_than_room_are_shown_by_the_blocks_that_they_are_in() -> None:
+    parts, blocks = np.arange(0, 1025), np.arange(0, 1025, 128)
+    ruler = Ruler.fitted(parts, 40, outer=[np.array([0, 512, 1024]), blocks])
+    assert ruler.lines
+    assert np.array_equal(ruler.edges, blocks)
+    assert np.array_equal(Ruler.fitted(parts, 12, outer=[np.array([0, 512, 1024]), blocks]).edges, [0, 512, 1024])
+
+
 def test_blocks_are_framed_by_lines_where_there_is_room() -> None:
     ruler = Ruler.fitted(np.array([0, 4, 6]), 9)
     assert ruler.spans(0, 99).tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4], [4, 4], [4, 5], [5, 6], [6, 6]]
@@ -44,7 +70,7 @@ def test_a_part_of_the_ruler_is_the_same_as_that_part_of_all_of_it() -> None:
 @pytest.mark.parametrize("blocks", [1024, 128_256])
 def test_more_blocks_than_room_share_cells(blocks: int) -> None:
     ruler = Ruler.fitted(np.linspace(0, 128_256, blocks + 1).astype(np.int64), 40)
-    assert not ruler.lines
+    assert len(ruler.edges) == 2
     assert ruler.extent <= 40
 
 

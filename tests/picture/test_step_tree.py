@@ -11,7 +11,7 @@ from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, MeshRecord, PointRecord, RankRecord, RunRecord, TensorRecord, of_point
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.picture.html.step_tree import modules_section
-from shardviz.picture.model.heat import Heat, heats_of
+from shardviz.picture.model.step_heat import StepHeat, step_heats
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.text.step_tree import heat_lines, step_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
@@ -53,7 +53,7 @@ def dump(tmp_path):
 
 
 def lines_of(dump, findings, glyphs=UNICODE):
-    heats = heats_of(dump) if findings else []
+    heats = step_heats(dump) if findings else []
     return [one.plain for one in step_lines(step_tree(dump, findings), heats, Terminal(100, glyphs))]
 
 
@@ -82,7 +82,7 @@ def test_the_first_wrong_one_is_marked_and_closed_ones_say_how_many_they_close_o
 
 
 def test_the_numbers_of_ranks_stand_beside_those_due_and_the_difference(dump):
-    heats = heats_of(dump)
+    heats = step_heats(dump)
     assert [heat.ranks for heat in heats] == [(0,), (1,)]
     assert heats[0].layout == "[4, 6/tp]"
     assert np.array_equal(heats[1].due, WHOLE[:, 3:])
@@ -96,14 +96,14 @@ def test_ascii_is_enough(dump):
 
 def test_differences_within_rounding_are_blank_and_any_other_is_seen():
     off = np.array([[0.0, 1e-9, 1e-3, 9.0]])
-    heat = Heat((0,), "", (1, 4), off + 1, off + 1, off, 1e-6, True)
+    heat = StepHeat((0,), "", (1, 4), off + 1, off + 1, off, 1e-6, True)
     assert heat.levels("off", 6) == [[0, 0, 1, 5]]
     assert heat_lines(heat, UNICODE)[2].plain.rstrip().endswith("  ·█")
 
 
 def test_numbers_that_are_not_finite_are_the_darkest():
     off = np.array([[0.0, np.nan, np.inf]])
-    assert Heat((0,), "", (1, 3), off, off, off, 1e-6, True).levels("off", 6) == [[0, 5, 5]]
+    assert StepHeat((0,), "", (1, 3), off, off, off, 1e-6, True).levels("off", 6) == [[0, 5, 5]]
 
 
 def test_json_has_the_same_tree(dump):
@@ -115,7 +115,7 @@ def test_json_has_the_same_tree(dump):
 
 
 def test_the_page_has_the_tree_with_the_first_wrong_one_open(dump):
-    page = modules_section(step_tree(dump, [FOUND]), heats_of(dump))
+    page = modules_section(step_tree(dump, [FOUND]), step_heats(dump))
     assert page.count('<details open="">') == 3
     assert page.count("<details>") == 1
     assert "first wrong module" in page

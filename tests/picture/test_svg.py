@@ -13,10 +13,11 @@ from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
-from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.model.palette import RANK_COLOURS, ink_on
 from shardviz.picture.model.subject import of_layout, of_tensor
-from shardviz.picture.svg.page import INK_ON, svg
+from shardviz.picture.svg.page import svg
 from tests.dumps import Made, make_dump
+from tests.picture.contrast import contrast
 from tests.picture.golden import check_golden
 from tests.picture.test_pages import HEALTHY, MISORDERED
 
@@ -53,7 +54,7 @@ def test_every_layout_is_well_formed_and_stands_alone(name: str, tmp_path: Path)
     }
     assert re.findall(r"url\((.*?)\)", picture) == ["#sv-differs"]
     assert picture.count("http") == 1, "only the namespace is an address, and nobody fetches that"
-    assert len(picture) < 60_000
+    assert len(picture) < 80_000
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -74,8 +75,8 @@ def test_what_differs_is_said_by_a_glyph_and_not_by_colour_alone(tmp_path: Path)
 
 def test_bands_run_from_where_parts_are_claimed_to_where_they_are_held(tmp_path: Path) -> None:
     picture = drawn(tmp_path, *MISORDERED["misordered_rows"])
-    assert len(re.findall(r'class="sv-band sv-f\d"', picture)) == 6
-    assert len(re.findall(r'class="sv-band sv-f\d sv-still"', picture)) == 2
+    assert len(re.findall(r'class="sv-band sv-f\d+"', picture)) == 6
+    assert len(re.findall(r'class="sv-band sv-f\d+ sv-still"', picture)) == 2
     assert 'class="sv-band' not in drawn(tmp_path / "healthy", *HEALTHY["strided"])
 
 
@@ -106,7 +107,7 @@ def test_a_long_name_goes_on_below_and_a_picture_stays_as_wide_as_a_page(tmp_pat
     assert int(ElementTree.fromstring(picture).attrib["width"]) < 960
     assert "".join(texts(picture)[:4]).startswith(long)
     endless = drawn(tmp_path, "tp=2", "[4/tp]", "x" * 100_000)
-    assert int(ElementTree.fromstring(endless).attrib["height"]) < 500
+    assert int(ElementTree.fromstring(endless).attrib["height"]) < 600
     assert [set(text) for text in texts(endless)[:4]] == [{"x"}, {"x"}, {"x"}, {"…"}]
 
 
@@ -124,19 +125,6 @@ def test_a_layout_alone_is_named_by_its_notation() -> None:
     assert ElementTree.fromstring(picture).findtext(f"{SVG}title") == "float32[12/tp/fsdp, 12]"
 
 
-def luminance(colour: str) -> float:
-    digits = colour.lstrip("#")
-    digits = digits if len(digits) == 6 else "".join(digit * 2 for digit in digits)
-    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 def themes(picture: str) -> Iterable[dict[str, str]]:
     """Yield the colours of light and of dark, as the rules that have them come."""
     named = {"ink": "text", "paper": ".sv-paper", "soft": ".sv-soft", "bad": ".sv-bad", "good": ".sv-good"}
@@ -150,7 +138,7 @@ def test_text_can_be_read_in_light_in_dark_and_on_every_rank(tmp_path: Path) -> 
     assert len(found) == 2
     for theme in found:
         assert min(contrast(theme[name], theme["paper"]) for name in ("ink", "soft", "bad", "good")) >= 4.5
-    assert min(map(contrast, RANK_COLOURS, INK_ON)) >= 4.5
+    assert min(contrast(colour, ink_on(colour)) for colour in RANK_COLOURS) >= 4.5
 
 
 def test_colours_need_no_browser(tmp_path: Path) -> None:
@@ -169,3 +157,29 @@ def test_show_writes_the_picture_that_the_files_ending_asks_for(
     check_golden("misordered_checked", capsys.readouterr().out, "svg")
     assert main(["show", str(files), "layers.0.weight", "-o", str(tmp_path / "w.pdf")]) == 2
     assert not (tmp_path / "w.pdf").exists()
+
+
+def bands_of(picture: str) -> tuple[int, int]:
+    """Return how many bands go elsewhere and how many stay."""
+    return len(re.findall(r'sv-band sv-f\d+"', picture)), picture.count(' sv-still"')
+
+
+def test_each_piece_of_a_part_that_was_cut_up_has_its_band(tmp_path: Path) -> None:
+    fused = drawn(tmp_path / "a", "tp=4", Made("[96/tp, 4]", "[96/3/tp, 4]"))
+    assert bands_of(fused) == (10, 2), "three pieces for each of four ranks; the first and the last stay"
+    uneven = drawn(tmp_path / "b", "tp=4", Made("[90/tp, 4]", "[90/3/tp, 4]"))
+    assert sum(bands_of(uneven)) >= 12
+
+
+def test_bands_are_left_out_where_they_could_not_be_followed(tmp_path: Path) -> None:
+    assert bands_of(drawn(tmp_path / "a", "tp=64", Made("[512/tp, 4]", "[512/8/tp, 4]"))) == (0, 0)
+    assert bands_of(drawn(tmp_path / "b", *MISORDERED["other_dim"])) == (0, 0)
+
+
+def test_1024_parts_are_drawn_as_8_blocks_of_which_one_is_opened(tmp_path: Path) -> None:
+    picture = drawn(tmp_path, "fsdp=128,tp=8", "[128256/tp/fsdp, 8192]")
+    assert [f"tp={at} ▸ fsdp 0…127" in texts(picture) for at in range(8)] == [False, *[True] * 7]
+    assert {"0", "8", "16", "1016"} <= set(texts(picture)), "the parts of the first one"
+    boxes = [node for node in ElementTree.fromstring(picture).iter(f"{SVG}g") if node.find(f"{SVG}rect") is not None]
+    fill = {node.findtext(f"{SVG}text"): node.find(f"{SVG}rect").attrib["class"] for node in boxes}  # type: ignore[union-attr]
+    assert len({fill[f"tp={at} ▸ fsdp 0…127"] for at in range(1, 8)}) == 7

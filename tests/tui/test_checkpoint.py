@@ -112,8 +112,8 @@ def test_the_first_plane_has_the_dims_that_are_split() -> None:
         return (found.rows, found.cols) if found else None
 
     assert plane((4, 6), (0, 0)) == (0, 1)
-    assert plane((4,), (0,), (2,)) == (0, 1)
-    assert plane((), ()) == (0, 1)
+    assert plane((4,), (0,), (2,)) == (1, 0), "a line runs downwards"
+    assert plane((), ()) == (1, 0)
     assert plane((4, 6, 8), (0, 0, 0), (1, 0, 0)) == (0, 2)
     assert plane((4, 6, 8), (0, 0, 0), (1, 3, 0)) == (0, 1)
     assert plane((2, 4, 6, 8), (0, 0, 0, 0), (0, 2, 0, 4)) == (1, 3)

@@ -90,3 +90,25 @@ def test_an_emulated_terminal_sees_what_was_not_painted(bug: Path) -> None:
             return len(differences(app.terminal, app.repainted()))
 
     assert asyncio.run(run()) > 0
+
+
+def unpainted(app: ShardvizApp) -> list[str]:
+    """Return the texts on screen that have no background of their own: the terminal's would be seen through them."""
+    strips = app.screen._compositor.render_strips()
+    return [segment.text for strip in strips for segment in strip if segment.style is None or not segment.style.bgcolor]
+
+
+@pytest.mark.parametrize("theme", ["shardviz-dark", "shardviz-light"])
+@pytest.mark.parametrize("files", ["bug", *at_night(["stepped", "pipelined", "damaged", "shapes"])])
+def test_every_cell_of_every_view_has_a_background(files: str, theme: str, request: pytest.FixtureRequest) -> None:
+    async def run() -> dict[str, list[str]]:
+        app, found = ShardvizApp(request.getfixturevalue(files)), {}
+        async with app.run_test(size=SIZES[2]) as pilot:
+            app.theme = theme
+            for key in (*VIEWS, "f1"):
+                await pilot.press(key)
+                await settle(pilot)
+                found[key] = unpainted(app)
+        return found
+
+    assert not any(asyncio.run(run()).values())

@@ -127,15 +127,24 @@ def test_pages_and_ends_move_the_cursor(healthy: Path) -> None:
 def test_other_dims_and_slices_of_a_tensor_with_three_are_reached_by_keys(shapes: Path) -> None:
     walks = {"cube": ("slash", *"cube", "enter", "enter"), "slice": ("right_square_bracket",), "dims": ("x",)}
     shown = walk_on(shapes, walks)
-    assert "at [0, ↓, →]" in shown["cube"].text
-    assert "at [1, ↓, →]" in shown["slice"].text
-    assert "at [↓, →, 0]" in shown["dims"].text
+    assert "at [↓, →, 0]" in shown["cube"].text, "it opens on the dims that are split"
+    assert "at [↓, →, 1]" in shown["slice"].text
+    assert "at [↓, 0, →]" in shown["dims"].text
 
 
 def test_the_mesh_lights_who_holds_the_element_and_who_should(even_bug: Path) -> None:
     text = walk(even_bug, "2").text
-    assert re.search(r"fsdp=0 +0 ○ 1 ≠ 2 ≠ 3", text)
-    assert re.search(r"fsdp=1 ✗ 4 ≠ 5 ≠ 6 +7", text)
+    assert re.search(r"fsdp=0 +0 +○1 +≠2 +≠3", text)
+    assert re.search(r"fsdp=1 +✗4 +≠5 +≠6 +7", text)
+
+
+def test_the_mesh_shows_heat_in_turn_with_the_places_of_ranks(even_bug: Path) -> None:
+    shown = walk_on(even_bug, {"bytes": ("2", "b"), "findings": ("b",), "places": ("b",)})
+    assert "bytes held: 320 B on every rank" in shown["bytes"].text
+    assert re.search(r"fsdp=0 +▁0 +▁1", shown["bytes"].text)
+    assert "findings: ▁ 0 on ranks 0,7, █ 3 on ranks 1-6" in shown["findings"].text
+    assert re.search(r"fsdp=1 +█4 +█5 +█6 +▁7", shown["findings"].text)
+    assert re.search(r"fsdp=1 +✗4 +≠5 +≠6 +7", shown["places"].text)
 
 
 def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
@@ -305,12 +314,12 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             await settle(pilot)
             await pilot.click("#sides", offset=(11, 0))
             await pilot.click("#map", offset=(12, 4))
-            await pilot.click("#small-mesh", offset=(13, 2))
+            await pilot.click("#small-mesh", offset=(11, 2))
             await pilot.click("#tabs", offset=(13, 0))
             await settle(pilot)
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
-    assert asyncio.run(run()) == ("held", (3, 2), 5, "mesh")
+    assert asyncio.run(run()) == ("held", (2, 1), 5, "mesh")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.dump.memory import Counted, counted
+from shardviz.errors import ShardvizError
+from shardviz.picture.model.heat import Heat, heats_of
 from shardviz.picture.model.subject import OF_PLACES, drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import printable
@@ -145,6 +147,18 @@ class Document:
             yield found[0][0], None
         else:
             yield from found
+
+    @cached_property
+    def heats(self) -> list[Heat]:
+        """What the mesh can show as heat."""
+        return heats_of(self.dump, self.report)
+
+    def axes_of(self, entry: int) -> tuple[str, ...]:
+        """Return the axes that split an entry's tensor, outermost first, for the colours of ranks."""
+        try:
+            return self.sides(entry).axes if self.entries else ()
+        except ShardvizError:
+            return ()
 
     @cached_property
     def step(self) -> Step:

@@ -25,7 +25,7 @@ class Lights:
         held: The ranks that hold it by the ids, as a mask; the same as `claimed` if there are no ids.
         missing: Ranks whose files are missing or damaged.
         group: Ranks that are underlined, as one group along an axis.
-        guilty: Ranks that the chosen finding names, where it names some and not all.
+        guilty: Ranks that the chosen finding names.
     """
 
     claimed: int = 0
@@ -64,11 +64,10 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 
 def _guilty(document: Document, selection: Selection) -> frozenset[int]:
-    """Return the ranks that the chosen finding names; none where it is about another tensor, or names them all."""
+    """Return the ranks that the chosen finding names; none where it is about another tensor."""
     if selection.finding not in document.entries[selection.entry].findings:
         return frozenset()
-    ranks = frozenset(document.findings[selection.finding].ranks)
-    return ranks if len(ranks) < document.dump.files.run.num_ranks else frozenset()
+    return frozenset(document.findings[selection.finding].ranks)
 
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:

@@ -33,8 +33,8 @@ class MeshPlan:
 
     @cached_property
     def cell(self) -> int:
-        """Columns that a rank takes: a sign, its number, a space on either side."""
-        return len(str(max(self.mesh.ranks))) + 3
+        """Columns that a rank takes: a sign, its number, a space behind it."""
+        return len(str(max(self.mesh.ranks))) + 2
 
     @cached_property
     def _per_group(self) -> tuple[int, int]:

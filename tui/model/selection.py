@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardviz.errors import ShardvizError
+from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
 from shardviz.picture.model.subject import OF_PLACES
@@ -49,13 +51,25 @@ def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
     """Return the selection with another tensor: its first finding, the most useful side, its first element."""
     found = document.entries[entry]
     shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
-    plane = Plane(len(shape) - 2, len(shape) - 1, (0,) * len(shape)) if all(shape) else None
+    plane = Plane(*_first_dims(document, entry), (0,) * len(shape)) if all(shape) else None
     finding = found.findings[0] if found.findings else selection.finding
     differs = any(document.findings[index].kind in OF_PLACES for index in found.findings)
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
     if found.tensor.claimed is None:
         side = "held"
     return replace(selection, entry=entry, plane=plane, finding=finding, side=side)
+
+
+def _first_dims(document: Document, entry: int) -> tuple[int, int]:
+    """Return the dims that a tensor opens on: a line downwards, and of more than two dims those that are split."""
+    ndim = len(document.entries[entry].tensor.shape)
+    if ndim < 2:
+        return 1, 0
+    if ndim > 2:
+        with suppress(ShardvizError):
+            holders = document.sides(entry).holders
+            return drawn_dims([len(holders.edges(dim)) - 1 for dim in range(ndim)])
+    return ndim - 2, ndim - 1
 
 
 def of_finding(document: Document, selection: Selection, finding: int) -> Selection:

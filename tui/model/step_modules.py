@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from shardviz.picture.model.heat import heats_of
+from shardviz.picture.model.step_heat import step_heats
 from shardviz.picture.model.step_tree import SHORT, SIDES, StepTree, key_of, step_tree
 from shardviz.picture.text.step_tree import heat_lines, node_line, side_text
 from shardviz.picture.text.terminal import BAD, UNICODE
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from shardviz.picture.model.heat import Heat
+    from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node
 
     from .document import Document
@@ -33,7 +33,7 @@ class Modules:
 
     tree: StepTree
     opened: frozenset[tuple[str, int]]
-    heats: tuple[Heat, ...] = field(default=(), repr=False)
+    heats: tuple[StepHeat, ...] = field(default=(), repr=False)
 
     @cached_property
     def lines(self) -> list[Node]:
@@ -68,5 +68,5 @@ class Modules:
 def modules_of(document: Document) -> Modules:
     """Return the modules of a document's step, those around the first wrong one open."""
     tree = step_tree(document.dump, document.findings)
-    heats = tuple(heats_of(document.dump)) if tree.finding is not None else ()
+    heats = tuple(step_heats(document.dump)) if tree.finding is not None else ()
     return Modules(tree, tree.opened, heats)

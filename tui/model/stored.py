@@ -101,8 +101,12 @@ class StoredDocument:
 
 
 def first_plane(tensor: Saved) -> Plane | None:
-    """Return the plane that a tensor is first drawn on: its last two dims that are split, or its last two."""
+    """Return the plane that a tensor is first drawn on: its last two dims that are split, or its last two; a line
+    runs downwards.
+    """
     shape = (1,) * (2 - len(tensor.shape)) + tensor.shape
+    if len(tensor.shape) < 2:
+        return Plane(1, 0, (0, 0)) if all(shape) else None
     missing = len(shape) - len(tensor.shape)
     split = [dim for dim in range(len(tensor.shape)) if len({chunk.offsets[dim] for chunk in tensor.chunks}) > 1]
     dims = sorted([*(dim + missing for dim in split), *(dim for dim in reversed(range(len(shape))))][:2])

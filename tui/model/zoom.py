@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.picture.model.nest import nest
 from shardviz.picture.model.ruler import Ruler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.picture.model.holders import Holders, Plane
-    from shardviz.picture.text.paint import Frame
+    from shardviz.picture.model.sides import Sides
+    from shardviz.picture.text.paint import Frame, Side
 
-MOST_ROWS = 2
-MOST_COLS = 4
+MOST_CELLS = 64
 """At most so many cells per index, where the whole tensor is smaller than its room."""
 
 
@@ -27,12 +29,19 @@ class Zoom:
     """The scales of one tensor on one plane. Level 0 is the whole tensor; each level halves the indices per cell.
 
     Attributes:
-        holders: Who holds the tensor.
+        sides: Who holds the tensor.
         plane: The dims drawn.
+        side: Which side is drawn: where not all of its parts can be, its blocks are.
     """
 
-    holders: Holders
+    sides: Sides
     plane: Plane
+    side: Side = "claimed"
+
+    @property
+    def holders(self) -> Holders:
+        """Who holds the tensor, on both sides."""
+        return self.sides.holders
 
     @property
     def height(self) -> int:
@@ -46,11 +55,11 @@ class Zoom:
 
     def rulers(self, level: int, height: int, width: int) -> tuple[Ruler, Ruler, bool]:
         """Return the rulers downwards and to the right for a room of cells, and whether ids are written."""
-        return _rulers(self.holders, self.plane.rows, self.plane.cols, level, height, width)
+        return _rulers(self.sides, self.plane.rows, self.plane.cols, self.side, level, height, width)
 
     def deepest(self, height: int, width: int) -> int:
         """Return the level at which single ids are written."""
-        return _deepest(self.holders, self.plane.rows, self.plane.cols, height, width)
+        return _deepest(self.sides, self.plane.rows, self.plane.cols, self.side, height, width)
 
     def moved(self, frame: Frame, place: tuple[int, ...], down: int, right: int) -> tuple[int, ...]:
         """Return the place some cells further on; at the edge it stays."""
@@ -100,22 +109,39 @@ def _edges(holders: Holders, dim: int) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=256)
-def _rulers(holders: Holders, down: int, right: int, level: int, height: int, width: int) -> tuple[Ruler, Ruler, bool]:
-    rows = Ruler.fitted(_edges(holders, down), height, MOST_ROWS)
-    cols = Ruler.fitted(_edges(holders, right), width, MOST_COLS)
+def _rulers(
+    sides: Sides, down: int, right: int, side: Side, level: int, height: int, width: int
+) -> tuple[Ruler, Ruler, bool]:
     if not level:
+        rows, cols = (
+            Ruler.fitted(_edges(sides.holders, dim), room, MOST_CELLS, _blocks(sides, dim, side))
+            for dim, room in ((down, height), (right, width))
+        )
         return rows, cols, False
-    if level >= _deepest(holders, down, right, height, width):
-        digits = len(str(math.prod(holders.shape)))
-        return Ruler.scaled(_edges(holders, down), 1), Ruler.scaled(_edges(holders, right), 1, digits + 1), True
-    halved = [
-        Ruler.scaled(_edges(holders, dim), max(ruler.each >> level, 1), ruler.cells)
-        for dim, ruler in ((down, rows), (right, cols))
-    ]
-    return halved[0], halved[1], False
+    if level >= _deepest(sides, down, right, side, height, width):
+        digits = len(str(math.prod(sides.holders.shape)))
+        return _scaled(sides, down, side, 1), _scaled(sides, right, side, 1, digits + 1), True
+    rows, cols, _ = _rulers(sides, down, right, side, 0, height, width)
+    each = [max(ruler.each >> level, 1) for ruler in (rows, cols)]
+    return _scaled(sides, down, side, each[0]), _scaled(sides, right, side, each[1]), False
+
+
+def _scaled(sides: Sides, dim: int, side: Side, each: int, cells: int = 1) -> Ruler:
+    """Return a ruler at one scale, with the finest blocks that are not tiny there."""
+    levels = (*_blocks(sides, dim, side), _edges(sides.holders, dim))
+    fitting = (edges for edges in reversed(levels) if (len(edges) - 1) * each <= 2 * int(edges[-1]) * cells)
+    return Ruler.scaled(next(fitting, levels[-1]), each, cells)
 
 
 @lru_cache(maxsize=256)
-def _deepest(holders: Holders, down: int, right: int, height: int, width: int) -> int:
-    rows, cols, _ = _rulers(holders, down, right, 0, height, width)
+def _blocks(sides: Sides, dim: int, side: Side) -> tuple[NDArray[np.int64], ...]:
+    """Return the edges of blocks, coarsest first: of the drawn side, or of both."""
+    drawn = {"claimed": (False,), "held": (True,), "difference": (False, True)}[side]
+    found = (nest(sides, dim, held=held) for held in drawn)
+    return tuple(sorted(chain.from_iterable(found), key=len))
+
+
+@lru_cache(maxsize=256)
+def _deepest(sides: Sides, down: int, right: int, side: Side, height: int, width: int) -> int:
+    rows, cols, _ = _rulers(sides, down, right, side, 0, height, width)
     return max(rows.each, cols.each).bit_length()

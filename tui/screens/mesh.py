@@ -39,6 +39,7 @@ class MeshView(View):
         "mesh",
         [
             ("a", "next_axis", "Groups", "Underline the group along the next axis"),
+            ("b", "next_heat", "Bytes", "Colour ranks by bytes, by findings, by bytes received, or by their place"),
             ("enter", "open_rank", "Open rank", "Show everything that this rank holds"),
         ],
         show=True,
@@ -47,6 +48,7 @@ class MeshView(View):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self._axis = -1
+        self._heat = 0
 
     def compose(self) -> ComposeResult:
         """Put the grid on the left, the rank's card over its map on the right."""
@@ -67,9 +69,12 @@ class MeshView(View):
         mesh = document.dump.files.mesh
         rank = rank_of(document, selection)
         axis = mesh.axes[self._axis] if 0 <= self._axis < mesh.ndim else ""
-        self.query_one(MeshGrid).show(mesh, rank, lights_of(document, selection, rank, axis))
+        heat = document.heats[self._heat - 1] if 0 < self._heat <= len(document.heats) else None
+        grid = self.query_one(MeshGrid)
+        grid.show(mesh, rank, lights_of(document, selection, rank, axis), document.axes_of(selection.entry))
+        grid.heat = heat
         below = f"underlined: the group along {axis}" if axis else ""
-        self.query_one("#mesh-box", Box).entitle(f"mesh {mesh}", below)
+        self.query_one("#mesh-box", Box).entitle(f"mesh {mesh}", str(heat) if heat else below)
         self.query_one(RankCard).show(document, rank)
         if document.entries:
             self._show_map(document, selection, rank)
@@ -88,6 +93,12 @@ class MeshView(View):
         """Underline the group along the next axis, or none."""
         if self.state.document is not None:
             self._axis = (self._axis + 2) % (self.state.document.dump.files.mesh.ndim + 1) - 1
+            self.show(self.state.document, self.state.selection)
+
+    def action_next_heat(self) -> None:
+        """Colour ranks by the next number, or by their place again."""
+        if self.state.document is not None:
+            self._heat = (self._heat + 1) % (len(self.state.document.heats) + 1)
             self.show(self.state.document, self.state.selection)
 
     async def action_open_rank(self) -> None:

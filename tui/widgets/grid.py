@@ -26,6 +26,7 @@ class Grid(ScrollView, can_focus=True):
         super().__init__(id=id)
         self._base: Style | None = None
         self._behind = ""
+        self._colours = ""
         self._laid_out = Size(0, 0)
 
     @property
@@ -41,6 +42,13 @@ class Grid(ScrollView, can_focus=True):
         if not self._behind:
             self._behind = self.background_colors[1].hex
         return self._behind
+
+    @property
+    def colours(self) -> str:
+        """The kind of palette that the terminal has, as `Console.color_system` names it."""
+        if not self._colours:
+            self._colours = self.app.console.color_system or "truecolor"
+        return self._colours
 
     def watch_has_focus(self, _has_focus: bool) -> None:
         """Leave styles alone: no rule is about a grid's focus, and Textual would style its scroll bars again too."""

@@ -9,9 +9,9 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.picture.model.palette import VERMILLION, rank_colour
+from shardviz.picture.model.palette import Colouring
 
-from ..colours import ink, rank_style
+from ..colours import heat_style, rank_style
 from ..keys import arrows
 from ..model.lights import Lights
 from ..model.mesh_plan import MeshPlan
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.heat import Heat
 
 LEGEND = "● holds it    ○ should, does not\n✗ should not  ≠ in the finding\n? no file"
 
@@ -41,6 +42,8 @@ Every rank in its place: the last axis runs to the right, the one before it down
 
 - **arrows** go from rank to rank; the map shows the blocks of that rank.
 - **a** goes through the axes: the ranks of the same group along it are underlined.
+- **b** goes from the places of ranks to the bytes that they hold, the findings about them and the bytes that they
+  receive: `▁` is the least, `█` the most.
 - **enter** shows everything that the rank holds.
 """
 
@@ -51,11 +54,24 @@ Every rank in its place: the last axis runs to the right, the one before it down
         self.plan: MeshPlan | None = None
         self.rank: int | None = None
         self.lights = Lights()
+        self.axes: tuple[str, ...] = ()
+        self._heat: Heat | None = None
         self._gutter = 0
         self._heads = 1
 
-    def show(self, mesh: Mesh, rank: int | None, lights: Lights) -> None:
-        """Show a mesh, with the cursor on one rank."""
+    @property
+    def heat(self) -> Heat | None:
+        """What ranks are coloured by, with a sign for how much; None for their place."""
+        return self._heat
+
+    @heat.setter
+    def heat(self, heat: Heat | None) -> None:
+        if heat is not self._heat:
+            self._heat = heat
+            self.refresh()
+
+    def show(self, mesh: Mesh, rank: int | None, lights: Lights, axes: tuple[str, ...] = ()) -> None:
+        """Show a mesh, with the cursor on one rank; `axes` give ranks their colours, as in `Colouring`."""
         if self.plan is None or self.plan.mesh != mesh:
             self.plan = MeshPlan(mesh)
             lines, columns = self.plan.size
@@ -63,11 +79,11 @@ Every rank in its place: the last axis runs to the right, the one before it down
             titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
-        elif lights == self.lights:
+        elif (lights, axes) == (self.lights, self.axes):
             if rank != self.rank:
                 self._move_to(rank)
             return
-        self.rank, self.lights = rank, lights
+        self.rank, self.lights, self.axes = rank, lights, axes
         self.refresh()
         self._scroll_to_cursor()
 
@@ -98,12 +114,14 @@ Every rank in its place: the last axis runs to the right, the one before it down
         """Write the ranks of a row, neighbours that look alike together."""
         segments: list[Segment] = []
         text, before, column = "", self.base, left
+        colouring = Colouring(plan.mesh, self.axes)
         while column < min(left + self.size.width - self._gutter, plan.size[1]):
             col, cell, style = plan.col_at(column), " ", self.base
             if col is not None:
                 rank = plan.grid.rank_at(row, col)
-                cell = f"{self.lights.sign(rank)}{rank:>{plan.cell - 2}} "[column - plan.place(row, col)[1] :]
-                style = self._style(plan, rank)
+                sign = self._sign(rank)
+                cell = f"{f'{sign}{rank}':>{plan.cell - 1}} "[column - plan.place(row, col)[1] :]
+                style = self._style(colouring, rank, sign)
             if style is not before:
                 segments.append(Segment(text, before))
                 text, before = "", style
@@ -111,10 +129,15 @@ Every rank in its place: the last axis runs to the right, the one before it down
             column += len(cell)
         return [*segments, Segment(text, before)]
 
-    def _style(self, plan: MeshPlan, rank: int) -> Style:
-        sign, is_grouped = self.lights.sign(rank), rank in self.lights.group
-        colour = rank_colour(rank, plan.mesh) if sign == "●" else -1
-        return _style(sign, colour, self.base, self.behind, is_grouped, rank == self.rank)
+    def _style(self, colouring: Colouring, rank: int, sign: str) -> Style:
+        if self._heat is not None:
+            fill = heat_style(self._heat.level(rank), self.colours) or self.base
+        else:
+            fill = rank_style(colouring.colour(rank), self.colours)
+        return _style(fill, sign != " ", rank in self.lights.group, rank == self.rank)
+
+    def _sign(self, rank: int) -> str:
+        return self._heat.sign(rank) if self._heat is not None else self.lights.sign(rank)
 
     def _header(self, plan: MeshPlan, head: int, left: int) -> Strip:
         """Write the positions along one axis over the first column of each."""
@@ -162,13 +185,6 @@ Every rank in its place: the last axis runs to the right, the one before it down
 
 
 @lru_cache(maxsize=4096)
-def _style(sign: str, colour: int, base: Style, behind: str, is_grouped: bool, is_chosen: bool) -> Style:
+def _style(fill: Style, has_sign: bool, is_grouped: bool, is_chosen: bool) -> Style:
     """Return the style of a rank's cell: equal ones are the same object, so that cells can be joined."""
-    style = base + DIM
-    if sign == "●":
-        style = rank_style(colour, behind) + Style(bold=True)
-    elif sign != " ":
-        style = base + ink(VERMILLION, bold=True)
-    if is_grouped:
-        style += Style(underline=True, dim=False)
-    return style + Style(reverse=True, dim=False) if is_chosen else style
+    return fill + Style(bold=has_sign, underline=is_grouped, reverse=is_chosen)

@@ -125,7 +125,7 @@ The order on each rank is the real one; each pass begins as early as it could.
         return f"{name.ljust(width - (width > len(name)), '=') if record.backward else name:<{width}}"
 
     def _style(self, row: int, rank: int, record: StageRecord) -> Style:
-        style = rank_style(rank_colour(rank, self._mesh), self.behind, 0.6 if record.backward else 0.35)
+        style = rank_style(rank_colour(rank, self._mesh), self.colours)
         chosen = self.chosen
         if chosen is None:
             return style

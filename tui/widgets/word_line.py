@@ -55,7 +55,8 @@ class WordLine(Widget):
     def render_line(self, y: int) -> Strip:
         """Paint the line."""
         segments = [segment for word in self.words() for segment in word.segments]
-        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+        strip = Strip(segments).apply_style(self.rich_style)
+        return strip.adjust_cell_length(self.size.width, self.rich_style)
 
     def _at(self, x: int) -> Word | None:
         words = self.words()

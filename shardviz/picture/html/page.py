@@ -25,6 +25,7 @@ from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import Entry, rank_table, sign, tree
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.heat import heats_of
+from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.step_tree import step_tree
 from shardviz.picture.model.subject import of_tensor
 from shardviz.picture.svg.page import PATTERN, figure, mesh_figure
@@ -59,7 +60,7 @@ def html(dump: Dump, report: Report) -> str:
     parts = {
         "findings": findings,
         "tensors": _tensors(entries, report, shown),
-        "mesh": _mesh(dump),
+        "mesh": _mesh(dump, report),
         "memory": memory_section(dump),
         "comms": comms_section(dump),
         "schedule": schedule_section(dump),
@@ -86,7 +87,7 @@ def _has(entries: Sequence[Entry], verdict: str) -> bool:
 
 def _modules(dump: Dump, report: Report) -> str:
     found = step_tree(dump, report.findings)
-    return modules_section(found, heats_of(dump) if found.finding is not None else [])
+    return modules_section(found, step_heats(dump) if found.finding is not None else [])
 
 
 def _entries(dump: Dump, report: Report) -> list[Entry]:
@@ -209,6 +210,13 @@ def _tensors(entries: Sequence[Entry], report: Report, shown: dict[int, str]) ->
     return section("tensors", TITLES["tensors"], about, element("p", *signs, class_="keys"), tree(entries, shown))
 
 
-def _mesh(dump: Dump) -> str:
-    picture = element("figure", mesh_figure(dump.files.mesh, style=False), tabindex=0)
-    return section("mesh", TITLES["mesh"], element("p", words(dump.files.mesh)), picture)
+def _mesh(dump: Dump, report: Report) -> str:
+    """Draw the mesh with the ranks that findings name, and a mesh for each number that is not the same on all ranks."""
+    mesh, marked = dump.files.mesh, report.named_ranks
+    about = f"≠ is named by a finding: {ranks_in_words(sorted(marked), 60)}" if marked else "No finding names a rank."
+    parts = [element("figure", mesh_figure(mesh, style=False, marked=marked), tabindex=0)]
+    for heat in heats_of(dump, report):
+        least, most = heat.ends
+        drawn = element("figure", mesh_figure(mesh, style=False, heat=heat), tabindex=0)
+        parts.append(drawn if least < most else element("p", words(str(heat))))
+    return section("mesh", TITLES["mesh"], element("p", words(mesh)), element("p", words(about), class_="soft"), *parts)

@@ -15,7 +15,7 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.picture.model.heat import Heat
+    from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node, StepTree
 
 LEVELS = 9
@@ -23,7 +23,7 @@ MOST_CALLS = 400
 """Calls of which the page has a line; of a larger step those around the first wrong one."""
 
 
-def modules_section(tree: StepTree, heats: Sequence[Heat]) -> str:
+def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:
     """Write the calls of a step's modules; nothing where it was not followed."""
     if not tree.num_calls:
         return ""
@@ -54,7 +54,7 @@ def _line(node: Node) -> str:
     return f"{glyph} {name}{kind}{first}{detail}"
 
 
-def _heat(heat: Heat) -> str:
+def _heat(heat: StepHeat) -> str:
     title = f"{ranks_in_words(heat.ranks, 40)}, {list(heat.shape)} of {heat.layout}"
     heads = (("has", "has"), ("due", "unsharded model"), ("off", "difference"))
     fields = "".join(

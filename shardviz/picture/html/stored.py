@@ -18,7 +18,7 @@ from shardviz.picture.html.references import advice
 from shardviz.picture.html.script import page_of
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.model.palette import RANK_COLOURS, rank_colour
 from shardviz.picture.model.stored import numbered, stored
 from shardviz.picture.svg.page import PATTERN
 from shardviz.picture.svg.stored import stored_figure
@@ -118,7 +118,7 @@ def _files(checkpoint: Checkpoint, numbers: Mapping[str, int]) -> str:
     rows = []
     for name, number in [*numbers.items()][:MOST_FILES]:
         size = sizes[name]
-        colour = f"file{number % len(RANK_COLOURS)}"
+        colour = f"file{rank_colour(number)}"
         known = bytes_cell(size) if size is not None else element("span", "missing", class_="bad")
         key = element("span", class_=f"key {colour}", aria_hidden="true") + str(number)
         rows.append([key, words(name), known, bar([(colour, size or 0, "")], most), f"{own[name]:,}"])

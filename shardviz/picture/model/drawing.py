@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.picture.model.holders import Mask, Plane
+from shardviz.picture.model.nest import Span, chosen, nest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,27 +45,6 @@ class Budget:
     rows: int = 24
     cols: int = 12
     panels: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of a drawn dim.
-
-    Attributes:
-        start: Its first index.
-        stop: One past its last.
-        parts: 1 for a stretch with the same holders throughout, more where parts are not drawn one by one.
-    """
-
-    start: int
-    stop: int
-    parts: int = 1
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def __str__(self) -> str:
-        return f"{self.start}:{self.stop}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +126,7 @@ def draw(sides: Sides, shape: Sequence[int], budget: Budget = Budget()) -> Drawi
         return Drawing(tuple(shape), (), (), (), 0)
     padded = sides.holders.shape
     edges = [_edges(sides, dim, budget) for dim in range(len(padded))]
-    drawn = _drawn_dims([len(cuts) - 1 for cuts in edges])
+    drawn = (1, 0) if len(shape) == 1 else drawn_dims([len(cuts) - 1 for cuts in edges])
     stepped = [dim for dim, cuts in enumerate(edges) if dim not in drawn and len(cuts) > 2]
     slices = islice(product(*(_spans(edges[dim]) for dim in stepped)), MAX_SLICES)
     panels = [_panel(sides, drawn, dict(zip(stepped, at, strict=True)), edges, budget) for at in slices]
@@ -174,8 +154,12 @@ def _edges(sides: Sides, dim: int, budget: Budget) -> Indices:
     return sides.holders.edges(dim)
 
 
-def _drawn_dims(parts: Sequence[int]) -> tuple[int, int]:
-    """Choose two dims: the first that are split, and of whole ones the last."""
+def drawn_dims(parts: Sequence[int]) -> tuple[int, int]:
+    """Choose two dims, downwards and to the right: the first that are split, and of whole ones the last.
+
+    Args:
+        parts: How many parts each dim is in.
+    """
     order = sorted(range(len(parts)), key=lambda dim: (1, -dim) if parts[dim] > 1 else (0, dim))
     first, second = sorted(order[-2:])
     return first, second
@@ -195,8 +179,8 @@ def _panel(
     cells, codes = _window(sides, plane, down, right)
     down, right, codes = _coalesced(down, right, codes)
     differs = np.take(np.array([cell.different for cell in cells], np.bool_), codes)
-    rows = _chosen(down, budget.rows, np.flatnonzero(differs.any(axis=1)))
-    cols = _chosen(right, budget.cols, np.flatnonzero(differs.any(axis=0)))
+    rows = chosen(down, budget.rows, int(differs.any(axis=1).argmax()), nest(sides, drawn[0]))
+    cols = chosen(right, budget.cols, int(differs.any(axis=0).argmax()), nest(sides, drawn[1]))
     cells, codes = _window(sides, plane, rows, cols)
     return Panel(
         at=tuple(at.items()),
@@ -210,10 +194,10 @@ def _panel(
 
 def _compared(spans: list[Span], most: int) -> list[Span]:
     """Put all that comes after `most` parts into one span."""
-    return spans if len(spans) <= most else [*spans[: most - 1], _together(spans[most - 1 :])]
+    return spans if len(spans) <= most else [*spans[: most - 1], _rest(spans[most - 1 :])]
 
 
-def _together(spans: Sequence[Span]) -> Span:
+def _rest(spans: Sequence[Span]) -> Span:
     return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans))
 
 
@@ -238,17 +222,3 @@ def _joined(spans: Sequence[Span], starts: Sequence[int]) -> list[Span]:
 
 def _grid(blocks: Sequence[Block], codes: Indices, is_known: bool) -> Grid | None:
     return tuple(tuple(blocks[code] for code in row) for row in codes.tolist()) if is_known else None
-
-
-def _chosen(spans: Sequence[Span], budget: int, differing: Indices) -> list[Span]:
-    """Keep the first parts, the last, and those where the first difference is; join the others."""
-    count = len(spans)
-    if count <= budget:
-        return list(spans)
-    tail = 2 if budget >= 8 else 1
-    room = budget - tail - 1
-    first = int(differing[0]) if differing.size else 0
-    kept = set(range(room)) if first < room else {*range(room // 2), *range(first, first + room - room // 2 - 1)}
-    kept |= set(range(count - tail, count))
-    starts = [at for at in range(count) if at == 0 or at in kept or at - 1 in kept]
-    return [_together(spans[at:end]) for at, end in zip(starts, [*starts[1:], count], strict=True)]

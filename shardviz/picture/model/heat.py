@@ -1,122 +1,93 @@
-"""What ranks have at the first wrong place, beside the unsharded model's, and the difference: three fields of numbers.
-
-A field has the last dim across and all others down, and is made small by taking the largest of each block.
-"""
+"""Heat on the mesh: a number for each rank, and how much it is beside those of the others."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from shardviz.check.step.compared import compared
-from shardviz.check.step.evidence import Evidence
-from shardviz.check.step.trace.causes import compared_at
-from shardviz.layout.notation import write
+from shardviz.dump.comms import received
+from shardviz.dump.memory import memory_table
+from shardviz.picture.model.holders import ranks_in_words
+from shardviz.picture.model.palette import HEAT_SIGNS
+from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Mapping
 
-    from shardviz.check.step.compared import Compared
+    from shardviz.check.finding import Report
     from shardviz.dump.dump import Dump
-
-ROWS, COLUMNS = 8, 16
-"""A field has no more of them."""
-MOST_RANKS = 4
-"""So many sets of ranks that have the same are shown."""
 
 
 @dataclass(frozen=True)
 class Heat:
-    """What some ranks have, which is the same on all of them.
+    """One number for each rank.
 
     Attributes:
-        ranks: The ranks.
-        layout: How ranks share the whole, in the notation; empty where that is not known.
-        shape: The shape of what each of them has.
-        has: The sizes of their numbers, in blocks.
-        due: The sizes of the unsharded model's.
-        off: How far apart the two are.
-        allowed: How far an element may be off.
-        is_wrong: Whether they are off.
+        title: What is counted.
+        by_rank: The numbers; ranks that are not in it have none.
+        in_bytes: Whether they are bytes.
     """
 
-    ranks: tuple[int, ...]
-    layout: str
-    shape: tuple[int, ...]
-    has: NDArray[np.float64]
-    due: NDArray[np.float64]
-    off: NDArray[np.float64]
-    allowed: float
-    is_wrong: bool
+    title: str
+    by_rank: Mapping[int, int]
+    in_bytes: bool = False
 
-    @property
-    def most(self) -> float:
-        """The largest size in either."""
-        return max(_largest(self.has), _largest(self.due))
+    def level(self, rank: int) -> int:
+        """Return how hot a rank is: 0 for the least of all ranks, 7 for the most, -1 where nothing is known."""
+        if rank not in self.by_rank:
+            return -1
+        least, most = self.ends
+        return (self.by_rank[rank] - least) * (len(HEAT_SIGNS) - 1) // (most - least) if most > least else 0
 
-    @property
-    def farthest(self) -> float:
-        """How far the element is off that is off farthest."""
-        return _largest(self.off)
+    def sign(self, rank: int) -> str:
+        """Return the sign of a rank's level; `?` where nothing is known."""
+        level = self.level(rank)
+        return HEAT_SIGNS[level] if level >= 0 else "?"
 
-    def levels(self, field: str, count: int) -> list[list[int]]:
-        """Return a field as whole numbers below a count: of sizes to the largest, of differences to the farthest.
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The least and the most that any rank has."""
+        return min(self.by_rank.values(), default=0), max(self.by_rank.values(), default=0)
 
-        Differences that rounding allows are 0, and all others at least 1.
-        """
-        values: NDArray[np.float64] = getattr(self, field)
-        top = self.farthest if field == "off" else self.most
-        scaled = np.nan_to_num(values / (top or 1.0), nan=1.0, posinf=1.0)
-        found = np.clip(np.rint(scaled * (count - 1)), 0, count - 1).astype(int)
-        if field == "off":
-            found = np.where(values <= self.allowed, 0, np.maximum(found, 1))
-        rows: list[list[int]] = found.tolist()
-        return rows
+    def text(self, count: int) -> str:
+        """Write one of the numbers."""
+        return bytes_text(count) if self.in_bytes else f"{count:,}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `shardviz show --step --format json` prints."""
-        fields = {name: _listed(getattr(self, name)) for name in ("has", "due", "off")}
-        return {"ranks": list(self.ranks), "layout": self.layout, "shape": list(self.shape), **fields}
+    def __str__(self) -> str:
+        """Return what is counted, the least and the most, and which ranks have these."""
+        least, most = self.ends
+        if least == most:
+            return f"{self.title}: {self.text(most)} on every rank"
+        ends = ((HEAT_SIGNS[0], least), (HEAT_SIGNS[-1], most))
+        return f"{self.title}: " + ", ".join(f"{sign} {self.text(end)} on {self._with(end)}" for sign, end in ends)
+
+    def _with(self, count: int) -> str:
+        return ranks_in_words([rank for rank, own in self.by_rank.items() if own == count], 40)
 
 
-def _listed(field: NDArray[np.float64]) -> list[list[float | None]]:
-    return [[float(value) if np.isfinite(value) else None for value in row] for row in field]
+def heats_of(dump: Dump, report: Report | None = None) -> list[Heat]:
+    """Return what can be shown as heat: bytes held, findings, bytes received in a step; none where all are nothing."""
+    found = [bytes_held(dump), findings_on(dump, report), bytes_received(dump)]
+    return [heat for heat in found if any(heat.by_rank.values())]
 
 
-def _largest(field: NDArray[np.float64]) -> float:
-    return float(np.max(field, initial=0.0, where=np.isfinite(field)))
+def bytes_held(dump: Dump) -> Heat:
+    """Count the bytes of all tensors that a rank holds."""
+    return Heat("bytes held", {rank: sum(sizes) for rank, sizes in memory_table(dump).by_rank.items()}, in_bytes=True)
 
 
-def heats_of(dump: Dump) -> list[Heat]:
-    """Return what ranks have at the first wrong place; nothing where there is none, or its values are not kept."""
-    evidence = Evidence(dump, tuple(compared(dump)))
-    first = evidence.divergence
-    if first is None:
-        return []
-    one = next((one for one in compared_at(evidence, evidence.calls, first) if one.values), None)
-    return _heats(one) if one is not None and not one.incomparable else []
+def findings_on(dump: Dump, report: Report | None) -> Heat:
+    """Count the findings that name a rank; one that many tensors have counts once for each."""
+    named = Counter[int]()
+    for finding in report.findings if report else ():
+        named.update(dict.fromkeys(finding.ranks, len(finding.each)))
+    return Heat("findings", {rank: named[rank] for rank in dump.files.mesh.ranks})
 
 
-def _heats(one: Compared) -> list[Heat]:
-    groups: dict[tuple[object, bytes], list[int]] = {}
-    for rank, values in one.reduced.items():
-        groups.setdefault((one.regions[rank], values.tobytes()), []).append(rank)
-    wrong_first = sorted(groups.values(), key=lambda ranks: (ranks[0] not in one.wrong, ranks[0]))
-    return [_heat(one, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if one.reduced[ranks[0]].size]
-
-
-def _heat(one: Compared, ranks: tuple[int, ...]) -> Heat:
-    got, due = one.reduced[ranks[0]], one.wanted_of(ranks[0])
-    layout = write(one.claimed) if one.claimed is not None else ""
-    has, whole, off = (_blocks(np.abs(values)) for values in (got, due, got - due))
-    return Heat(ranks, layout, got.shape, has, whole, off, one.tolerance, ranks[0] in one.wrong)
-
-
-def _blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the largest of each block of values."""
-    field = values.reshape(-1, values.shape[-1] if values.ndim else 1)
-    rows = np.array_split(np.arange(field.shape[0]), min(ROWS, field.shape[0]))
-    columns = np.array_split(np.arange(field.shape[1]), min(COLUMNS, field.shape[1]))
-    return np.array([[np.max(field[np.ix_(down, across)]) for across in columns] for down in rows])
+def bytes_received(dump: Dump) -> Heat:
+    """Count the bytes that a rank receives in a step."""
+    ranks = dump.files.ranks.items()
+    counted = {rank: sum(map(received, record.collectives)) for rank, record in ranks}
+    return Heat("bytes received in a step", dict(sorted(counted.items())), in_bytes=True)

@@ -63,8 +63,11 @@ def ranks_text(mask: Mask) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = sys.maxsize) -> str:
-    """Name ranks in at most about so many characters: `rank 3`, `ranks 0-3,8,...`."""
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(ranks_text(mask_of(ranks)), most)}"
+    """Name ranks in at most about so many characters: `rank 3`, `ranks 0-3,8,...`, or how many they are."""
+    numbers = ranks_text(mask_of(ranks))
+    if len(numbers) > most and "," not in numbers[:most]:
+        return f"{len(ranks):,} ranks"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {cut_at_comma(numbers, most)}"
 
 
 @dataclass(frozen=True, eq=False)

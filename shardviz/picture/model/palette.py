@@ -1,57 +1,142 @@
 """The colours of ranks, the same in text, in pictures and in the viewer; a rank's number is always beside it.
 
-Colours are Okabe and Ito's. Vermillion is not the colour of a rank: it marks an error.
+A colour is a hue and a shade of it. The hue says where a rank is along the outermost splits of the tensor, the shade
+tells neighbours along the others apart: 8 parts of 128 read as 8 bands. The hues were searched for, so that the nearest
+two, in any of their shades, are as far apart as can be for the common kinds of colour blindness (the distances are
+tested); all of them are far from vermillion, which marks what is wrong, and from grey, which marks what is nobody's.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardviz.layout.mesh import Mesh
+    from collections.abc import Iterable, Mapping
+
+    from shardviz.layout.mesh import Coord, Mesh
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#e69f00", "#009e73", "#cc79a7"
-SKY, YELLOW, GREY, VERMILLION = "#56b4e9", "#f0e442", "#999999", "#d55e00"
+SKY, GREY, VERMILLION = "#56b4e9", "#999999", "#d55e00"
+"""Okabe and Ito's, for everything but ranks."""
 
-RANK_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
-"""As many as a prime: steps along an axis come back to the same colour after this many, and no sooner."""
+HUES = 8
+SHADES = 2
 
-OTHER_STEP = 3
-"""Colours that a step along an axis goes on where the ranks' own step would come back to the same one."""
+RANK_COLOURS = (
+    *("#348ddd", "#56acff", "#0c6544", "#34835f", "#dbcb02", "#fcec48", "#898c13", "#a7ab3e"),
+    *("#91027f", "#b2339e", "#c2709d", "#e48ebc", "#86ddab", "#a6fecb", "#6b01db", "#863efe"),
+)
+"""The shades of each hue, hue after hue; hues that follow each other are as unlike as can be."""
+
+RANK_COLOURS_256 = (
+    *("#5f87ff", "#87afd7", "#5f5f00", "#00875f", "#ffd75f", "#ffff00", "#878700", "#d7af00"),
+    *("#87005f", "#af0087", "#af5faf", "#ff8787", "#87d7d7", "#87ffaf", "#5f00d7", "#8700ff"),
+)
+"""The same where a terminal has 256 colours: of its cube, so that none is rounded to another one's."""
+
+RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
+"""The hues where a terminal has 16 colours, by their ANSI numbers; there are no shades."""
+
+INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
+"""White or black, whichever can be read on each of `RANK_COLOURS_16`."""
+
+HEAT_SIGNS = "▁▂▃▄▅▆▇█"
+"""How much, from the least to the most: the sign of each level of heat, so that colour is not the only one."""
+
+HEAT_COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
+"""Viridis, whose brightness rises evenly: it is read in the same order by all eyes."""
+
+HEAT_COLOURS_256 = ("#5f005f", "#5f00af", "#005f87", "#008787", "#00af87", "#5fd75f", "#afd700", "#ffff00")
+HEAT_COLOURS_16 = (4, 4, 6, 6, 2, 2, 11, 11)
+INK_ON_HEAT_16 = (15, 15, 0, 0, 0, 0, 0, 0)
+
+BLACK, WHITE = "#000000", "#ffffff"
 
 
-def rank_colour(rank: int, mesh: Mesh | None = None) -> int:
-    """Return the place of a rank's colour in the palette.
+@dataclass(frozen=True, slots=True)
+class Colouring:
+    """What ranks get their colours by.
 
-    It is the rank modulo the palette's length, but for meshes on which that would give neighbours one colour: there an
-    axis goes on by another step. So ranks that are fewer than seven steps apart along an axis of the mesh differ, on
-    every mesh; without a mesh, ranks differ unless their distance is a multiple of seven.
-
-    Args:
-        rank: The rank.
-        mesh: The mesh that it is drawn on.
+    Attributes:
+        mesh: Where they are; None where numbers count something else, such as files.
+        axes: The axes that split the tensor, outermost first. Ranks that differ only along others hold copies, and have
+            one colour. Without any, all axes of the mesh.
     """
-    steps = _steps(mesh) if mesh is not None else ()
-    if mesh is None or not steps or rank not in mesh:
-        return rank % len(RANK_COLOURS)
-    further = sum(step * position for step, position in zip(steps, mesh.coord_of(rank), strict=True))
-    return (mesh.ranks[0] + further) % len(RANK_COLOURS)
+
+    mesh: Mesh | None = None
+    axes: tuple[str, ...] = ()
+
+    def colour(self, rank: int) -> int:
+        """Return the place of a rank's colour in the palette."""
+        return rank_colour(rank, self.mesh, self.axes)
+
+    def colour_of(self, ranks: Iterable[int]) -> int:
+        """Return the colour of what several ranks hold parts of: the hue of most, or -1 where they are not a third.
+
+        The first shade stands for all of a hue's.
+        """
+        colours = [self.colour(rank) for rank in ranks]
+        if len(set(colours)) == 1:
+            return colours[0]
+        hues = [colour // SHADES for colour in colours]
+        most = max(sorted(set(hues)), key=hues.count)
+        return most * SHADES if 3 * hues.count(most) >= len(hues) else -1
 
 
-def rank_style(rank: int, mesh: Mesh | None = None) -> str:
-    """Return the colour of a rank."""
-    return RANK_COLOURS[rank_colour(rank, mesh)]
+def rank_colour(rank: int, mesh: Mesh | None = None, axes: tuple[str, ...] = ()) -> int:
+    """Return the place of a rank's colour in the palette; the arguments are those of `Colouring`."""
+    colour = _colours(mesh, axes).get(rank) if mesh is not None else None
+    return colour if colour is not None else rank % HUES * SHADES + rank // HUES % SHADES
 
 
 @lru_cache(maxsize=256)
-def _steps(mesh: Mesh) -> tuple[int, ...]:
-    """Return how many colours further the next rank along each axis is; none where the ranks themselves give it."""
-    steps = []
-    for axis, size in enumerate(mesh.shape):
-        second = tuple(int(other == axis and size > 1) for other in range(mesh.ndim))
-        steps.append((mesh.rank_at(second) - mesh.ranks[0]) % len(RANK_COLOURS))
-    in_order = mesh.ranks == tuple(range(mesh.ranks[0], mesh.ranks[0] + mesh.size))
-    if in_order and all(step or size == 1 for step, size in zip(steps, mesh.shape, strict=True)):
-        return ()
-    return tuple(step or OTHER_STEP for step in steps)
+def _colours(mesh: Mesh, axes: tuple[str, ...]) -> Mapping[int, int]:
+    """Return the colour of every rank of a mesh.
+
+    Hues are for the outermost axes, as many as have no more parts than there are hues. If the first alone has more,
+    neighbours share a hue, and shades tell them apart.
+    """
+    order = [mesh.axis_index(axis) for axis in axes or mesh.axes if mesh.axis_size(axis) > 1]
+    sizes = [mesh.shape[axis] for axis in order]
+    leading = max((count for count in range(1, len(sizes) + 1) if math.prod(sizes[:count]) <= HUES), default=1)
+    return {rank: _colour(mesh.coord_of(rank), order, sizes, leading) for rank in mesh.ranks}
+
+
+def _colour(coord: Coord, order: list[int], sizes: list[int], leading: int) -> int:
+    part = 0
+    for axis, size in zip(order[:leading], sizes, strict=False):
+        part = part * size + coord[axis]
+    parts = math.prod(sizes[:leading])
+    hue = part * HUES // parts
+    within_hue = part - -(-hue * parts // HUES)
+    return hue * SHADES + (within_hue + sum(coord[axis] for axis in order[leading:])) % SHADES
+
+
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever can be read on a colour: at least 4.5 to 1."""
+    return BLACK if (_luminance(colour) + 0.05) / (_luminance(BLACK) + 0.05) >= 4.5 else WHITE
+
+
+@lru_cache(maxsize=256)
+def _luminance(colour: str) -> float:
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def rank_style(rank: int, colouring: Colouring) -> str:
+    """Return the name of a rank's style in text; `Terminal` knows what it looks like in how many colours."""
+    return colour_style(colouring.colour(rank))
+
+
+def heat_style(level: int) -> str:
+    """Return the name of the style of a level of heat in text; none where it is negative."""
+    return f"heat.{level}" if level >= 0 else ""
+
+
+def colour_style(colour: int) -> str:
+    """Return the name of a colour's style in text; none where the colour is negative."""
+    return f"rank.{colour}" if colour >= 0 else ""

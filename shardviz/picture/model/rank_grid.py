@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from shardviz.layout.mesh import Coord, Mesh
 
 
@@ -46,6 +48,9 @@ class RankGrid:
     def title(self) -> str:
         """Where the grid is on the outer axes: `pp=0, dp=1`; empty where there are none."""
         return ", ".join(f"{axis}={position}" for axis, position in zip(self.mesh.axes, self.at, strict=False))
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self.mesh and self.mesh.coord_of(rank)[: len(self.at)] == self.at
 
     def row_title(self, row: int) -> str:
         """Write where a row is: `fsdp=1`; empty where no axis runs downwards."""
@@ -100,25 +105,52 @@ def one_grid(mesh: Mesh) -> RankGrid:
     return RankGrid(mesh, tuple(axes[::-1][::2])[::-1], tuple(axes[::-1][1::2])[::-1])
 
 
-def grids_of(mesh: Mesh, most: int) -> tuple[list[RankGrid], int]:
+def grids_of(mesh: Mesh, most: int, wanted: Collection[int] = ()) -> tuple[list[RankGrid], int]:
     """Return a grid for each position on the axes before the last two.
 
     Args:
         mesh: The mesh.
         most: Grids to return at most.
+        wanted: Ranks whose grids are returned before others.
 
     Returns:
         The grids, and how many more there are.
     """
-    axes = tuple(range(mesh.ndim))
-    outer = mesh.shape[:-2]
-    places = islice(product(*map(range, outer)), most)
+    axes, outer = tuple(range(mesh.ndim)), mesh.shape[:-2]
+    first = sorted({mesh.coord_of(rank)[:-2] for rank in wanted if rank in mesh})
+    others = islice(product(*map(range, outer)), most)
+    places = sorted(islice(dict.fromkeys((*first, *others)), most))
     grids = [RankGrid(mesh, axes[-1:], axes[-2:-1], place) for place in places]
     return grids, math.prod(outer) - len(grids)
 
 
-def kept(count: int, most: int) -> list[int | None]:
-    """Return the positions to draw, with None for those in between that are left out."""
+def kept(count: int, most: int, wanted: Collection[int] = ()) -> list[int | range]:
+    """Return the positions to show, and between them those that are left out.
+
+    Args:
+        count: How many there are.
+        most: How many lines they may take.
+        wanted: Positions that are shown before others; the first and the last always are.
+    """
     if count <= most:
         return list(range(count))
-    return [*range(most - 2), None, count - 1]
+    shown = {0, count - 1}
+    for position in (*sorted(wanted), *range(count)):
+        if _lines(shown | {position}, count) <= most:
+            shown.add(position)
+        elif position not in wanted:
+            break
+    found: list[int | range] = []
+    for before, after in pairwise(sorted(shown)):
+        found += [before, *([range(before + 1, after)] if after > before + 1 else [])]
+    return [*found, count - 1]
+
+
+def _lines(shown: Collection[int], count: int) -> int:
+    return len(shown) + sum(after > before + 1 for before, after in pairwise(sorted(shown)))
+
+
+def spread(ranks: Iterable[int], grid: RankGrid) -> tuple[set[int], set[int]]:
+    """Return the rows and the columns of a grid that have any of some ranks."""
+    places = [grid.row_and_col(rank) for rank in ranks if rank in grid]
+    return {row for row, _ in places}, {col for _, col in places}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Indices = NDArray[np.int64]
@@ -26,12 +28,15 @@ class Ruler:
         each: Indices per cell, at least 1.
         cells: Cells per index; above 1 only where `each` is 1.
         lines: Whether there is a cell for a line before, between and behind the blocks.
+        stretched: Cells of each block, where they are as many as the room has and cover spans of almost one size; then
+            `each` is about that.
     """
 
     edges: Indices
     each: int = 1
     cells: int = 1
     lines: bool = False
+    stretched: tuple[int, ...] = ()
 
     @classmethod
     def scaled(cls, edges: Indices, each: int, cells: int = 1) -> Ruler:
@@ -43,20 +48,37 @@ class Ruler:
         return cls(edges, each, cells, lines=True) if plain.extent >= 2 * blocks else plain
 
     @classmethod
-    def fitted(cls, edges: Indices, room: int, most: int = 1) -> Ruler:
-        """Return the largest ruler that fits into `room` cells, with at most `most` cells per index."""
+    def fitted(cls, edges: Indices, room: int, most: int = 1, outer: Sequence[Indices] = ()) -> Ruler:
+        """Return the largest ruler that fits into `room` cells.
+
+        Args:
+            edges: Where parts begin.
+            room: Cells to use at most.
+            most: Cells per index at most.
+            outer: The edges of the blocks that parts are in, coarsest first: the finest that fit are drawn where the
+                parts themselves do not.
+        """
         blocks, size = len(edges) - 1, int(edges[-1])
-        if blocks > room:
-            return cls(np.array([0, size], np.int64), -(-size // room))
-        if size <= room:
-            cells = max((c for c in range(1, most + 1) if size * c + blocks + 1 <= room), default=0)
-            return cls(edges, 1, cells, lines=True) if cells else cls(edges)
-        longest = int(np.diff(edges).max(initial=1))
-        for parts in range(min(room, longest), 0, -1):
-            ruler = cls.scaled(edges, -(-longest // parts))
-            if ruler.extent <= room:
-                return ruler
-        return cls(edges, longest)
+        if not size:
+            return cls(edges)
+        if blocks <= room:
+            return cls._filled(edges, room, most)
+        finest = [*reversed(outer), np.array([0, size], np.int64)]
+        lined = next((one for one in finest if 2 * len(one) <= room), finest[-1])
+        dense = next((one for one in finest if len(one) - 1 <= room), finest[-1])
+        return cls._filled(dense if len(lined) == 2 else lined, room, most)
+
+    @classmethod
+    def _filled(cls, edges: Indices, room: int, most: int) -> Ruler:
+        """Return a ruler that takes all the room, with lines if each block can have more cells than its line."""
+        lengths, size = np.diff(edges), int(edges[-1])
+        for lines in (len(edges), 0):
+            ends = (edges * (room - lines) + size // 2) // size
+            counts = np.clip(np.diff(ends), 1, lengths * most)
+            cells = int(counts.sum())
+            if cells + lines <= room and (not lines or cells >= min(lines, size)):
+                return cls(edges, -(-size // cells), 1, bool(lines), tuple(counts.tolist()))
+        return cls(edges, int(lengths.max()))
 
     @property
     def size(self) -> int:
@@ -66,6 +88,8 @@ class Ruler:
     @cached_property
     def _counts(self) -> Indices:
         """Cells of each block, without lines."""
+        if self.stretched:
+            return np.array(self.stretched, np.int64)
         return -(-np.diff(self.edges) // self.each) * self.cells
 
     @cached_property
@@ -90,15 +114,39 @@ class Ruler:
         block = np.searchsorted(self._starts, at, side="right") - 1
         ahead = at - self._starts[block]
         on_line = (block < 0) | (ahead >= self._counts[block])
-        start = self.edges[block] + ahead // self.cells * self.each
-        stop = np.minimum(start + self.each, self.edges[block + 1])
+        start, stop = self._covered(block, ahead)
         edge = self.edges[block + 1]
         return np.stack([np.where(on_line, edge, start), np.where(on_line, edge, stop)], axis=-1)
+
+    def _covered(self, block: Indices, ahead: Indices) -> tuple[Indices, Indices]:
+        """Return what cells cover, given their blocks and the cells of these before them."""
+        begin, end = self.edges[block], self.edges[block + 1]
+        if self.stretched:
+            length, count = end - begin, self._counts[block]
+            first: Indices = begin + np.floor_divide(ahead * length, count)
+            after: Indices = begin + np.floor_divide((ahead + 1) * length, count)
+            return first, np.maximum(after, first + 1)
+        start = begin + np.floor_divide(ahead, self.cells) * self.each
+        return start, np.minimum(start + self.each, end)
 
     def cell_of(self, index: int) -> int:
         """Return the first cell that shows an index."""
         block = int(np.searchsorted(self.edges, index, side="right")) - 1
-        return int(self._starts[block] + (index - self.edges[block]) // self.each * self.cells)
+        ahead = index - int(self.edges[block])
+        if self.stretched:
+            length, count = int(self.edges[block + 1] - self.edges[block]), self.stretched[block]
+            first = -(-ahead * count // length) if count >= length else ((ahead + 1) * count - 1) // length
+            return int(self._starts[block]) + first
+        return int(self._starts[block]) + ahead // self.each * self.cells
+
+    def cells_of(self, index: int) -> int:
+        """Return how many cells show an index."""
+        block = int(np.searchsorted(self.edges, index, side="right")) - 1
+        if not self.stretched:
+            return self.cells
+        end, count = int(self.edges[block + 1]), self.stretched[block]
+        after = self.cell_of(index + 1) if index + 1 < end else int(self._starts[block]) + count
+        return max(after - self.cell_of(index), 1)
 
     def block_of(self, index: int) -> tuple[int, int]:
         """Return the first index of the block that an index is in, and one past its last."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardviz.errors import DumpError
 from shardviz.picture.model.holders import Holders
+from shardviz.picture.model.palette import Colouring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,6 +63,7 @@ class Sides:
         has_claimed: Whether any rank's tensor has placements.
         has_held: Whether the dump has ids.
         mesh: What it is on, for the colours of ranks.
+        axes: The axes that split it, outermost first, for the colours of ranks.
         titles: What the two sides are: claimed and held, or held and intended.
     """
 
@@ -71,6 +73,12 @@ class Sides:
     has_held: bool
     mesh: Mesh | None = None
     titles: tuple[str, str] = CLAIMED_AND_HELD
+    axes: tuple[str, ...] = ()
+
+    @property
+    def colouring(self) -> Colouring:
+        """What ranks get their colours by."""
+        return Colouring(self.mesh, self.axes)
 
     def cell(self, masks: Masks) -> Cell:
         """Sum up the holders that a window gives for a cell."""
@@ -111,8 +119,9 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     for case in cases:
         _add_held(regions, runs, case, shift)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    mesh = tensor.claimed.mesh if tensor.claimed is not None else dump.files.mesh
-    return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh)
+    layout = tensor.claimed or (cases[0].held if cases else None)
+    mesh, axes = (layout.mesh, layout.nested_axes) if layout is not None else (dump.files.mesh, ())
+    return Sides(Holders(shape, regions, runs), shift, has_claimed, bool(cases), mesh, axes=axes)
 
 
 def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, laid_out: LaidOut) -> Sides:
@@ -136,7 +145,7 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
     for rank, region in wanted.regions():
         _add(regions, runs, region, wanted.flat is not None, 1 << shift + rank)
     shape = (1,) * (2 - len(tensor.shape)) + tuple(tensor.shape)
-    return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, HELD_AND_INTENDED)
+    return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, HELD_AND_INTENDED, wanted.nested_axes)
 
 
 def _claims(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:

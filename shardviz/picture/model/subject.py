@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardviz.check.finding import named_ranks
 from shardviz.check.order.rules.intent import wanted_layout
 from shardviz.dump.dump import ID_NONE
 from shardviz.layout.notation import write
@@ -75,7 +76,7 @@ class Subject:
     @property
     def marked(self) -> frozenset[int]:
         """The ranks that carry a mark: those that hold something else than they should, and those of findings."""
-        return self.misplaced.union(*(finding.ranks for finding in self.findings))
+        return self.misplaced | named_ranks(self.findings, len(self.claims) or self.mesh.size)
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -210,7 +211,12 @@ def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
         claimed=layout,
         held=None,
         sides=Sides(
-            Holders(shape, regions, runs), max(layout.mesh.ranks) + 1, bool(regions or runs), False, layout.mesh
+            Holders(shape, regions, runs),
+            shift=max(layout.mesh.ranks) + 1,
+            has_claimed=bool(regions or runs),
+            has_held=False,
+            mesh=layout.mesh,
+            axes=layout.nested_axes,
         ),
         claims={rank: region_text(region) for rank, region in found.items()},
         holds={},

@@ -1,4 +1,4 @@
-"""One panel of a drawing as SVG: boxes to scale, the ranks in them, bands from claimed to held places.
+"""One panel of a drawing as SVG: boxes to scale, and the ranks in them.
 
 Pixels are whole numbers, so that the bytes are stable.
 """
@@ -10,29 +10,28 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.holders import Mask, ranks_of, ranks_text
+from shardviz.picture.model.holders import ranks_of, ranks_text
 from shardviz.picture.model.labels import ranks_label
-from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.drawing import Block, Grid, Panel, Span
+    from shardviz.picture.model.drawing import Block, Grid, Panel
+    from shardviz.picture.model.nest import Span
+    from shardviz.picture.model.palette import Colouring
 
 BOX_HEIGHT = 18
 BOX_WIDTH = 44
 TITLE_HEIGHT = 20
 MAP_HEIGHT = 336
-NARROW = 150
+NARROW = 176
 WIDE = 400
 BAND = 96
 """Pixels between the sides where bands run."""
 
 GAP = 28
-MOST_BANDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def side(
     panel: Panel,
     grid: Grid,
     scale: Scale,
-    mesh: Mesh | None,
+    colouring: Colouring,
     *,
     marked: bool = False,
     on_right: bool = False,
@@ -107,12 +106,12 @@ def side(
         panel: The blocks.
         grid: The side's ranks.
         scale: The sizes.
-        mesh: What names sets of ranks.
+        colouring: What names and colours ranks.
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
         noun: What holds the boxes.
     """
-    boxes = "".join(_box(panel, box, scale, mesh, noun) for box in _boxes(panel, grid, marked=marked))
+    boxes = "".join(_box(panel, box, scale, colouring, noun) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 
 
@@ -123,44 +122,6 @@ def title_width(panel: Panel) -> int:
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
     titles = [title for grid in grids for _, _, title in _stretches(panel.rows, grid)]
     return round(max(map(len, titles)) * CHAR) + 10
-
-
-def bands(panel: Panel, scale: Scale, mesh: Mesh, width: int) -> str:
-    """Draw a band from every part as it is claimed to the same ranks' part as it is held, `width` pixels wide."""
-    if not has_bands(panel) or panel.claimed is None or panel.held is None:
-        return ""
-    held = _parts(panel.held)
-    drawn = []
-    for mask, rows in _parts(panel.claimed).items():
-        if mask in held:
-            moved = rows != held[mask]
-            colour = f"sv-band sv-f{rank_colour(ranks_of(mask)[0], mesh)}"
-            path = _band(scale, rows, held[mask], width)
-            drawn.append((moved, element("path", d=path, class_=colour if moved else f"{colour} sv-still")))
-    return "".join(path for _, path in sorted(drawn, key=lambda pair: pair[0]))
-
-
-def _band(scale: Scale, rows: tuple[int, int], to_rows: tuple[int, int], width: int) -> str:
-    top, bottom = scale.tops[rows[0]] + 1, scale.tops[rows[1]] - 1
-    to_top, to_bottom = scale.tops[to_rows[0]] + 1, scale.tops[to_rows[1]] - 1
-    bend = width // 2
-    there = f"M0 {top}C{bend} {top} {bend} {to_top} {width} {to_top}"
-    return f"{there}V{to_bottom}C{bend} {to_bottom} {bend} {bottom} 0 {bottom}Z"
-
-
-def has_bands(panel: Panel) -> bool:
-    """Whether bands say where parts went: parts are stretches of one dim, and few."""
-    plain = len(panel.cols) == 1 and all(span.parts == 1 for span in panel.rows)
-    return panel.is_different and plain and 1 < len(panel.rows) <= MOST_BANDS
-
-
-def _parts(grid: Grid) -> dict[Mask, tuple[int, int]]:
-    """Return the rows that each set of ranks has, if they are one stretch."""
-    rows: dict[Mask, list[int]] = {}
-    for row, (block,) in enumerate(grid):
-        if block.ranks and not block.is_mixed:
-            rows.setdefault(block.ranks, []).append(row)
-    return {mask: (at[0], at[-1] + 1) for mask, at in rows.items() if at[-1] - at[0] == len(at) - 1}
 
 
 def _boxes(panel: Panel, grid: Grid, *, marked: bool) -> Iterator[Box]:
@@ -193,30 +154,29 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, mesh: Mesh | None, noun: str) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, noun: str) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box.block, mesh, max(int((width - 8) / CHAR) - 2 * box.differs, 3), noun),
+        _label(box.block, colouring, max(int((width - 8) / CHAR) - 2 * box.differs, 3), noun),
         _tooltip(panel, box, noun),
-        colour=colour_of(box.block, mesh),
+        colour=colour_of(box.block, colouring),
         ranks=ranks_of(box.block.ranks),
         differs=box.differs,
     )
 
 
-def colour_of(block: Block, mesh: Mesh | None) -> str:
-    """Return the name of a block's colour: that of its lowest rank, `mixed` or `nobody`."""
-    if block.is_mixed:
-        return "mixed"
-    return str(rank_colour(ranks_of(block.ranks)[0], mesh)) if block.ranks else "nobody"
+def colour_of(block: Block, colouring: Colouring) -> str:
+    """Return the name of a block's colour: that of its ranks, `mixed` where they have several hues, or `nobody`."""
+    colour = colouring.colour_of(ranks_of(block.ranks)) if block.ranks else -1
+    return str(colour) if colour >= 0 else "mixed" if block.ranks else "nobody"
 
 
-def _label(block: Block, mesh: Mesh | None, room: int, noun: str) -> str:
+def _label(block: Block, colouring: Colouring, room: int, noun: str) -> str:
     if not block.ranks and noun != "rank":
         return f"no {noun}"
-    return f"~{ranks_label(block.ranks, mesh, room - 1)}" if block.is_mixed else ranks_label(block.ranks, mesh, room)
+    return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
 
 
 def _tooltip(panel: Panel, box: Box, noun: str) -> str:
@@ -236,9 +196,9 @@ def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:
     for row in range(1, len(rows) + 1):
         joins = row < len(rows) and grid[row] == grid[start] and rows[row].parts == rows[start].parts == 1
         if not joins:
-            parts = rows[start].parts
+            parts, is_left_out = rows[start].parts, rows[start].parts > 1 and not rows[start].is_block
             found.append(
-                (start, row, f"⋮ {parts:,} parts" if parts > 1 else f"{rows[start].start}:{rows[row - 1].stop}")
+                (start, row, f"⋮ {parts:,} parts" if is_left_out else f"{rows[start].start}:{rows[row - 1].stop}")
             )
             start = row
     return found
@@ -257,10 +217,10 @@ def _row_titles(rows: Sequence[Span], grid: Grid, scale: Scale, *, on_right: boo
 def _column_titles(cols: Sequence[Span], scale: Scale) -> str:
     if len(cols) == 1 and len(cols[0]) == 1:
         return ""
-    titles = [str(span) if span.parts == 1 else f"⋮ {span.parts:,}" for span in cols]
+    titles = [str(span) if span.parts == 1 or span.is_block else f"⋮ {span.parts:,}" for span in cols]
     widths = [right - left for left, right in zip(scale.lefts, scale.lefts[1:], strict=False)]
     if any(len(title) * CHAR > width for title, width in zip(titles, widths, strict=True)):
-        titles = [str(span.start) if span.parts == 1 else "⋮" for span in cols]
+        titles = [str(span.start) if span.parts == 1 or span.is_block else "⋮" for span in cols]
     return "".join(
         element("text", words(title), x=left + width // 2, y=-7, class_="sv-i")
         for title, left, width in zip(titles, scale.lefts, widths, strict=False)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.palette import rank_colour
-from shardviz.picture.model.rank_grid import grids_of, kept
+from shardviz.picture.model.palette import Colouring
+from shardviz.picture.model.rank_grid import grids_of, kept, spread
 from shardviz.picture.svg.tile import CHAR, Place, tile
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.heat import Heat
     from shardviz.picture.model.rank_grid import RankGrid
 
 TILE_HEIGHT = 24
@@ -38,49 +41,96 @@ class Drawn:
     height: int
 
 
-def mesh_drawing(mesh: Mesh, marked: Collection[int] = ()) -> Drawn:
-    """Draw a mesh; ranks that are `marked` carry the glyph `≠`."""
-    found, left = grids_of(mesh, MOST_GRIDS)
-    grids = [_drawn(grid, marked) for grid in found]
-    top, parts = 0, []
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What the tiles of a mesh show beside their ranks."""
+
+    colouring: Colouring
+    marked: Collection[int]
+    heat: Heat | None
+
+    def among(self, ranks: Iterable[int]) -> str:
+        """Say how many of some ranks are marked; nothing where none are."""
+        count = sum(rank in self.marked for rank in ranks)
+        return f", {count:,} ranks ≠" if count else ""
+
+
+def mesh_drawing(
+    mesh: Mesh, marked: Collection[int] = (), axes: tuple[str, ...] = (), heat: Heat | None = None
+) -> Drawn:
+    """Draw a mesh.
+
+    Args:
+        mesh: The mesh.
+        marked: Ranks that carry the glyph `≠`; their rows and columns are shown before others.
+        axes: The axes that ranks get their colours by, outermost first; by default all.
+        heat: What ranks are coloured by instead, with a sign for how much.
+    """
+    marks = _Marks(Colouring(mesh, axes), marked, heat)
+    found, left = grids_of(mesh, MOST_GRIDS, marked)
+    grids = [_drawn(grid, marks) for grid in found]
+    width, top, parts = max(grid.width for grid in grids), 0, list[str]()
+    if heat is not None:
+        parts.append(element("text", words(str(heat)), x=0, y=12, class_="sv-soft"))
+        width, top = max(width, round(cell_len(str(heat)) * CHAR)), HEAD
     for grid in grids:
         parts.append(element("g", grid.markup, transform=f"translate(0 {top})"))
         top += grid.height + 12
     if left:
-        parts.append(element("text", words(f"⋮ {left:,} more grids"), x=0, y=top + 8, class_="sv-i sv-start"))
+        hidden = (rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
+        text = f"⋮ {left:,} more grids{marks.among(hidden)}"
+        parts.append(element("text", words(text), x=0, y=top + 8, class_="sv-i sv-start"))
         top += HEAD
-    return Drawn("".join(parts), max(grid.width for grid in grids), top - 12)
+    return Drawn("".join(parts), width, top - 12)
 
 
-def _drawn(grid: RankGrid, marked: Collection[int]) -> Drawn:
+def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
     heads = [grid.row_title(row) for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
-    gutter = round(max(map(len, heads)) * CHAR) + (8 if grid.down else 0)
-    longest = max(len(str(max(grid.mesh.ranks))) + 2 * bool(marked), *map(len, titles))
-    step = round(longest * CHAR) + (14 if marked else 10)
+    signs = 2 * bool(marks.marked) + 2 * (marks.heat is not None)
+    longest = max(len(str(max(grid.mesh.ranks))) + signs, *map(len, titles))
+    step = round(longest * CHAR) + (14 if marks.marked else 10)
     head = HEAD if grid.title else 0
     parts = [element("text", words(grid.title), x=0, y=12, class_="sv-h")] if grid.title else []
-    rows, cols = kept(grid.num_rows, MOST_ROWS), kept(grid.num_cols, MOST_COLS)
+    wanted_rows, wanted_cols = spread(marks.marked, grid)
+    rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
+    cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
+    texts = [heads[row] if isinstance(row, int) else _left_out(grid, row, marks) for row in rows]
+    gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any("≠" in text for text in texts)
     for at, col in enumerate(cols):
-        parts.append(_title("⋮" if col is None else titles[col], gutter + at * step + step // 2, head + 13))
-    for line, row in enumerate(rows):
+        text = titles[col] if isinstance(col, int) else "⋮"
+        parts.append(_title(text, gutter + at * step + step // 2, head + 13))
+    for line, (row, text) in enumerate(zip(rows, texts, strict=True)):
         top = head + HEAD + line * TILE_HEIGHT
-        text = heads[row] if row is not None else f"⋮ {grid.num_rows - len(rows) + 1}"
         parts.append(element("text", words(text), x=gutter - 8, y=top + 16, class_="sv-i sv-end") if gutter else "")
-        for at, col in enumerate(cols):
-            if row is None or col is None:
-                parts.append(_title("⋮", gutter + at * step + step // 2, top + 16))
-            else:
-                rank = grid.rank_at(row, col)
-                place = Place(gutter + at * step, top, step, TILE_HEIGHT)
-                parts.append(_tile(grid.mesh, rank, place, differs=rank in marked))
+        places = [Place(gutter + at * step, top, step, TILE_HEIGHT) for at in range(len(cols))]
+        parts += (_cell(grid, row, col, place, marks) for col, place in zip(cols, places, strict=True))
     return Drawn("".join(parts), gutter + step * len(cols), head + HEAD + TILE_HEIGHT * len(rows))
+
+
+def _left_out(grid: RankGrid, rows: range, marks: _Marks) -> str:
+    return f"⋮ {len(rows)}{marks.among(grid.rank_at(row, col) for row in rows for col in range(grid.num_cols))}"
 
 
 def _title(text: str, x: int, y: int) -> str:
     return element("text", words(text), x=x, y=y, class_="sv-i")
 
 
-def _tile(mesh: Mesh, rank: int, place: Place, *, differs: bool) -> str:
-    tooltip = f"rank {rank}: {mesh.label(rank)}{', not as claimed' if differs else ''}"
-    return tile(place, str(rank), tooltip, colour=rank_colour(rank, mesh), ranks=(rank,), differs=differs)
+def _cell(grid: RankGrid, row: int | range, col: int | range, place: Place, marks: _Marks) -> str:
+    """Draw a rank, or in place of those that are left out whether any of them is marked."""
+    if isinstance(row, int) and isinstance(col, int):
+        return _tile(grid, grid.rank_at(row, col), place, marks)
+    rows, cols = (range(at, at + 1) if isinstance(at, int) else at for at in (row, col))
+    is_marked = any(grid.rank_at(one, other) in marks.marked for one in rows for other in cols)
+    return _title("≠" if is_marked else "⋮", place.left + place.width // 2, place.top + 16)
+
+
+def _tile(grid: RankGrid, rank: int, place: Place, marks: _Marks) -> str:
+    tooltip, label = f"rank {rank}: {grid.mesh.label(rank)}", str(rank)
+    colour: object = marks.colouring.colour(rank)
+    if marks.heat is not None:
+        known = rank in marks.heat.by_rank
+        tooltip += f", {marks.heat.title} {marks.heat.text(marks.heat.by_rank[rank])}" if known else ""
+        label, colour = f"{marks.heat.sign(rank)} {rank}", f"h{marks.heat.level(rank)}" if known else "nobody"
+    tooltip += ", in a finding" if rank in marks.marked else ""
+    return tile(place, label, tooltip, colour=colour, ranks=(rank,), differs=rank in marks.marked)

@@ -1,7 +1,7 @@
 """The page of one tensor as SVG: it stands alone in an issue or a paper, in light and in dark.
 
 The same drawing model as the text page. Nothing is fetched from anywhere, and the same tensor gives the same bytes.
-Colours are Okabe and Ito's, and never alone: a rank is also its number, a difference also `≠` and a hatch.
+Colours are never alone: a rank is also its number, a difference also `≠` and a hatch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.palette import RANK_COLOURS
+from shardviz.picture.model.palette import HEAT_COLOURS, RANK_COLOURS, ink_on
+from shardviz.picture.svg.bands import bands, has_bands
 from shardviz.picture.svg.exhibit import exhibit_drawing
-from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, bands, has_bands, scale_for, side, title_width
+from shardviz.picture.svg.map import BAND, GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn, mesh_drawing
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
@@ -25,14 +26,15 @@ from shardviz.picture.text.terminal import UNICODE, Glyphs
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.heat import Heat
     from shardviz.picture.model.subject import Subject
 
-BUDGET = Budget(rows=20, cols=12, panels=4)
+BUDGET = Budget(rows=32, cols=12, panels=4)
 MARGIN = 20
 LINE = 20
 MAX_WIDTH = 900
@@ -42,9 +44,6 @@ MOST_LINES = 4
 
 NAME_CHAR = 9.7
 """Pixels of a character of the name."""
-
-INK_ON = ("#fff", *("#111",) * 6)
-"""Readable on each of `RANK_COLOURS`: at least 4.5 to 1."""
 
 FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
@@ -72,8 +71,8 @@ STYLE = (
     + _coloured("#e6edf3", "#9da7b1", "#0d1117", "#4a525b", "#ff8b4d", "#3ddbac")
     + "}"
     + "".join(
-        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink}}}"
-        for at, (colour, ink) in enumerate(zip(RANK_COLOURS, INK_ON, strict=True))
+        f".sv .sv-f{at}{{fill:{colour}}}.sv .sv-t{at}{{fill:{ink_on(colour)}}}"
+        for at, colour in (*enumerate(RANK_COLOURS), *((f"h{at}", colour) for at, colour in enumerate(HEAT_COLOURS)))
     )
 )
 
@@ -97,7 +96,7 @@ def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
         headlines: Whether it begins with its findings; a page that has them in words needs none.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
-    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked))
+    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked, subject.sides.axes))
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
     parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
@@ -136,14 +135,16 @@ def sheet(parts: Sequence[Drawn], name: str, about: str, *, style: bool) -> str:
     )
 
 
-def mesh_figure(mesh: Mesh, *, style: bool) -> str:
+def mesh_figure(mesh: Mesh, *, style: bool, marked: Collection[int] = (), heat: Heat | None = None) -> str:
     """Draw a mesh alone as an `svg` element.
 
     Args:
         mesh: The mesh.
         style: As in `figure`.
+        marked: Ranks that carry the glyph `≠`.
+        heat: What ranks are coloured by, with a sign for how much; by their place by default.
     """
-    drawn = mesh_drawing(mesh)
+    drawn = mesh_drawing(mesh, marked, heat=heat)
     return element(
         "svg",
         element("title", words(f"mesh {mesh}")),
@@ -154,7 +155,7 @@ def mesh_figure(mesh: Mesh, *, style: bool) -> str:
         xmlns="http://www.w3.org/2000/svg",
         class_="sv",
         role="img",
-        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid",
+        aria_label=f"mesh {mesh}: ranks {min(mesh.ranks)} to {max(mesh.ranks)} in a grid{f', {heat}' if heat else ''}",
         width=drawn.width,
         height=drawn.height,
         viewBox=f"0 0 {drawn.width} {drawn.height}",
@@ -265,11 +266,11 @@ def _panel(panel: Panel, subject: Subject) -> Drawn:
     for at, (name, grid) in enumerate(sides):
         x, y = (titles, at * down + 2 * TITLE_HEIGHT) if upright else (titles + at * across, 2 * TITLE_HEIGHT)
         marked, on_right = name == "held", bool(at) and not upright
-        drawn = side(panel, grid, scale, subject.mesh, marked=marked, on_right=on_right)
+        drawn = side(panel, grid, scale, subject.sides.colouring, marked=marked, on_right=on_right)
         heading = element("text", words(name), x=scale.width // 2, y=-26, class_="sv-h sv-l")
         markup += element("g", heading, drawn, transform=f"translate({x} {y})")
     if not upright and len(sides) == 2:
-        run = bands(panel, scale, subject.mesh, BAND)
+        run = bands(panel, scale, subject.sides.colouring, BAND)
         markup = (
             element("g", run, transform=f"translate({titles + scale.width} {2 * TITLE_HEIGHT})") if run else ""
         ) + markup

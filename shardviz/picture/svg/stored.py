@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.drawing import draw
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.palette import Colouring, rank_colour
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn
 from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, paragraph, sheet
@@ -81,7 +81,7 @@ def _panels(drawing: Drawing) -> Drawn:
 
 def _panel(panel: Panel) -> Drawn:
     scale, titles = scale_for(panel), title_width(panel)
-    drawn = side(panel, panel.claimed or (), scale, None, noun="file")
+    drawn = side(panel, panel.claimed or (), scale, Colouring(), noun="file")
     markup = element("g", drawn, transform=f"translate({titles} {TITLE_HEIGHT})")
     return Drawn(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
 

@@ -2,45 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.palette import rank_style
-from shardviz.picture.model.rank_grid import grids_of, kept
-from shardviz.picture.text.terminal import DIM, beside, line
+from shardviz.picture.model.palette import Colouring, heat_style, rank_style
+from shardviz.picture.model.rank_grid import grids_of, kept, spread
+from shardviz.picture.text.terminal import DIM, beside, line, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from rich.text import Text
 
     from shardviz.layout.mesh import Mesh
+    from shardviz.picture.model.heat import Heat
     from shardviz.picture.model.rank_grid import RankGrid
-    from shardviz.picture.text.terminal import Glyphs
+    from shardviz.picture.text.terminal import Glyphs, Terminal
 
 MOST_ROWS = 16
 MOST_GRID_LINES = 40
 """Lines that all grids may take together if they are below each other."""
 
 
-def mesh_lines(mesh: Mesh, width: int, glyphs: Glyphs, marked: Collection[int] = ()) -> list[Text]:
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What the cells of a mesh show beside their ranks."""
+
+    glyphs: Glyphs
+    colouring: Colouring
+    marked: Collection[int]
+    heat: Heat | None
+
+    def text(self, rank: int) -> str:
+        sign = self.heat.sign(rank) if self.heat is not None else ""
+        return f"{sign}{self.glyphs.differs if rank in self.marked else ''}{rank}"
+
+    def style(self, rank: int) -> str:
+        return heat_style(self.heat.level(rank)) if self.heat is not None else rank_style(rank, self.colouring)
+
+    def among(self, ranks: Iterable[int]) -> str:
+        """Say how many of some ranks are marked: `, 12 of them ≠`; nothing where none are."""
+        count = sum(rank in self.marked for rank in ranks)
+        return f", {count:,} ranks {self.glyphs.differs}" if count else ""
+
+
+def mesh_lines(
+    mesh: Mesh,
+    width: int,
+    glyphs: Glyphs,
+    marked: Collection[int] = (),
+    axes: tuple[str, ...] = (),
+    heat: Heat | None = None,
+) -> list[Text]:
     """Draw a mesh.
 
     Args:
         mesh: The mesh.
         width: Columns to use at most; ranks beyond them are counted.
         glyphs: The characters to draw with.
-        marked: Ranks that carry the glyph `differs`.
+        marked: Ranks that carry the glyph `differs`; their rows and columns are shown before others.
+        axes: The axes that ranks get their colours by, outermost first; by default all.
+        heat: What ranks are coloured by instead, with a sign for how much.
     """
+    marks = _Marks(glyphs, Colouring(mesh, axes), marked, heat)
     grid_lines = min(mesh.shape[-2] if mesh.ndim > 1 else 1, MOST_ROWS) + 3
-    found, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1))
-    size = found[0].num_rows * found[0].num_cols
-    grids = [_grid_lines(grid, width, glyphs, marked) for grid in found]
-    lines: list[Text] = []
+    found, left = grids_of(mesh, max(MOST_GRID_LINES // grid_lines, 1), marked)
+    grids = [_grid_lines(grid, width, marks) for grid in found]
+    lines: list[Text] = [*wrapped(str(heat), width, line(""), 2)] if heat is not None else []
     while grids:
         count = _fitting(grids, width)
         lines += [*([line("")] if lines else []), *beside(grids[:count], gap=3)]
         grids = grids[count:]
-    return [*lines, line((f"{glyphs.more} {left:,} more grids of {size:,} ranks", DIM))] if left else lines
+    if not left:
+        return lines
+    size = found[0].num_rows * found[0].num_cols
+    hidden = marks.among(rank for rank in marked if rank in mesh and not any(rank in grid for grid in found))
+    return [*lines, line((f"{glyphs.more} {left:,} more grids of {size:,} ranks{hidden}", DIM))]
+
+
+def heat_lines(mesh: Mesh, heat: Heat, terminal: Terminal) -> list[Text]:
+    """Draw a mesh with heat, and an empty line below it; nothing where all ranks have the same."""
+    least, most = heat.ends
+    lines = mesh_lines(mesh, terminal.width, terminal.glyphs, heat=heat) if least < most else []
+    return [*lines, *([line("")] if lines else [])]
 
 
 def _fitting(grids: Sequence[list[Text]], width: int) -> int:
@@ -53,27 +97,35 @@ def _fitting(grids: Sequence[list[Text]], width: int) -> int:
     return len(grids)
 
 
-def _grid_lines(grid: RankGrid, width: int, glyphs: Glyphs, marked: Collection[int]) -> list[Text]:
+def _grid_lines(grid: RankGrid, width: int, marks: _Marks) -> list[Text]:
     heads = [f"{grid.row_title(row)} " if grid.down else "" for row in range(grid.num_rows)]
     titles = [grid.col_title(col) for col in range(grid.num_cols)]
     gutter = max(map(len, heads))
-    cell = max(len(str(max(grid.mesh.ranks))) + len(glyphs.differs) * bool(marked), *map(len, titles)) + 1
-    cols = kept(grid.num_cols, max((width - gutter) // cell, 2))
-    shown = ((glyphs.more if col is None else titles[col]).rjust(cell) for col in cols)
+    signs = len(marks.glyphs.differs) * bool(marks.marked) + (marks.heat is not None)
+    cell = max(len(str(max(grid.mesh.ranks))) + signs, *map(len, titles)) + 1
+    wanted_rows, wanted_cols = spread(marks.marked, grid)
+    cols = kept(grid.num_cols, max((width - gutter) // cell, 3), wanted_cols)
+    shown = ((titles[col] if isinstance(col, int) else marks.glyphs.more).rjust(cell) for col in cols)
     lines = [line((grid.title, "bold"))] if grid.title else []
     lines.append(line((" " * gutter + "".join(shown), DIM)))
-    for row in kept(grid.num_rows, MOST_ROWS):
-        if row is None:
-            lines.append(line((f"{glyphs.more} {grid.num_rows - MOST_ROWS + 1:,} more".ljust(gutter), DIM)))
-            continue
-        ranks = [None if col is None else grid.rank_at(row, col) for col in cols]
-        cells = [_cell(grid.mesh, rank, cell, glyphs, marked) for rank in ranks]
-        lines.append(line((heads[row].ljust(gutter), DIM), *cells))
+    for row in kept(grid.num_rows, MOST_ROWS, wanted_rows):
+        if isinstance(row, range):
+            hidden = marks.among(grid.rank_at(at, col) for at in row for col in range(grid.num_cols))
+            lines.append(line((f"{marks.glyphs.more} {len(row):,} more{hidden}".ljust(gutter), DIM)))
+        else:
+            lines.append(line((heads[row].ljust(gutter), DIM), *_cells(grid, row, cols, cell, marks)))
     return lines
 
 
-def _cell(mesh: Mesh, rank: int | None, width: int, glyphs: Glyphs, marked: Collection[int]) -> tuple[str, str]:
-    if rank is None:
-        return glyphs.more.rjust(width), DIM
-    text = f"{glyphs.differs}{rank}" if rank in marked else str(rank)
-    return text.rjust(width), rank_style(rank, mesh)
+def _cells(
+    grid: RankGrid, row: int, cols: Iterable[int | range], width: int, marks: _Marks
+) -> Iterator[tuple[str, str]]:
+    """Write the ranks of a row on their colours, with gaps between; columns left out show whether any is marked."""
+    for col in cols:
+        if isinstance(col, range):
+            is_marked = any(grid.rank_at(row, at) in marks.marked for at in col)
+            yield (marks.glyphs.differs if is_marked else marks.glyphs.more).rjust(width), DIM
+        else:
+            rank = grid.rank_at(row, col)
+            yield " ", ""
+            yield marks.text(rank).rjust(width - 1), marks.style(rank)

@@ -20,7 +20,7 @@ from shardviz.picture.text.panels import side_lines, sizes_for
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
-from shardviz.text import printable
+from shardviz.text import INSIDE, printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -85,7 +85,8 @@ def as_claimed(subject: Subject) -> str:
 def picture_lines(subject: Subject, terminal: Terminal) -> list[Text]:
     """Draw the tensor, the mesh beside or below it, and add notes for everything that a picture cannot show."""
     drawing = draw(subject.sides, subject.shape, Budget(cols=max((terminal.width - 16) // 8, 3)))
-    mesh = mesh_lines(subject.mesh, min(terminal.width, MAX_MESH), terminal.glyphs, subject.marked)
+    room = min(terminal.width, MAX_MESH)
+    mesh = mesh_lines(subject.mesh, room, terminal.glyphs, subject.marked, subject.sides.axes)
     lines: list[Text] = []
     for at, panel in enumerate(drawing.panels):
         lines += [line("")] if at else []
@@ -107,7 +108,9 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
     width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
     if not panel.is_different:
         left = width - mesh_width - GAP
-        sides = _sides(panel, subject, left if left >= MIN_PICTURE else width, terminal)
+        sides = _sides(panel, subject, left, terminal) if left >= MIN_PICTURE else []
+        if not sides or _width(sides) > left:
+            sides = _sides(panel, subject, width, terminal)
     else:
         sides = _sides(panel, subject, (width - GAP) // 2, terminal) if len(panel.rows) > 1 else []
         if not sides or _width(sides) > width:
@@ -124,7 +127,7 @@ def _width(blocks: list[list[Text]]) -> int:
 
 def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
     """Draw the claimed and the held side; one picture where they are the same."""
-    sizes = sizes_for(panel, subject.mesh, width, terminal.glyphs)
+    sizes = sizes_for(panel, subject.sides.colouring, width, terminal.glyphs)
     known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:
@@ -134,7 +137,7 @@ def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> li
     return [
         [
             line(" " * (sizes.gutter + 1), (title, "bold")),
-            *side_lines(panel, grid, sizes, subject.mesh, terminal.glyphs, marked=title == "held"),
+            *side_lines(panel, grid, sizes, subject.sides.colouring, terminal.glyphs, marked=title == "held"),
         ]
         for title, grid in grids
     ]
@@ -155,7 +158,7 @@ def notes(drawing: Drawing, subject: Subject, glyphs: Glyphs) -> list[str]:
     elif subject.marked:
         found.insert(0, f"{glyphs.differs} one of the finding's ranks")
     if any(map(_has_mixed, drawing.panels)):
-        found.append("~ parts of the block are on different ranks")
+        found.append(f"~ and {INSIDE}: parts of the block are on different ranks")
     return found
 
 

@@ -6,18 +6,22 @@ The result is a grid of cells, each with one character and one look; the rendere
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import groupby
+from operator import or_
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.picture.model.holders import ranks_of, ranks_text
-from shardviz.picture.model.palette import rank_colour
+from shardviz.picture.model.holders import ranks_of
+from shardviz.picture.model.labels import rank_labels
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.picture.model.holders import Mask, Plane
+    from shardviz.picture.model.palette import Colouring
     from shardviz.picture.model.ruler import Ruler
     from shardviz.picture.model.sides import Cell, Sides
     from shardviz.picture.text.boxes import Boxes
@@ -36,14 +40,14 @@ class Look:
     Attributes:
         labels: Texts for a block of them, the longest first; the first that fits is written.
         tone: Whether they are in place.
-        rank: The lowest rank that holds them; -1 for nobody.
-        colour: The place of its colour in the palette of ranks; -1 for nobody.
+        colour: The place of their colour in the palette of ranks; -1 for nobody, and for ranks of several hues.
+        ranks: Who holds them, for the label of a stretch of cells that are too narrow for labels of their own.
     """
 
     labels: tuple[str, ...]
     tone: Tone
-    rank: int
     colour: int
+    ranks: Mask = 0
 
 
 @dataclass(frozen=True)
@@ -102,34 +106,47 @@ def paint(frame: Frame, top: int, left: int, height: int, width: int) -> Painted
         _write_ids(boxes, frame, rows, np.flatnonzero(down.is_inside), left)
         _write_on_rules(boxes, list(looks))
     else:
-        _write_labels(boxes, down.is_inside, across.is_inside, list(looks))
+        _write_labels(boxes, frame, down.is_inside, across.is_inside, list(looks))
     return Painted(tuple(map("".join, boxes.chars.tolist())), boxes.codes, tuple(looks))
 
 
 def look_of_cell(frame: Frame, cell: Cell) -> Look:
     """Return the look of a cell on the drawn side."""
-    claimed, held = ranks_text(cell.claimed), ranks_text(cell.held)
     if frame.side == "difference":
-        if cell.different:
-            path = (f"{claimed or '?'}→{held or '?'}", "≠") if not cell.claimed_mixed | cell.held_mixed else ("≠",)
-            return _look(frame, path, "elsewhere", cell.held)
-        return _look(frame, (claimed or held, "="), "in place", cell.claimed)
-    mask, text = (cell.claimed, claimed) if frame.side == "claimed" else (cell.held, held)
+        return _look_of_difference(frame, cell)
+    is_claimed = frame.side == "claimed"
+    mask, mixed = (cell.claimed, cell.claimed_mixed) if is_claimed else (cell.held, cell.held_mixed)
     if frame.lit is not None and not mask >> frame.lit & 1:
         return _look(frame, (), "unlit", mask)
     if not mask:
         return _look(frame, ("nobody", "?"), "nobody", mask)
-    mixed = cell.claimed_mixed if frame.side == "claimed" else cell.held_mixed
-    named = (f"{text} {frame.suffix}", text) if frame.suffix else (text,)
-    short = (f"{ranks_of(mask)[0]}…",) if len(text) > 2 else ()
-    return _look(frame, (*named, *short), "mixed" if mixed else "held", mask)
+    names = rank_labels(mask, frame.sides.colouring, many=mixed)
+    own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
+    pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
+    shown = mask if frame.lit is None else 1 << frame.lit
+    return _look(frame, (*own, *pending, *names), "mixed" if mixed else "held", shown)
+
+
+def _look_of_difference(frame: Frame, cell: Cell) -> Look:
+    """Return the look of a cell that is where it should be, or of one that went from some ranks to others."""
+    colouring, many = frame.sides.colouring, cell.claimed_mixed or cell.held_mixed
+    if not cell.different:
+        names = rank_labels(cell.claimed or cell.held, colouring, many=many)
+        return _look(frame, (*names, "="), "in place", cell.claimed)
+    sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
+    due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("?",) for mask, mixed in sides)
+    shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"
+    went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", shorter]
+    return _look(frame, (*went, "≠"), "elsewhere", cell.held)
 
 
 def _look(frame: Frame, labels: tuple[str, ...], tone: Tone, mask: Mask) -> Look:
-    if not mask:
-        return Look(labels, tone, -1, -1)
-    rank = ranks_of(mask)[0]
-    return Look(labels, tone, rank, rank_colour(rank, frame.sides.mesh))
+    return Look(labels, tone, _colour_of(mask, frame.sides.colouring) if mask else -1, mask)
+
+
+@lru_cache(maxsize=1 << 14)
+def _colour_of(mask: Mask, colouring: Colouring) -> int:
+    return colouring.colour_of(ranks_of(mask))
 
 
 def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
@@ -144,15 +161,28 @@ def _cut(ruler: Ruler, first: int, count: int) -> tuple[Indices, Cut]:
     return spans[covers], Cut(before[own], after[own])
 
 
-def _write_labels(boxes: Boxes, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
+def _write_labels(boxes: Boxes, frame: Frame, data_rows: Flags, data_cols: Flags, looks: list[Look]) -> None:
     """Write each block's label into its middle, on the middle one of the rows that look alike."""
     rows = np.flatnonzero(data_rows).tolist()
     for start, stop in runs([row.tobytes() for row in boxes.codes[np.ix_(data_rows, data_cols)]]):
         middle = rows[start + (stop - start) // 2]
         line = boxes.codes[middle].tolist()
-        for left, right in runs(line):
-            if line[left] >= 0:
-                boxes.write_centred(middle, left, right - left, _fitting(looks[line[left]].labels, right - left))
+        for is_block, found in groupby(runs(line), key=lambda run: line[run[0]] >= 0):
+            if is_block:
+                _write_stretch(boxes, frame, middle, [(left, right, looks[line[left]]) for left, right in found])
+
+
+def _write_stretch(boxes: Boxes, frame: Frame, row: int, blocks: list[tuple[int, int, Look]]) -> None:
+    """Write the labels of blocks that no line parts; one for all where each is too narrow for its own."""
+    labels = [_fitting(look.labels, right - left) for left, right, look in blocks]
+    if len(blocks) > 1 and not any(labels) and frame.lit is None:
+        begin, end = blocks[0][0], blocks[-1][1]
+        ranks = reduce(or_, (look.ranks for _, _, look in blocks))
+        label = _fitting(rank_labels(ranks, frame.sides.colouring, many=True), end - begin)
+        boxes.write_centred(row, begin, end - begin, label)
+        return
+    for (left, right, _), label in zip(blocks, labels, strict=True):
+        boxes.write_centred(row, left, right - left, label)
 
 
 def _fitting(labels: tuple[str, ...], room: int) -> str:

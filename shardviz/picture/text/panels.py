@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
 from shardviz.picture.model.labels import ranks_label
-from shardviz.picture.model.palette import rank_style
+from shardviz.picture.model.palette import colour_style
 from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.drawing import Block, Grid, Panel, Span
+    from shardviz.picture.model.drawing import Block, Grid, Panel
+    from shardviz.picture.model.nest import Span
+    from shardviz.picture.model.palette import Colouring
     from shardviz.picture.text.boxes import Boxes
     from shardviz.picture.text.terminal import Glyphs
 
@@ -57,7 +58,7 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Sizes:
+def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs) -> Sizes:
     """Choose the sizes of a panel's boxes to scale within `width` columns.
 
     Both sides share one sizes. It may come out wider than `width` where even the smallest boxes do not fit.
@@ -68,7 +69,7 @@ def sizes_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Si
     most = max(MIN_CELL, min(inner // len(panel.cols), MAX_CELL))
     mark = len(glyphs.differs) + 1 if panel.is_different else 0
     room = most - 2 - mark
-    need = max(max(map(len, _labels(panel, mesh, room))) + 2 + mark, MIN_CELL)
+    need = max(max(map(len, _labels(panel, colouring, room))) + 2 + mark, MIN_CELL)
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
@@ -76,7 +77,7 @@ def sizes_for(panel: Panel, mesh: Mesh | None, width: int, glyphs: Glyphs) -> Si
 
 
 def side_lines(
-    panel: Panel, grid: Grid, sizes: Sizes, mesh: Mesh | None, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
 ) -> list[Text]:
     """Draw one side of a panel.
 
@@ -84,11 +85,11 @@ def side_lines(
         panel: The blocks.
         grid: The side's ranks.
         sizes: The sizes of the boxes.
-        mesh: What names sets of ranks.
+        colouring: What names and colours ranks.
         glyphs: The characters to draw with.
         marked: Whether blocks that differ from the other side carry the glyph.
     """
-    boxes, styles, first_lines = _painted(panel, grid, sizes, mesh, glyphs, marked=marked)
+    boxes, styles, first_lines = _painted(panel, grid, sizes, colouring, glyphs, marked=marked)
     titles = dict(zip(first_lines, _row_titles(panel.rows, grid, glyphs), strict=True))
     lines = [_column_titles(panel, sizes, glyphs)] if len(panel.cols) > 1 or len(panel.cols[0]) > 1 else []
     for at, (chars, row) in enumerate(zip(boxes.chars.tolist(), styles, strict=True)):
@@ -98,25 +99,30 @@ def side_lines(
 
 
 def _painted(
-    panel: Panel, grid: Grid, sizes: Sizes, mesh: Mesh | None, glyphs: Glyphs, *, marked: bool
+    panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
     numbers: dict[Block, int] = {}
     codes = [[numbers.setdefault(block, len(numbers)) for block in row] for row in grid]
     down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    styles = [[DIM if code == LINE else "" for code in row] for row in boxes.codes.tolist()]
+    fills = [_style(block, colouring) for block in numbers]
+    styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
     for row, at in enumerate(first_lines):
         for start, stop in runs(grid[row]):
             differs = marked and any(panel.differs[row][start:stop])
             if not _goes_on(panel, grid, row, range(start, stop), differs=differs):
-                text, style = _label_and_style(grid[row][start], mesh, sizes, glyphs, differs=differs)
+                label = _label(grid[row][start], colouring, sizes.room)
                 width = sum(sizes.widths[start:stop]) + stop - start - 1
-                boxes.write_centred(at, lefts[start], width, text)
-                styles[at][lefts[start] : lefts[start] + width] = [style] * width
+                boxes.write_centred(at, lefts[start], width, f"{glyphs.differs} {label}" if differs else label)
     return boxes, styles, first_lines
+
+
+def _style(block: Block, colouring: Colouring) -> str:
+    """Return the style of a block: filled in the colour of its ranks, also where others should hold it."""
+    return colour_style(colouring.colour_of(ranks_of(block.ranks))) if block.ranks else BAD
 
 
 def _goes_on(panel: Panel, grid: Grid, row: int, cols: range, *, differs: bool) -> bool:
@@ -126,15 +132,13 @@ def _goes_on(panel: Panel, grid: Grid, row: int, cols: range, *, differs: bool) 
     )
 
 
-def _labels(panel: Panel, mesh: Mesh | None, room: int) -> list[str]:
+def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:
     blocks = {block for grid in (panel.claimed, panel.held) if grid for row in grid for block in row}
-    return [_label(block, mesh, room) for block in blocks]
+    return [_label(block, colouring, room) for block in blocks]
 
 
-def _label(block: Block, mesh: Mesh | None, room: int) -> str:
-    if block.is_mixed:
-        return f"~{ranks_label(block.ranks, mesh, room - 1)}"
-    return ranks_label(block.ranks, mesh, room)
+def _label(block: Block, colouring: Colouring, room: int) -> str:
+    return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
 
 
 def _heights(rows: Sequence[Span]) -> tuple[int, ...]:
@@ -164,7 +168,7 @@ def _widths(cols: Sequence[Span], smallest: Sequence[int], inner: int) -> tuple[
 
 
 def _span_title(span: Span, glyphs: Glyphs) -> str:
-    return str(span) if span.parts == 1 else f"{glyphs.more} {span.parts:,}"
+    return str(span) if span.parts == 1 or span.is_block else f"{glyphs.more} {span.parts:,}"
 
 
 def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
@@ -174,7 +178,7 @@ def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
     titles = []
     for row, span in enumerate(rows):
         if span.parts > 1:
-            titles.append(f"{glyphs.more} {span.parts:,} parts")
+            titles.append(str(span) if span.is_block else f"{glyphs.more} {span.parts:,} parts")
         elif row and grid[row - 1] == grid[row] and rows[row - 1].parts == 1:
             titles.append("")
         else:
@@ -188,18 +192,8 @@ def _row_titles(rows: Sequence[Span], grid: Grid, glyphs: Glyphs) -> list[str]:
 def _column_titles(panel: Panel, sizes: Sizes, glyphs: Glyphs) -> Text:
     titles = [_span_title(span, glyphs) for span in panel.cols]
     if any(len(title) > width for title, width in zip(titles, sizes.widths, strict=True)):
-        titles = [str(span.start) if span.parts == 1 else glyphs.more for span in panel.cols]
+        titles = [str(span.start) if span.parts == 1 or span.is_block else glyphs.more for span in panel.cols]
         cells = [title[:width].ljust(width) for title, width in zip(titles, sizes.widths, strict=True)]
     else:
         cells = [title.center(width) for title, width in zip(titles, sizes.widths, strict=True)]
     return line((" " * (sizes.gutter + 2) + " ".join(cells), DIM))
-
-
-def _label_and_style(
-    block: Block, mesh: Mesh | None, sizes: Sizes, glyphs: Glyphs, *, differs: bool
-) -> tuple[str, str]:
-    label = _label(block, mesh, sizes.room)
-    if differs:
-        return f"{glyphs.differs} {label}", BAD
-    ranks = ranks_of(block.ranks)
-    return label, rank_style(ranks[0], mesh) if ranks else BAD

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.picture.model.heat import Heat
+    from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node, StepTree
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
@@ -27,7 +27,7 @@ MOST_RANKS = 24
 NONE = "the step was not followed through its modules: only a probe with a batch() is, without --trace off"
 
 
-def step_lines(tree: StepTree, heats: Sequence[Heat], terminal: Terminal) -> list[Text]:
+def step_lines(tree: StepTree, heats: Sequence[StepHeat], terminal: Terminal) -> list[Text]:
     """Return the tree, what is wrong first, and its numbers."""
     if not tree.num_calls:
         return [line((f"{terminal.glyphs.unknown} {NONE}", WARNING))]
@@ -75,7 +75,7 @@ def side_text(node: Node, side: str) -> str:
     return f"{IN_WORDS[state]}  {layout}".rstrip() if state is not None else "not followed"
 
 
-def heat_lines(heat: Heat, glyphs: Glyphs) -> list[Text]:
+def heat_lines(heat: StepHeat, glyphs: Glyphs) -> list[Text]:
     """Write what ranks have, what is due and the difference next to each other, the largest darkest."""
     levels = IN_ASCII if glyphs == ASCII else LEVELS
     fields = [_drawn(heat.levels(field, len(levels)), levels) for field in ("has", "due", "off")]

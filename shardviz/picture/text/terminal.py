@@ -7,16 +7,35 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import IO, TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
+from rich.theme import Theme
 
-from shardviz.picture.model.palette import GREEN, ORANGE, VERMILLION
+from shardviz.picture.model.palette import (
+    GREEN,
+    HEAT_COLOURS,
+    HEAT_COLOURS_16,
+    HEAT_COLOURS_256,
+    HEAT_SIGNS,
+    INK_ON_16,
+    INK_ON_HEAT_16,
+    ORANGE,
+    RANK_COLOURS,
+    RANK_COLOURS_16,
+    RANK_COLOURS_256,
+    SHADES,
+    VERMILLION,
+    ink_on,
+)
+from shardviz.text import INSIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shardviz.check.verdicts import Verdict
 
@@ -67,6 +86,9 @@ UNICODE = Glyphs()
 ASCII = Glyphs("+", "x", "!", "?", ".", "!=", ":", "x", " |||-+++-+++-+++")
 
 
+_IN_ASCII = str.maketrans({"…": "..", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
+
+
 @dataclass(frozen=True, slots=True)
 class Terminal:
     """Where text goes.
@@ -98,15 +120,20 @@ class Terminal:
     def render(self, lines: Iterable[Text]) -> str:
         """Return lines as the characters to write, each ended by a newline."""
         if not self.colour:
-            return "".join(f"{line.plain.rstrip()}\n" for line in lines)
+            return self._spelled("".join(f"{line.plain.rstrip()}\n" for line in lines))
         file = io.StringIO()
         console = Console(
             file=file, force_terminal=True, color_system="auto", no_color=False, markup=False, highlight=False
         )
+        console.push_theme(_theme(console.color_system))
         for line in lines:
             line.rstrip()
             console.print(line, soft_wrap=True)
-        return file.getvalue()
+        return self._spelled(file.getvalue())
+
+    def _spelled(self, text: str) -> str:
+        """Write signs of pictures in ASCII where the terminal has no others; names keep their characters."""
+        return text.translate(_IN_ASCII) if self.glyphs == ASCII else text
 
     def write(self, stream: IO[str], lines: Iterable[Text]) -> None:
         """Write lines; characters that the stream cannot encode are escaped."""
@@ -148,6 +175,29 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
             row = line(row, part, " " * (width - part.cell_len + gap))
         lines.append(row)
     return lines
+
+
+@lru_cache(maxsize=4)
+def _theme(color_system: str | None) -> Theme:
+    """Return what the styles of ranks and of heat look like in so many colours: filled, with ink that can be read."""
+    if color_system == "standard":
+        ranks, heat = _ansi(INK_ON_16, RANK_COLOURS_16, SHADES), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        plain = {BAD: "bold red", WARNING: "yellow", GOOD: "green"}
+    else:
+        is_256, plain = color_system == "256", {}
+        ranks = _filled(RANK_COLOURS_256 if is_256 else RANK_COLOURS)
+        heat = _filled(HEAT_COLOURS_256 if is_256 else HEAT_COLOURS)
+    named = {f"{name}.{at}": style for name, own in (("rank", ranks), ("heat", heat)) for at, style in enumerate(own)}
+    return Theme({**named, **plain}, inherit=False)
+
+
+def _filled(colours: Sequence[str]) -> list[Style]:
+    return [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
+
+
+def _ansi(inks: Sequence[int], fills: Sequence[int], times: int = 1) -> list[Style]:
+    pairs = zip(inks, fills, strict=True)
+    return [Style.parse(f"color({ink}) on color({fill})") for ink, fill in pairs for _ in range(times)]
 
 
 def _pipe_width() -> int:

@@ -31,7 +31,8 @@ def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, ruled: b
     start, stop = span
     begins = frame.rows.lines and at in frame.rows.edges
     here = (start == stop == at and ruled) if begins else row == frame.rows.cell_of(at)
-    named = ruled if start == stop else every or frame.ids or not frame.rows.lines
+    is_first = start < stop and row == frame.rows.cell_of(start)
+    named = ruled if start == stop else is_first and (every or frame.ids or not frame.rows.lines)
     return (str(at) if here else str(start) if named else ""), here
 
 
@@ -40,6 +41,7 @@ def column_names(frame: Frame, at: int, left: int, width: int, gutter: int, base
     line = [" "] * width
     own = frame.cols.cell_of(at) - left
     name = str(at)
+    own = min(own, width - len(name)) if own < width else own
     shown = 0 <= own <= width - len(name)
     if shown:
         line[own : own + len(name)] = list(name)
@@ -48,9 +50,10 @@ def column_names(frame: Frame, at: int, left: int, width: int, gutter: int, base
     for x, span in enumerate(map(tuple, frame.cols.spans(left, width).tolist())):
         first = span != before and (span[0] == span[1] or frame.ids or not frame.cols.lines or before is None)
         text = str(span[0])
-        cells = range(x, x + len(text))
-        if first and x >= free and cells.stop <= width and (cells.stop <= taken.start or x >= taken.stop):
-            line[x : cells.stop] = list(text)
+        begin = min(x, width - len(text))
+        cells = range(begin, begin + len(text))
+        if first and begin >= free and (cells.stop <= taken.start or begin >= taken.stop):
+            line[begin : cells.stop] = list(text)
             free = cells.stop + 1
         before = span
     text = " " * gutter + "".join(line)

@@ -50,7 +50,9 @@ class TensorMap(Grid):
     HELP = """\
 ## The map
 
-The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it.
+The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it:
+`tp=1 ▸ fsdp 0…15` are many parts in one, those of tp 1 and in it of fsdp 0 to 15. The hue is a rank's place along the
+outermost split, the shade that along the next; the mesh has the same colours.
 
 - **v** goes from *claimed* (by the placements) to *held* (where the ids really are) to *difference*.
   In the difference, `1→4` is a block that should be on rank 1 and is on rank 4.
@@ -108,7 +110,7 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
             self.level = 0
         self.sides, self.side, self.suffix, self.lit = sides, side, suffix, lit
         self.place = plane.at if plane else ()
-        self.zoom = Zoom(sides.holders, plane) if sides and plane and all(sides.holders.shape) else None
+        self.zoom = Zoom(sides, plane, side) if sides and plane and all(sides.holders.shape) else None
         self._layout_map()
         self._scroll_to_cursor()
 
@@ -168,7 +170,7 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
         if self._view is None or self._view[0] != key:
             painted = paint(frame, top, left, *self._room)
             rows = [(start, stop) for start, stop in frame.rows.spans(top, self._room[0]).tolist()]
-            styles = [block_style(look, self.behind) for look in painted.of]
+            styles = [block_style(look, self.behind, self.colours) for look in painted.of]
             self._view = (key, _Viewport(painted, rows, [*styles, self.base + DIM, self.base]))
         return self._view[1]
 
@@ -189,8 +191,9 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
         """Return the columns of the screen that the cursor covers on a row of the map; none is (-1, -1)."""
         if not span[0] <= self.place[frame.plane.rows] < span[1]:
             return -1, -1
-        begin = frame.cols.cell_of(self.place[frame.plane.cols]) - left
-        return max(begin, 0), max(begin + frame.cols.cells, 0)
+        at = self.place[frame.plane.cols]
+        begin = frame.cols.cell_of(at) - left
+        return max(begin, 0), max(begin + frame.cols.cells_of(at), 0)
 
     def action_move(self, down: int, right: int) -> None:
         """Move the cursor by cells of the screen."""
@@ -255,8 +258,9 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
 
     def _refresh_cursor(self) -> None:
         if (frame := self.frame) is not None:
-            y = frame.rows.cell_of(self.place[frame.plane.rows]) - self.scroll_offset.y
-            lines = [Region(0, 0, self.size.width, HEADER), Region(0, y, self.size.width, HEADER + frame.rows.cells)]
+            at = self.place[frame.plane.rows]
+            y, height = frame.rows.cell_of(at) - self.scroll_offset.y, HEADER + frame.rows.cells_of(at)
+            lines = [Region(0, 0, self.size.width, HEADER), Region(0, y, self.size.width, height)]
             self.refresh(*lines)
 
     def block(self) -> list[tuple[int, int]] | None:
@@ -269,7 +273,8 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
         x = frame.cols.cell_of(self.place[frame.plane.cols])
         y = frame.rows.cell_of(self.place[frame.plane.rows])
         height, width = self._room
-        box = Region(x - 1, y - 1, frame.cols.cells + 2 + self._gutter, 3 + HEADER)
+        wide = frame.cols.cells_of(self.place[frame.plane.cols])
+        box = Region(x - 1, y - 1, wide + 2 + self._gutter, 3 + HEADER)
         if center:
             self.scroll_to(x - width // 2, y - height // 2, animate=False)
         else:

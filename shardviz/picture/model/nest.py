@@ -1,0 +1,136 @@
+"""Splits within splits: where the blocks of the outer ones are, with the parts of one block shown and the rest folded.
+
+`[1024/tp/fsdp]` over 8 x 128 ranks has 8 blocks of 128 parts. A picture with room for 20 rows shows the 8 blocks, and
+one of them opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.picture.model.sides import Sides
+
+    Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a drawn dim.
+
+    Attributes:
+        start: Its first index.
+        stop: One past its last.
+        parts: 1 for a stretch with the same holders throughout, more where parts are not drawn one by one.
+        is_block: Whether these parts are one block of an outer split, folded.
+    """
+
+    start: int
+    stop: int
+    parts: int = 1
+    is_block: bool = False
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+@lru_cache(maxsize=256)
+def nest(sides: Sides, dim: int, *, held: bool = False) -> tuple[Indices, ...]:
+    """Return the edges of the blocks of a dim's outer splits, coarsest first; those of the parts are not among them.
+
+    Args:
+        sides: Who holds what.
+        dim: One of the dims of its holders' shape.
+        held: Whether the second side's splits are followed, where there are two, and not the first's.
+    """
+    stripes = sides.holders.dims[dim]
+    if sides.mesh is None or len(stripes.kinds) < 2:
+        return ()
+    low = (1 << sides.shift) - 1
+    is_first = sides.has_claimed and not (held and sides.has_held)
+    masks = [mask & low if is_first else mask >> sides.shift for mask in stripes.masks]
+    lowest = [(mask & -mask).bit_length() - 1 for mask in masks]
+    nowhere = (-1,) * sides.mesh.ndim
+    coords = np.array([sides.mesh.coord_of(rank) if rank in sides.mesh else nowhere for rank in lowest], np.int64)
+    return _levels(np.diff(coords[stripes.kinds], axis=0), stripes.edges)
+
+
+def _levels(steps: Indices, edges: Indices) -> tuple[Indices, ...]:
+    """Return the edges of each level, given how far it is from each stripe to the next along each axis.
+
+    The axis along which the fewest steps go is the outermost.
+    """
+    changes = (steps != 0).sum(axis=0)
+    steps = steps[:, [axis for axis in np.argsort(changes, kind="stable") if changes[axis]]]
+    if not steps.shape[1]:
+        return ()
+    begins = [steps[:, 0] < 0, *(np.any(steps[:, : count + 1] != 0, axis=1) for count in range(steps.shape[1]))]
+    found, before = [], 1
+    finest = int(begins[-1].sum()) + 1
+    for begin in begins:
+        count = int(begin.sum()) + 1
+        if before < count < finest:
+            found.append(np.concatenate([edges[:1], edges[1:-1][begin], edges[-1:]]))
+            before = count
+    return tuple(found)
+
+
+def chosen(spans: Sequence[Span], budget: int, first: int, levels: Sequence[Indices] = ()) -> list[Span]:
+    """Choose at most so many spans: those of one block one by one, the other blocks folded, the rest joined.
+
+    Args:
+        spans: All spans of a dim.
+        budget: How many there may be.
+        first: The index of the one whose block is opened.
+        levels: The edges of blocks, as `nest` returns them.
+    """
+    if len(spans) <= budget:
+        return list(spans)
+    groups = _groups(spans, levels[0]) if levels else []
+    if len(groups) < 2:
+        return chosen(spans, budget, first, levels[1:]) if levels else _ends(spans, budget, first)
+    opened = next(at for at in range(len(groups)) if first < sum(map(len, groups[: at + 1])))
+    inner = first - sum(map(len, groups[:opened]))
+    blocks = [group[0] if len(group) == 1 else _together(group, is_block=True) for group in groups]
+    shown = _ends(blocks, max(budget - min(len(groups[opened]), budget // 2) + 1, 3), opened)
+    if blocks[opened] not in shown:
+        return _ends(spans, budget, first)
+    at = shown.index(blocks[opened])
+    return [*shown[:at], *chosen(groups[opened], budget - len(shown) + 1, inner, levels[1:]), *shown[at + 1 :]]
+
+
+def _groups(spans: Sequence[Span], edges: Indices) -> list[list[Span]]:
+    """Return spans by the block that they begin in."""
+    blocks = np.searchsorted(edges, [span.start for span in spans], side="right")
+    cuts = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(spans)]
+    return [list(spans[start:stop]) for start, stop in pairwise(cuts)]
+
+
+def _ends(spans: Sequence[Span], budget: int, first: int) -> list[Span]:
+    """Keep the first spans, the last, and those from one on; join the others."""
+    count = len(spans)
+    if count <= budget:
+        return list(spans)
+    tail = 2 if budget >= 8 else 1
+    room = budget - tail - 1
+    kept = set(range(room)) if first < room else {*range(room // 2), *range(first, first + room - room // 2 - 1)}
+    kept |= set(range(count - tail, count))
+    starts = [at for at in range(count) if at == 0 or at in kept or at - 1 in kept]
+    ends = [*starts[1:], count]
+    return [spans[at] if end == at + 1 else _together(spans[at:end]) for at, end in zip(starts, ends, strict=True)]
+
+
+def _together(spans: Sequence[Span], *, is_block: bool = False) -> Span:
+    return Span(spans[0].start, spans[-1].stop, sum(span.parts for span in spans), is_block)

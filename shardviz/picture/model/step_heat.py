@@ -1,0 +1,122 @@
+"""What ranks have at the first wrong place, beside the unsharded model's, and the difference: three fields of numbers.
+
+A field has the last dim across and all others down, and is made small by taking the largest of each block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.check.step.compared import compared
+from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.trace.causes import compared_at
+from shardviz.layout.notation import write
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.compared import Compared
+    from shardviz.dump.dump import Dump
+
+ROWS, COLUMNS = 8, 16
+"""A field has no more of them."""
+MOST_RANKS = 4
+"""So many sets of ranks that have the same are shown."""
+
+
+@dataclass(frozen=True)
+class StepHeat:
+    """What some ranks have, which is the same on all of them.
+
+    Attributes:
+        ranks: The ranks.
+        layout: How ranks share the whole, in the notation; empty where that is not known.
+        shape: The shape of what each of them has.
+        has: The sizes of their numbers, in blocks.
+        due: The sizes of the unsharded model's.
+        off: How far apart the two are.
+        allowed: How far an element may be off.
+        is_wrong: Whether they are off.
+    """
+
+    ranks: tuple[int, ...]
+    layout: str
+    shape: tuple[int, ...]
+    has: NDArray[np.float64]
+    due: NDArray[np.float64]
+    off: NDArray[np.float64]
+    allowed: float
+    is_wrong: bool
+
+    @property
+    def most(self) -> float:
+        """The largest size in either."""
+        return max(_largest(self.has), _largest(self.due))
+
+    @property
+    def farthest(self) -> float:
+        """How far the element is off that is off farthest."""
+        return _largest(self.off)
+
+    def levels(self, field: str, count: int) -> list[list[int]]:
+        """Return a field as whole numbers below a count: of sizes to the largest, of differences to the farthest.
+
+        Differences that rounding allows are 0, and all others at least 1.
+        """
+        values: NDArray[np.float64] = getattr(self, field)
+        top = self.farthest if field == "off" else self.most
+        scaled = np.nan_to_num(values / (top or 1.0), nan=1.0, posinf=1.0)
+        found = np.clip(np.rint(scaled * (count - 1)), 0, count - 1).astype(int)
+        if field == "off":
+            found = np.where(values <= self.allowed, 0, np.maximum(found, 1))
+        rows: list[list[int]] = found.tolist()
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `shardviz show --step --format json` prints."""
+        fields = {name: _listed(getattr(self, name)) for name in ("has", "due", "off")}
+        return {"ranks": list(self.ranks), "layout": self.layout, "shape": list(self.shape), **fields}
+
+
+def _listed(field: NDArray[np.float64]) -> list[list[float | None]]:
+    return [[float(value) if np.isfinite(value) else None for value in row] for row in field]
+
+
+def _largest(field: NDArray[np.float64]) -> float:
+    return float(np.max(field, initial=0.0, where=np.isfinite(field)))
+
+
+def step_heats(dump: Dump) -> list[StepHeat]:
+    """Return what ranks have at the first wrong place; nothing where there is none, or its values are not kept."""
+    evidence = Evidence(dump, tuple(compared(dump)))
+    first = evidence.divergence
+    if first is None:
+        return []
+    one = next((one for one in compared_at(evidence, evidence.calls, first) if one.values), None)
+    return _heats(one) if one is not None and not one.incomparable else []
+
+
+def _heats(one: Compared) -> list[StepHeat]:
+    groups: dict[tuple[object, bytes], list[int]] = {}
+    for rank, values in one.reduced.items():
+        groups.setdefault((one.regions[rank], values.tobytes()), []).append(rank)
+    wrong_first = sorted(groups.values(), key=lambda ranks: (ranks[0] not in one.wrong, ranks[0]))
+    return [_heat(one, tuple(ranks)) for ranks in wrong_first[:MOST_RANKS] if one.reduced[ranks[0]].size]
+
+
+def _heat(one: Compared, ranks: tuple[int, ...]) -> StepHeat:
+    got, due = one.reduced[ranks[0]], one.wanted_of(ranks[0])
+    layout = write(one.claimed) if one.claimed is not None else ""
+    has, whole, off = (_blocks(np.abs(values)) for values in (got, due, got - due))
+    return StepHeat(ranks, layout, got.shape, has, whole, off, one.tolerance, ranks[0] in one.wrong)
+
+
+def _blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest of each block of values."""
+    field = values.reshape(-1, values.shape[-1] if values.ndim else 1)
+    rows = np.array_split(np.arange(field.shape[0]), min(ROWS, field.shape[0]))
+    columns = np.array_split(np.arange(field.shape[1]), min(COLUMNS, field.shape[1]))
+    return np.array([[np.max(field[np.ix_(down, across)]) for across in columns] for down in rows])
