@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import textual
-from rich.console import Group
-from rich.text import Text
-from rich.traceback import Traceback
 from textual import on
-from textual.app import App, SystemCommand
 from textual.reactive import var
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 
 from shardviz.dump.read import read_run
+from shardviz.errors import ShardvizError
 
 from .clipboard import copy
-from .colours import THEMES
-from .keys import MOVES, keys
-from .loading import load, load_difference, written
+from .keys import keys
+from .loading import load, load_difference
 from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
 from .model.selection import Selection, carried_over, first_selection, next_finding
-from .saving import save_screen
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
+from .viewer import Viewer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pathlib import Path
 
     from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
-    from shardviz.errors import ShardvizError
 
     from .model.document import Document
 
 
-LOOK_AGAIN = 1.0
-"""Seconds between two checks whether a folder has new files."""
-
-
-class ShardvizApp(App[None]):
+class ShardvizApp(Viewer):
     """The viewer of a dump.
 
     Args:
@@ -50,27 +39,14 @@ class ShardvizApp(App[None]):
         other: A second dump to compare it with.
     """
 
-    TITLE = "shardviz"
-    CSS_PATH = Path(__file__).with_name("shardviz.tcss")
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
-        *keys(
-            "app",
-            [
-                ("N", "next_finding(-1)", "Previous", "Go to the previous finding"),
-                ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
-                ("S", "save('txt')", "Save text", "Save the screen as text"),
-            ],
-        ),
+        *keys("app", [("N", "next_finding(-1)", "Previous", "Go to the previous finding")]),
         *keys(
             "app",
             [
                 ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
                 ("n", "next_finding(1)", "Next", "Go to the next finding"),
-                ("f1,question_mark", "help", "Help", "Help for the focused part"),
-                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
             ],
             show=True,
         ),
@@ -83,16 +59,12 @@ class ShardvizApp(App[None]):
     note: var[str] = var("")
 
     def __init__(self, path: Path, other: Path | None = None) -> None:
-        super().__init__()
         self.path = path
         self.other = other
+        super().__init__()
         self.failure: ShardvizError | None = None
         self._main = MainScreen(self, self.view_names, "explore" if other is None else "compare")
         self._opened_on = self.selection
-        self._written = (0, 0)
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = THEMES[0].name
 
     @property
     def view_names(self) -> list[str]:
@@ -103,27 +75,26 @@ class ShardvizApp(App[None]):
         """Return the screen that has the views."""
         return self._main
 
+    @property
+    def watched(self) -> list[Path]:
+        """The folders of the dumps."""
+        return [path for path in (self.path, self.other) if path is not None]
+
     def on_mount(self) -> None:
-        """Start reading, and keep checking whether more was written."""
-        self._read()
+        """Start reading, and notice from now on when a file changes."""
+        self.watch_files()
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Read and check the dumps in threads."""
+        self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
         if self.other is not None:
             reading = partial(load, self.other, self.post_message, OtherRead)
-            self.run_worker(reading, thread=True, group="load other")
-        self.set_interval(LOOK_AGAIN, self._look_again)
+            self.run_worker(reading, thread=True, exclusive=True, group="load other")
 
     async def action_show_view(self, name: str) -> None:
         """Show another view."""
         await self._main.show_view(name)
-
-    def _read(self) -> None:
-        self._written = written(self.path)
-        self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
-
-    def _look_again(self) -> None:
-        """Read the folder again if a job has written more."""
-        idle = all(worker.is_finished for worker in self.workers if worker.group == "load")
-        if idle and written(self.path) not in (self._written, (0, 0)):
-            self._read()
 
     @on(Progressed)
     def _progressed(self, message: Progressed) -> None:
@@ -164,41 +135,41 @@ class ShardvizApp(App[None]):
             return False
         return not (action in ("show_view", "help") and isinstance(self.screen, ModalScreen))
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer in the palette every action that has a key and works now, and the themes."""
-        for active in screen.active_bindings.values():
-            if active.enabled and active.tooltip and active.binding.action.partition("(")[0] not in MOVES:
-                key = self.get_key_display(active.binding)
-                run = partial(self.call_later, self.run_action, active.binding.action, active.node)
-                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
-        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
+    @property
+    def chosen_name(self) -> str:
+        """The name of the chosen tensor, the first of identical layers."""
+        if self.document is None or not self.document.entries:
+            return ""
+        return self.document.entries[self.selection.entry].tensor.names[0]
 
-    def _fatal_error(self) -> None:
-        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
-        self.bell()
-        shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
-        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
+    def picture(self) -> str:
+        """Draw the chosen tensor as `shardviz show` does."""
+        from shardviz.picture.model.subject import of_tensor
+        from shardviz.picture.svg.page import svg
 
-    def action_help(self) -> None:
-        """Show the help for the focused widget."""
-        from .screens.help import help_for
-
-        self.push_screen(help_for(self.screen))
-
-    def action_save(self, kind: str) -> None:
-        """Save the screen to a new file in the working folder."""
-        path = save_screen(self, kind)
-        self.notify(str(path), title="Saved", markup=False)
+        document = self.document
+        if document is None or not document.entries or document.report is None:
+            raise ShardvizError("the dump is not checked yet")
+        tensor = document.entries[self.selection.entry].tensor
+        return svg(of_tensor(document.dump, tensor, self.chosen_name, document.report))
 
     def watch_document(self) -> None:
         """Show the title, and offer the keys that need a report."""
-        self._main.entitle(self.document, self.note)
+        self._entitle()
         self.refresh_bindings()
         self._compare()
 
     def watch_note(self) -> None:
         """Show how far the dump has been read."""
-        self._main.entitle(self.document, self.note)
+        self._entitle()
+
+    def watch_changed(self) -> None:
+        """Show when files changed."""
+        self._entitle()
+
+    def _entitle(self) -> None:
+        changed = f"changed {self.changed}" if self.changed else ""
+        self._main.entitle(self.document, self.note or changed)
 
     def watch_other_document(self) -> None:
         """Compare the dumps, once both are read."""

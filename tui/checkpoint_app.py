@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.app import App
 from textual.reactive import var
 from textual.widgets import Static
 
@@ -21,13 +19,13 @@ from shardviz.picture.text.report import not_checked_lines
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import bytes_text, counted, printable
 
-from .colours import THEMES, rank_style, verdict_style
+from .colours import rank_style, verdict_style
 from .keys import keys
 from .model.messages import CheckpointChecked, PlaceChosen, PlaneTurned, TensorChosen, TensorOpened, Zoomed
 from .model.names import shortened
 from .model.selection import next_plane
 from .model.stored import StoredDocument, first_plane, parts_at
-from .saving import save_screen
+from .viewer import Viewer
 from .widgets.box import Box, Column, Row, ScrollBox
 from .widgets.key_bar import KeyBar
 from .widgets.lines import Lines
@@ -35,6 +33,8 @@ from .widgets.map.tensor_map import TensorMap
 from .widgets.tensor_tree import TensorTree
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -46,28 +46,16 @@ if TYPE_CHECKING:
 MOST_NAME = 60
 
 
-class CheckpointApp(App[None]):
+class CheckpointApp(Viewer):
     """The viewer of a checkpoint.
 
     Args:
         checkpoint: The checkpoint, opened: nothing but its headers was read.
     """
 
-    TITLE = "shardviz"
-    CSS_PATH = Path(__file__).with_name("shardviz.tcss")
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys("checkpoint", [("x", "next_dims", "Dims", "Draw the next two dims of the tensor")], show=True),
-        *keys(
-            "checkpoint",
-            [
-                ("tab", "app.focus_next", "Next part", "Go to the next part of the screen"),
-                ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
-                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
-            ],
-            show=True,
-        ),
+        *keys("checkpoint", [("tab", "app.focus_next", "Next part", "Go to the next part of the screen")], show=True),
     ]
 
     document: var[StoredDocument | None] = var(None)
@@ -77,9 +65,6 @@ class CheckpointApp(App[None]):
         self.set_reactive(CheckpointApp.document, StoredDocument(checkpoint))
         self._entry = 0
         self._plane: Plane | None = None
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = THEMES[0].name
 
     @property
     def _document(self) -> StoredDocument:
@@ -202,9 +187,24 @@ class CheckpointApp(App[None]):
             self._plane = next_plane(self._plane)
             self._show(self._entry)
 
-    def action_save(self, kind: str) -> None:
-        """Save the screen to a new file in the working folder."""
-        self.notify(str(save_screen(self, kind)), title="Saved", markup=False)
+    @property
+    def watched(self) -> list[Path]:
+        """The checkpoint's folder or file."""
+        return [self._document.checkpoint.path]
+
+    @property
+    def chosen_name(self) -> str:
+        """The name of the chosen tensor."""
+        entries = self._document.entries
+        return entries[self._entry].tensor.name if entries else ""
+
+    def picture(self) -> str:
+        """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""
+        from shardviz.picture.svg.stored import stored_svg
+
+        if not self._document.entries:
+            raise ShardvizError("the checkpoint has no tensors")
+        return stored_svg(self._document.stored(self._entry))
 
 
 def _check(checkpoint: Checkpoint, post: Any) -> None:

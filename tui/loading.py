@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.write import RUN_FILE
 from shardviz.errors import ShardvizError
 
 from .model.document import Document
@@ -62,18 +60,6 @@ def load_difference(here: Document, there: Document, post: Callable[[Message], o
 
     if here.report is not None and there.report is not None:
         post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report))))
-
-
-def written(path: Path) -> tuple[int, int]:
-    """Return two numbers that change when a folder does: when its run was written, and how many rank files it has.
-
-    A folder that cannot be read now counts as empty.
-    """
-    try:
-        names = [entry.name for entry in os.scandir(path) if entry.name.startswith("rank_")]
-        return (path / RUN_FILE).stat().st_mtime_ns, sum(name.endswith(".json") for name in names)
-    except OSError:
-        return 0, 0
 
 
 def checked(document: Document) -> Document:

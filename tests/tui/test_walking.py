@@ -15,7 +15,7 @@ from msgspec import structs
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.picture.model import sides
-from shardviz.tui import app as tui_app
+from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
 from shardviz.tui.screens import main
@@ -104,7 +104,12 @@ def test_an_element_that_does_not_exist_is_answered_with_the_valid_range(healthy
 
 
 def test_the_block_under_the_cursor_is_copied_as_a_slice(healthy: Path) -> None:
-    assert walk(healthy, "enter", "shift+down", "y").clipboard == "up.weight[3:6, 0:12]"
+    assert walk(healthy, "enter", "shift+down", "Y").clipboard == "up.weight[3:6, 0:12]"
+
+
+def test_the_name_of_the_chosen_tensor_is_copied_from_every_view(healthy: Path) -> None:
+    walks = walk_on(healthy, {"tensors": "y", "mesh": ("down", "2", "y"), "rank": ("3", "down", "y")})
+    assert [shown.clipboard for shown in walks.values()] == ["up.weight", "up.bias", "down.weight"]
 
 
 def test_arrows_move_by_elements_and_shift_arrows_by_blocks(healthy: Path) -> None:
@@ -176,18 +181,38 @@ def test_the_palette_offers_what_works_now(healthy: Path, bug: Path) -> None:
     assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy the fix").text
 
 
-def test_the_screen_is_saved_beside_what_was_saved_before(
+def saved_as(app: ShardvizApp) -> list[str]:
+    return [Path(note.message).name for note in app._notifications]
+
+
+def test_tensor_and_screen_are_saved_beside_what_was_saved_before(
     bug: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shardviz-1.svg").write_text("mine")
-    shown = walk(folder / bug, "s", "S", look=lambda app: [note.message for note in app._notifications])
+    shown = walk(folder / bug, "s", "S", look=saved_as)
+    assert shown.result == ["weight-1.svg", "shardviz-2.svg"]
     assert (tmp_path / "shardviz-1.svg").read_text() == "mine"
-    saved = (tmp_path / "shardviz-2.svg").read_text()
-    assert saved.startswith("<svg")
-    assert "@font-face" not in saved
-    assert "misordered weight" in (tmp_path / "shardviz-1.txt").read_text()
-    assert [Path(saved_as).name for saved_as in shown.result] == ["shardviz-2.svg", "shardviz-1.txt"]
+    screen, tensor = (tmp_path / name for name in ("shardviz-2.svg", "weight-1.svg"))
+    assert screen.read_text().startswith("<svg")
+    assert "@font-face" not in screen.read_text()
+    assert "12/fsdp/tp" in tensor.read_text()
+    assert "misordered" in tensor.read_text()
+
+
+def test_a_picture_has_a_safe_name_and_a_folder_that_takes_none_says_so(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = walk(folder / shapes, "slash", *"[red", "enter", "s", look=saved_as)
+    (name,) = shown.result
+    assert re.fullmatch(r"red_x_31m_(long)+(lo)?-1\.svg", name)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    shown = walk(folder / shapes, "S", look=lambda app: [note.message for note in app._notifications])
+    assert shown.result == ["No such file or directory"]
 
 
 def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
@@ -274,7 +299,7 @@ def test_a_folder_that_is_not_a_dump_is_refused_before_anything_opens(folder: Pa
 def test_ranks_appear_while_a_job_still_writes_them(
     tmp_path: Path, healthy: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tui_app, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)
     live = tmp_path / "live.shardviz"
     live.mkdir()
     files = sorted((folder / healthy).iterdir(), key=lambda file: file.name != "run.json")

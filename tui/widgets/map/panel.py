@@ -42,7 +42,7 @@ class MapPanel(Box):
             "panel",
             [
                 ("g", "goto", "Go to", "Go to an index, or to an id"),
-                ("y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
+                ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
                 ("x", "next_dims", "Dims", "Draw the next two dims of a tensor with more than two"),
             ],
             show=True,
