@@ -16,7 +16,7 @@ from .clipboard import copy
 from .keys import keys
 from .loading import load, load_difference
 from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
-from .model.selection import Selection, carried_over, first_selection, next_finding
+from .model.selection import Selection, carried_over, first_selection, name_of, next_finding
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
 from .viewer import Viewer
@@ -137,10 +137,8 @@ class ShardvizApp(Viewer):
 
     @property
     def chosen_name(self) -> str:
-        """The name of the chosen tensor, the first of identical layers."""
-        if self.document is None or not self.document.entries:
-            return ""
-        return self.document.entries[self.selection.entry].tensor.names[0]
+        """The name of the chosen tensor."""
+        return name_of(self.document, self.selection) if self.document is not None else ""
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""

@@ -57,7 +57,7 @@ def test_search_finds_part_of_a_name_and_escape_shows_all_again(healthy: Path) -
 
 
 def test_filters_leave_what_is_wrong_or_over_an_axis(even_bug: Path, shapes: Path) -> None:
-    assert "Tensors: 1 of 2" in walk(even_bug, "f").text
+    assert "Tensors: 3 of 4" in walk(even_bug, "f").text
     walks = walk_on(shapes, {"fsdp": "a", "tp": "a", "all": "a"})
     assert "Tensors: 3 of 12" in walks["fsdp"].text
     assert "axis fsdp" in walks["fsdp"].text

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.dump.memory import Counted, counted
+from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.subject import OF_PLACES, drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
-from shardviz.text import printable
+from shardviz.text import Fold, bytes_text, printable
 
 from .step import Step, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
@@ -35,6 +37,7 @@ class TensorEntry:
         verdict: The worst that was found of it.
         listed: Whether it is listed unless more is asked for.
         findings: Indices into the report's findings.
+        verdicts: The verdict on each of its names, where they are not all alike.
     """
 
     tensor: Tensor
@@ -42,12 +45,45 @@ class TensorEntry:
     verdict: Verdict
     listed: bool = True
     findings: tuple[int, ...] = ()
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
     @cached_property
     def title(self) -> str:
         """Its name, safe to print, with its role unless it is a parameter."""
-        role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
-        return printable(self.tensor.name) + role
+        return self.title_of("")
+
+    def title_of(self, name: str) -> str:
+        """Return one of its names, or all of them folded, with its role unless it is a parameter."""
+        return printable(name or self.tensor.name) + (f" ({self.suffix})" if self.suffix else "")
+
+    @property
+    def names(self) -> list[str]:
+        """Its names."""
+        return self.tensor.names
+
+    @property
+    def role(self) -> str:
+        """What it is to the model."""
+        return self.tensor.role
+
+    @property
+    def suffix(self) -> str:
+        """Its role, unless it is a parameter."""
+        return "" if self.tensor.role == "param" else self.tensor.role
+
+    def verdict_of(self, name: str) -> Verdict:
+        """Return the verdict on one of its names."""
+        return self.verdicts.get(name, self.verdict)
+
+    @cached_property
+    def local_bytes(self) -> int:
+        """The bytes of one of its names on the lowest rank that has it."""
+        return math.prod(self.tensor.first.body.local_shape) * itemsize(self.dtype)
+
+    @cached_property
+    def facts(self) -> str:
+        """The local shape on the lowest rank that has it, and its bytes there."""
+        return f"{list(self.tensor.first.body.local_shape)} {bytes_text(self.local_bytes)}"
 
     @property
     def is_state(self) -> bool:
@@ -86,7 +122,7 @@ class Document:
     dump: Dump
     report: Report | None = None
     failed: str = ""
-    _sides: dict[tuple[int, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
+    _sides: dict[tuple[int, str, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
     _parts: dict[int, list[tuple[Counted, str | None]]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -114,7 +150,14 @@ class Document:
         if self.report is None:
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
         found = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
-        return TensorEntry(tensor, dtype, verdict_on(self.dump, tensor, tensor.names, self.report), listed, found)
+        verdict = verdict_on(self.dump, tensor, tensor.names, self.report)
+        return TensorEntry(tensor, dtype, verdict, listed, found, self._verdicts(tensor, verdict))
+
+    def _verdicts(self, tensor: Tensor, worst: Verdict) -> dict[str, Verdict]:
+        """Return the verdict on each of a tensor's names, where one of several is wrong."""
+        if self.report is None or worst == "good" or len(tensor.names) == 1:
+            return {}
+        return {name: verdict_on(self.dump, tensor, [name], self.report) for name in tensor.names}
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
@@ -151,15 +194,22 @@ class Document:
         """The training step that the dump records."""
         return step_of(self.dump)
 
-    def sides(self, entry: int) -> Sides:
+    def sides(self, entry: int, name: str = "") -> Sides:
         """Return both sides of an entry's tensor, made once: held beside intended where that is what is wrong.
+
+        Args:
+            entry: The entry.
+            name: Which of its names; layers that lie in files beside the ranks' own have ids of their own.
 
         Raises:
             DumpError: Its ids are too many to draw.
         """
-        key = (entry, self.report is not None)
+        tensor = self.entries[entry].tensor
+        if name and name != tensor.names[0] and tensor.first.body.dense:
+            tensor = replace(tensor, fold=Fold(name))
+        key = (entry, tensor.names[0], self.report is not None)
         if key not in self._sides:
-            self._sides[key] = drawn_sides(self.dump, self.entries[entry].tensor, self.report)
+            self._sides[key] = drawn_sides(self.dump, tensor, self.report)
         return self._sides[key]
 
     def is_seen_in_its_card(self, finding: int) -> bool:

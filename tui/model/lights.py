@@ -55,7 +55,7 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     if selection.plane is None:
         return Lights(missing=missing, group=group, guilty=guilty)
     try:
-        sides = document.sides(selection.entry)
+        sides = document.sides(selection.entry, selection.name)
     except ShardvizError:
         return Lights(missing=missing, group=group, guilty=guilty)
     cell = sides.at(selection.plane.at)

@@ -66,9 +66,15 @@ class CheckpointChecked(Message):
 
 @dataclass
 class TensorChosen(Message):
-    """A tensor was chosen from the list."""
+    """A tensor was chosen from the list.
+
+    Attributes:
+        entry: Its entry.
+        name: Which of its names, where it is one of identical layers; empty for the first.
+    """
 
     entry: int
+    name: str = ""
 
 
 @dataclass

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order
-from shardviz.text import printable
+from shardviz.text import bytes_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,17 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """One line of the tree.
+    """One tensor in the tree. An optimizer's state is listed under its own modules, as the checkpoint has it.
 
     Attributes:
         tensor: The tensor.
         verdict: The worst that was found of it.
-        is_state: Never: an optimizer's state is listed under its own modules, as the checkpoint has it.
+        findings: Indices into the report's findings.
     """
 
     tensor: Saved
     verdict: Verdict
-    is_state: bool = False
+    findings: tuple[int, ...] = ()
+    is_state: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
+    role: ClassVar[str] = ""
+    listed: ClassVar[bool] = True
+    axes: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def title(self) -> str:
@@ -40,9 +45,28 @@ class StoredEntry:
         return printable(self.tensor.name)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Its name."""
+        return (self.tensor.name,)
+
+    @property
     def short_layout(self) -> str:
         """Its shape."""
         return f"[{', '.join(map(str, self.tensor.shape))}]"
+
+    @property
+    def layout(self) -> str:
+        """Its element type and shape."""
+        return f"{printable(self.tensor.dtype)}{self.short_layout}"
+
+    @property
+    def facts(self) -> str:
+        """Its bytes."""
+        return bytes_text(self.tensor.num_bytes)
+
+    def verdict_of(self, name: str) -> Verdict:
+        """Return the verdict on it."""
+        return self.verdict
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,19 @@ class StoredDocument:
     @cached_property
     def entries(self) -> tuple[StoredEntry, ...]:
         """The tensors in the order of their names."""
-        return tuple(StoredEntry(one, self._verdict(one.name)) for one in in_order(self.checkpoint))
+        found = self._findings
+        return tuple(
+            StoredEntry(one, self._verdict(one.name), tuple(found.get(one.name, ())))
+            for one in in_order(self.checkpoint)
+        )
+
+    @cached_property
+    def _findings(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, finding in enumerate(self.report.findings if self.report else ()):
+            for name in finding.tensors:
+                found.setdefault(name, []).append(index)
+        return found
 
     def _verdict(self, name: str) -> Verdict:
         if self.report is None:

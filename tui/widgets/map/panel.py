@@ -13,7 +13,7 @@ from ...keys import keys
 from ...model.lights import lights_of
 from ...model.messages import ElementAsked, PlaneTurned
 from ...model.names import shortened
-from ...model.selection import Selection, next_slice
+from ...model.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
 from ..mesh_grid import LEGEND, MeshGrid
 from .inspector import Inspector
@@ -69,7 +69,7 @@ class MapPanel(Box):
         """Show the chosen tensor."""
         self._document, self._selection = document, selection
         entry = document.entries[selection.entry]
-        sides, why = _sides(document, selection.entry)
+        sides, why = _sides(document, selection)
         self.entitle(_title(entry, selection))
         self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD)
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
@@ -109,7 +109,7 @@ class MapPanel(Box):
             return
         tensor = self._document.entries[self._selection.entry].tensor
         inside = block[len(block) - len(tensor.shape) :]
-        text = f"{tensor.names[0]}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
+        text = f"{name_of(self._document, self._selection)}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
         copy(self.app, text)
         self.notify(printable(text), title="Copied", markup=False)
 
@@ -120,7 +120,7 @@ class MapPanel(Box):
     def action_step(self, step: int) -> None:
         """Go to the next or the previous slice."""
         plane = self._selection.plane
-        sides, _ = _sides(self._document, self._selection.entry) if self._document else (None, "")
+        sides, _ = _sides(self._document, self._selection) if self._document else (None, "")
         if sides is not None and plane is not None and (place := next_slice(plane, sides.holders.shape, step)):
             self.query_one(TensorMap).go(place)
 
@@ -131,16 +131,16 @@ def _pending_text(entry: TensorEntry) -> str:
     return " ".join(f"+{axis}" for axis, _ in claimed.partial) if claimed else ""
 
 
-def _sides(document: Document, entry: int) -> tuple[Sides | None, str]:
-    """Return both sides of an entry, or why they cannot be drawn."""
+def _sides(document: Document, selection: Selection) -> tuple[Sides | None, str]:
+    """Return both sides of the chosen tensor, or why they cannot be drawn."""
     try:
-        return document.sides(entry), ""
+        return document.sides(selection.entry, selection.name), ""
     except ShardvizError as error:
         return None, error.message
 
 
 def _title(entry: TensorEntry, selection: Selection) -> str:
-    title = f"{shortened(entry.title)}  {entry.layout}"
+    title = f"{shortened(entry.title_of(selection.name))}  {entry.layout}"
     plane = selection.plane
     if plane is not None and len(plane.at) > 2:
         at = ["↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)]
