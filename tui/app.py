@@ -15,8 +15,11 @@ from shardviz.errors import ShardvizError
 from .clipboard import copy
 from .keys import keys
 from .loading import load, load_difference
+from .model.going import about, at_target
 from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
 from .model.selection import Selection, carried_over, first_selection, name_of, next_finding
+from .model.target import Known
+from .screens.explore import ExploreView
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
 from .viewer import Viewer
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Difference
 
     from .model.document import Document
+    from .model.target import Target
 
 
 class ShardvizApp(Viewer):
@@ -131,14 +135,51 @@ class ShardvizApp(Viewer):
         """Offer only the actions that work now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
+        if action in ("goto", "copy_name", "save_tensor", "reload") and self.document is None:
+            return False
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
             return False
-        return not (action in ("show_view", "help") and isinstance(self.screen, ModalScreen))
+        return not (action in ("show_view", "help", "goto") and isinstance(self.screen, ModalScreen))
 
     @property
     def chosen_name(self) -> str:
         """The name of the chosen tensor."""
         return name_of(self.document, self.selection) if self.document is not None else ""
+
+    @property
+    def known(self) -> Known:
+        """The dump's tensors and ranks."""
+        document = self.document
+        if document is None:
+            return Known((), lambda _: ())
+        mesh = document.dump.files.mesh
+        return Known(
+            document.entries,
+            lambda entry: document.entries[entry].tensor.shape,
+            self.selection.entry,
+            self.chosen_name,
+            mesh,
+        )
+
+    def about(self, target: Target) -> str:
+        """Say which rank, tensor or element it is, and who has the element."""
+        return about(self.document, target) if self.document is not None else ""
+
+    async def go(self, target: Target) -> None:
+        """Go to a rank, a tensor or an element, in a view that shows it."""
+        if self.document is None:
+            return
+        self.selection = at_target(self.document, self.selection, target)
+        view = self._main.view_name
+        if target.rank is not None and view not in ("mesh", "rank"):
+            await self.action_show_view("rank")
+        elif target.rank is None and view not in ("rank", "compare"):
+            await self.action_show_view("explore")
+        if target.rank is None and self._main.view_name == "explore":
+            explore = self._main.query_one(ExploreView)
+            explore.set_apart(target.name)
+            if target.place is not None:
+                explore.focus_map()
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""

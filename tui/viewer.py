@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from textual.filter import LineFilter
     from textual.screen import Screen
 
+    from .model.target import Known, Target
+
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
 
@@ -48,6 +50,7 @@ class Viewer(App[None]):
         *keys(
             "viewer",
             [
+                ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
                 ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
                 ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
                 ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
@@ -132,6 +135,29 @@ class Viewer(App[None]):
             self.changed = f"{datetime.now().astimezone():%H:%M}"
         self._stamps = found
         self.read_again()
+
+    @property
+    def known(self) -> Known:
+        """What can be gone to."""
+        raise NotImplementedError
+
+    def about(self, target: Target) -> str:
+        """Say where something is."""
+        raise NotImplementedError
+
+    async def go(self, target: Target) -> None:
+        """Go somewhere."""
+        raise NotImplementedError
+
+    def action_goto(self) -> None:
+        """Ask where to go, and go there."""
+        from .screens.goto import GotoScreen
+
+        async def leave(target: Target | None) -> None:
+            if target is not None:
+                await self.go(target)
+
+        self.push_screen(GotoScreen(self.known, self.about), leave)
 
     def action_reload(self) -> None:
         """Read the files again, changed or not."""

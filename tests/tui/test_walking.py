@@ -85,24 +85,6 @@ def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     assert "swap (activation)" in walks["searched"].text
 
 
-def test_going_to_an_index_or_an_id_moves_the_cursor(healthy: Path) -> None:
-    walks = {
-        "index": ("enter", "g", *"3, 5", "enter"),
-        "id": ("g", *"#25", "enter"),
-        "last": ("g", *"-1 -1", "enter"),
-    }
-    found = {name: shown.result.plane.at for name, shown in walk_on(healthy, walks, look=selection).items()}
-    assert found == {"index": (3, 5), "id": (2, 0), "last": (23, 11)}
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids go from 1 to 288"), ("1", "enter 2 numbers")],
-)
-def test_an_element_that_does_not_exist_is_answered_with_the_valid_range(healthy: Path, text: str, answer: str) -> None:
-    assert answer in walk(healthy, "enter", "g", *text, "enter").text
-
-
 def test_the_block_under_the_cursor_is_copied_as_a_slice(healthy: Path) -> None:
     assert walk(healthy, "enter", "shift+down", "Y").clipboard == "up.weight[3:6, 0:12]"
 

@@ -17,7 +17,7 @@ from shardviz.text import Fold, bytes_text, printable
 from .step import Step, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
@@ -124,7 +124,6 @@ class Document:
     failed: str = ""
     _sides: dict[tuple[int, str, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
-    _parts: dict[int, list[tuple[Counted, str | None]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -173,21 +172,16 @@ class Document:
     def _counted_of(self) -> dict[tuple[str, str], Counted]:
         return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
 
+    def sizes_of(self, entry: int, rank: int) -> list[int]:
+        """Return the bytes of each of an entry's names on a rank; names that take no memory are left out."""
+        tensor = self.entries[entry].tensor
+        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
+        return [one.on(rank, name) for one, name in known if one is not None]
+
     def bytes_of(self, entry: int, rank: int) -> int | None:
         """Return the bytes of an entry on a rank, all its names together; None if none of them is counted."""
-        if entry not in self._parts:
-            self._parts[entry] = list(self._parts_of(self.entries[entry].tensor))
-        parts = self._parts[entry]
-        return sum(one.on(rank, name) for one, name in parts) if parts else None
-
-    def _parts_of(self, tensor: Tensor) -> Iterator[tuple[Counted, str | None]]:
-        """Yield how a tensor's names are counted: all at once where they are counted together, or name by name."""
-        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
-        found = [(one, name) for one, name in known if one is not None]
-        if found and len(found) == len(found[0][0].widths) and all(one is found[0][0] for one, _ in found):
-            yield found[0][0], None
-        else:
-            yield from found
+        sizes = self.sizes_of(entry, rank)
+        return sum(sizes) if sizes else None
 
     @cached_property
     def step(self) -> Step:

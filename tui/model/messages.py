@@ -103,17 +103,6 @@ class PlaceChosen(Message):
 
 
 @dataclass
-class ElementAsked(Message):
-    """The user wants to enter an element to go to.
-
-    Attributes:
-        shape: The tensor's shape.
-    """
-
-    shape: tuple[int, ...]
-
-
-@dataclass
 class PlaneTurned(Message):
     """The user asked for the next two dims of the tensor."""
 

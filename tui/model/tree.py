@@ -155,7 +155,7 @@ def _put(root: Node, parts: list[Part], leaf: Node) -> None:
 
 
 def _align(modules: Sequence[Node]) -> None:
-    """Give layers that have the same parts the order that most of them have: one that is alone in a part lists it last."""
+    """Give layers with the same parts the order that most of them have: what one alone has came last, as an entry."""
     orders = Counter(tuple(module.parts) for module in modules if len(modules) > 1)
     usual: dict[frozenset[Part], tuple[Part, ...]] = {}
     for order, _ in orders.most_common():

@@ -106,7 +106,7 @@ def _rulers(holders: Holders, down: int, right: int, level: int, height: int, wi
     if not level:
         return rows, cols, False
     if level >= _deepest(holders, down, right, height, width):
-        digits = len(str(math.prod(holders.shape)))
+        digits = len(str(math.prod(holders.shape) - 1))
         return Ruler.scaled(_edges(holders, down), 1), Ruler.scaled(_edges(holders, right), 1, digits + 1), True
     halved = [
         Ruler.scaled(_edges(holders, dim), max(ruler.each >> level, 1), ruler.cells)

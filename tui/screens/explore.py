@@ -9,13 +9,12 @@ from textual import on
 
 from ..keys import keys
 from ..model.filters import after, axes_of, roles_of
-from ..model.messages import ElementAsked, TensorChosen, TensorOpened
+from ..model.messages import TensorChosen, TensorOpened
 from ..model.selection import of_entry
 from ..widgets.box import Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.listing import SEARCHING, Listing
 from ..widgets.map.panel import MapPanel
-from .goto import GotoScreen
 from .view import View
 
 if TYPE_CHECKING:
@@ -83,11 +82,15 @@ class ExploreView(View):
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
+        self.focus_map()
+
+    def focus_map(self) -> None:
+        """Let the keys move the map's cursor."""
         self.query_one(MapPanel).focus_map()
 
-    @on(ElementAsked)
-    def _element_asked(self, message: ElementAsked) -> None:
-        self.app.push_screen(GotoScreen(message.shape), self.query_one(MapPanel).go)
+    def set_apart(self, name: str) -> None:
+        """Let the layer that a name is in stand on its own in the tree."""
+        self.query_one(Listing).set_apart(name)
 
     def action_search(self) -> None:
         """Open the search line."""

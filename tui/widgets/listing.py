@@ -109,6 +109,16 @@ class Listing(Box):
             tree.set_apart(self._chosen[1])
         tree.focus()
 
+    def set_apart(self, name: str) -> None:
+        """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
+        if not any(self.filters.keeps(entry, name) and self.filters.passes(entry) for entry in self._named(name)):
+            self.query_one(Search).action_clear_and_close()
+            self.filter(Filters())
+        self.query_one(TensorTree).set_apart(name)
+
+    def _named(self, name: str) -> list[Entry]:
+        return [entry for entry in self._entries if name in entry.names]
+
     def action_search(self) -> None:
         """Open the search line."""
         self.query_one(Search).open()

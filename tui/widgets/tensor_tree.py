@@ -122,7 +122,7 @@ them, and so does one that you search for or go to.
         self.show(len(self._visible), self._text, self._place_of(current))
 
     def _place_of(self, line: TreeLine | None) -> int:
-        """Return where a line is now, or the closed module around it; layers may have been folded or set apart since."""
+        """Return where a line is now, or the closed module around it; its layer may have been set apart since."""
         if line is None:
             return 0
         name = line.names[0] if line.names else ""

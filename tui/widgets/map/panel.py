@@ -11,7 +11,7 @@ from shardviz.text import printable
 from ...clipboard import copy
 from ...keys import keys
 from ...model.lights import lights_of
-from ...model.messages import ElementAsked, PlaneTurned
+from ...model.messages import PlaneTurned
 from ...model.names import shortened
 from ...model.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
@@ -21,8 +21,6 @@ from .side_bar import SideBar
 from .tensor_map import TensorMap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -41,7 +39,6 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
-                ("g", "goto", "Go to", "Go to an index, or to an id"),
                 ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
                 ("x", "next_dims", "Dims", "Draw the next two dims of a tensor with more than two"),
             ],
@@ -83,24 +80,12 @@ class MapPanel(Box):
         """Let the keys move the map's cursor."""
         self.query_one(TensorMap).focus()
 
-    def go(self, place: Sequence[int] | None) -> None:
-        """Go to the map and to an element, given by its index; None stays here."""
-        if place is not None and self._selection.plane is not None:
-            self.focus_map()
-            missing = len(self._selection.plane.at) - len(place)
-            self.query_one(TensorMap).go((*(0,) * missing, *place))
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dims are chosen where there are more than two."""
         plane = self._selection.plane
         if action in ("next_dims", "step"):
             return plane is not None and len(plane.at) > 2
-        return plane is not None or action not in ("goto", "copy_block")
-
-    def action_goto(self) -> None:
-        """Ask for an element and go there."""
-        if self._document is not None and self._selection.plane is not None:
-            self.post_message(ElementAsked(self._document.entries[self._selection.entry].tensor.shape))
+        return plane is not None or action != "copy_block"
 
     def action_copy_block(self) -> None:
         """Copy the block under the cursor, as Python would slice it."""
