@@ -15,21 +15,24 @@ from shardviz.errors import ShardvizError
 from .clipboard import copy
 from .keys import keys
 from .loading import load, load_difference
-from .model.going import about, at_target
-from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
-from .model.selection import Selection, carried_over, first_selection, name_of, next_finding
+from .model.going import Link, about, at_target, opened_on
+from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed, RunRead
+from .model.selection import Selection, carried_over, name_of, next_finding
 from .model.target import Known
 from .screens.explore import ExploreView
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
 from .viewer import Viewer
+from .widgets.title import Opened
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
+    from shardviz.dump.records import RunRecord
 
     from .model.document import Document
     from .model.target import Target
@@ -41,6 +44,8 @@ class ShardvizApp(Viewer):
     Args:
         path: The dump's folder.
         other: A second dump to compare it with.
+        tensor: The tensor that it opens on, as `shardviz show` finds it; by default that of the first finding.
+        rank: The rank that it opens on.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,13 +66,18 @@ class ShardvizApp(Viewer):
     difference: var[Difference | None] = var(None)
     selection: var[Selection] = var(Selection())
     note: var[str] = var("")
+    run_record: var[RunRecord | None] = var(None)
 
-    def __init__(self, path: Path, other: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, other: Path | None = None, *, tensor: str | None = None, rank: int | None = None
+    ) -> None:
         self.path = path
         self.other = other
+        self._link = Link(tensor, rank)
         super().__init__()
         self.failure: ShardvizError | None = None
-        self._main = MainScreen(self, self.view_names, "explore" if other is None else "compare")
+        first = "compare" if other is not None else "rank" if rank is not None else "explore"
+        self._main = MainScreen(self, self.view_names, first)
         self._opened_on = self.selection
 
     @property
@@ -85,9 +95,10 @@ class ShardvizApp(Viewer):
         return [path for path in (self.path, self.other) if path is not None]
 
     def on_mount(self) -> None:
-        """Start reading, and notice from now on when a file changes."""
+        """Show the name, start reading, and notice from now on when a file changes."""
+        self._entitle()
         self.watch_files()
-        self.read_again()
+        self.call_after_refresh(self.read_again)  # a small dump is read before all parts of the screen are there
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
@@ -100,6 +111,13 @@ class ShardvizApp(Viewer):
         """Show another view."""
         await self._main.show_view(name)
 
+    @on(RunRead)
+    def _run_read(self, message: RunRead) -> None:
+        """Show what the run is before any rank of it is read."""
+        if message.path == self.path:
+            self.run_record = message.run
+            self._entitle()
+
     @on(Progressed)
     def _progressed(self, message: Progressed) -> None:
         self.note = f"reading rank {message.read:,} of {message.files:,}"
@@ -107,29 +125,40 @@ class ShardvizApp(Viewer):
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
         """Show the document; a user who has not moved yet is taken to the first finding."""
-        if not self.screen_stack:
+        if not self.screen_stack or self.return_code is not None:
             return  # the app closed while the dump was being read
+        if message.document.is_partial and self.document is not None:
+            return  # it is read again: what was read before says more
         if self.document is None or self.selection == self._opened_on:
-            selection = self._opened_on = first_selection(message.document)
+            try:
+                selection = self._opened_on = opened_on(message.document, self._link)
+            except ShardvizError as error:
+                self._leave(error)
+                return
         else:
             selection = carried_over(self.document, message.document, self.selection)
-        self.note = ""
+        if not message.document.is_partial:
+            self.note = ""
         self.set_reactive(ShardvizApp.selection, selection)
         self.document = message.document
 
     @on(OtherRead)
     def _other_read(self, message: OtherRead) -> None:
-        self.note = ""
-        self.other_document = message.document
+        if not message.document.is_partial:
+            self.other_document = message.document
 
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
         """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
         if self.document is None:
-            self.failure = message.why
-            self.exit()
+            self._leave(message.why)
         else:
             self.note = message.why.message
+
+    def _leave(self, why: ShardvizError) -> None:
+        """Exit with an error that the terminal shows when the screen is gone."""
+        self.failure = why
+        self.exit()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only the actions that work now."""
@@ -208,7 +237,7 @@ class ShardvizApp(Viewer):
 
     def _entitle(self) -> None:
         changed = f"changed {self.changed}" if self.changed else ""
-        self._main.entitle(self.document, self.note or changed)
+        self._main.entitle(Opened(self.path, self.run_record, self.document, self.note or changed))
 
     def watch_other_document(self) -> None:
         """Compare the dumps, once both are read."""
@@ -238,17 +267,35 @@ class ShardvizApp(Viewer):
         self.selection = next_finding(self.document, self.selection, step)
 
 
-def view(path: Path, *, other: Path | None = None) -> None:
-    """Open the TUI on a dump, with a second one beside it if given.
+def view(
+    path: Path,
+    *,
+    other: Path | None = None,
+    tensor: str | None = None,
+    rank: int | None = None,
+    started: Callable[[ShardvizApp], object] | None = None,
+) -> None:
+    """Open the TUI on a dump, with a second one beside it if given, or on a tensor and a rank.
+
+    Args:
+        path: The dump.
+        other: The second one.
+        tensor: The tensor that it opens on.
+        rank: The rank that it opens on.
+        started: Called with the viewer just before it runs.
 
     Raises:
-        ShardvizError: A folder is not a dump, or can no longer be read.
+        ShardvizError: A folder is not a dump, or can no longer be read; it has no such tensor or rank.
         SystemExit: The viewer failed, and has printed why.
     """
     for folder in (path, other):
         if folder is not None:
-            read_run(folder)
-    app = ShardvizApp(path, other)
+            num_ranks = read_run(folder).num_ranks
+            if rank is not None and not 0 <= rank < num_ranks:
+                raise ShardvizError(f"{folder} has no rank {rank}", f"its ranks are 0 to {num_ranks - 1:,}")
+    app = ShardvizApp(path, other, tensor=tensor, rank=rank)
+    if started is not None:
+        started(app)
     app.run()
     if app.failure is not None:
         raise app.failure

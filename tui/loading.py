@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.dump.dump import dump_of
-from shardviz.dump.read import read_files
+from shardviz.dump.read import read_files, read_run
 from shardviz.errors import ShardvizError
 
 from .model.document import Document
-from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed
+from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed, RunRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,19 +20,28 @@ if TYPE_CHECKING:
 
     from textual.message import Message
 
+    from shardviz.dump.read import DumpFiles
+
 
 MOST_WARM = 32
 """How many tensors (identical layers are one) have their holders worked out before they are looked at."""
 
 
 def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
-    """Read a dump, even with damaged files, then check it; post the document after each, as a `read` message."""
+    """Read a dump, even with damaged files, then check it; post the document after each, as a `read` message.
+
+    What `run.json` says is posted before any rank is read, and what one rank shows before the others are.
+    """
 
     def progressed(count: int, files: int) -> None:
         post(Progressed(count, files))
 
+    def first(files: DumpFiles) -> None:
+        post(read(Document(path, dump_of(files), is_partial=True)))
+
     try:
-        files = read_files(path, strict=False, on_progress=progressed)
+        post(RunRead(path, read_run(path)))
+        files = read_files(path, strict=False, on_progress=progressed, on_first=first)
     except ShardvizError as error:
         post(ReadFailed(error))
         return

@@ -5,6 +5,7 @@ dumps.
 
 examples:
   shardviz view tp_fsdp-2x4.shardviz
+  shardviz view tp_fsdp-2x4.shardviz up.weight --rank 3
   shardviz view before.shardviz after.shardviz
   shardviz view checkpoints/step-1000
 """
@@ -30,7 +31,10 @@ HOST = "127.0.0.1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
-    parser.add_argument("other", type=Path, metavar="OTHER", nargs="?", help="a second dump, to compare side by side")
+    parser.add_argument(
+        "other", metavar="OTHER", nargs="?", help="a second dump, to compare side by side; or the tensor to open on"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="the rank to open on")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--print", action="store_true", help="print what `show` prints, also on a terminal")
     how.add_argument("--web", action="store_true", help="serve it to a browser on this machine; needs textual-serve")
@@ -51,24 +55,49 @@ def run(args: argparse.Namespace) -> int:
         raise ShardvizError(
             f"{option} is where --web listens, and --web is not given", f"add --web, or leave {option} out"
         )
+    other, tensor = _second(args.other)
+    _check_rank(args.rank, args.dump, other, is_seen=args.web or (not args.print and _on_a_screen()))
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
-        import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
+        where = {"host": args.host or HOST, "port": args.port or PORT}
+        import_module("shardviz.tui.web").serve(args.dump, other, tensor=tensor, rank=args.rank, **where)
     elif not args.print and _on_a_screen() and not is_checkpoint(args.dump):
-        import_module("shardviz.tui.app").view(args.dump, other=args.other)
-    elif not args.print and _on_a_screen() and args.other is None:
-        import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump)
+        import_module("shardviz.tui.app").view(args.dump, other=other, tensor=tensor, rank=args.rank)
+    elif not args.print and _on_a_screen() and other is None:
+        import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump, tensor=tensor)
     else:
-        _print(args.dump, args.other, args.color)
+        _print(args.dump, other, tensor, args.color)
     return EXIT_CLEAN
 
 
-def _print(dump: Path, other: Path | None, colour: str) -> None:
-    """Print what `show` prints of a dump, and `diff` of two."""
+def _second(text: str | None) -> tuple[Path | None, str | None]:
+    """Return the second dump or the tensor that a text names: a dump, if it is a path or looks like one."""
+    if text is None:
+        return None, None
+    is_path = os.path.exists(text) or os.sep in text or text.endswith(".shardviz")
+    return (Path(text), None) if is_path else (None, text)
+
+
+def _check_rank(rank: int | None, dump: Path, other: Path | None, *, is_seen: bool) -> None:
+    """Refuse a rank where nothing opens on one."""
+    from shardviz.checkpoint.open import is_checkpoint
+
+    if rank is None:
+        return
+    if is_checkpoint(dump):
+        raise ShardvizError(f"--rank {rank}: a checkpoint has no ranks", "leave --rank out")
+    if other is not None:
+        raise ShardvizError(f"--rank {rank} opens one dump, and two are given", "give one dump, or leave --rank out")
+    if not is_seen:
+        raise ShardvizError(f"--rank {rank} opens the viewer, and stdout is not a terminal", "leave --rank out")
+
+
+def _print(dump: Path, other: Path | None, tensor: str | None, colour: str) -> None:
+    """Print what `show` prints of a dump or of one tensor, and `diff` of two dumps."""
     if other is None:
         from shardviz.commands.show import show
 
-        show(dump, None, colour)
+        show(dump, tensor, colour)
     else:
         from shardviz.commands.common.checkpoints import are_checkpoints, diff_checkpoints
         from shardviz.commands.diff import compared

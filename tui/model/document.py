@@ -116,14 +116,21 @@ class Document:
         dump: Its tensors.
         report: The result of the check; None while it runs.
         failed: Why there will be no report; empty if there is or will be one.
+        is_partial: Whether it is only what one rank shows, while the others are being read.
     """
 
     path: Path
     dump: Dump
     report: Report | None = None
     failed: str = ""
+    is_partial: bool = False
     _sides: dict[tuple[int, str, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The ranks without a readable file, once all are read."""
+        return frozenset() if self.is_partial else frozenset(self.dump.files.missing_ranks)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

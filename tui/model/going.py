@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardviz.dump.find import find_tensors
 from shardviz.errors import ShardvizError
 from shardviz.text import counted, printable
 
 from .names import shortened
-from .selection import of_entry
+from .selection import first_selection, of_entry
+from .target import Target
 from .whereabouts import who_has
 
 if TYPE_CHECKING:
     from .document import Document
     from .selection import Selection
-    from .target import Target
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a viewer was asked to open on.
+
+    Attributes:
+        tensor: A tensor, as `shardviz show` finds it.
+        rank: A rank.
+    """
+
+    tensor: str | None = None
+    rank: int | None = None
+
+
+def opened_on(document: Document, link: Link) -> Selection:
+    """Return the selection that a document opens with: what a link names, or its first finding.
+
+    Raises:
+        ShardvizError: It has no such tensor; one that is only read in part may have it still.
+    """
+    selection = first_selection(document)
+    if link.tensor is not None:
+        try:
+            name, _ = find_tensors(document.dump, link.tensor)[0]
+        except ShardvizError:
+            if not document.is_partial:
+                raise
+        else:
+            found = (index for index, entry in enumerate(document.entries) if name in entry.names)
+            selection = at_target(document, selection, Target(next(found, None), name))
+    return selection if link.rank is None else replace(selection, rank=link.rank)
 
 
 def at_target(document: Document, selection: Selection, target: Target) -> Selection:
@@ -37,7 +70,7 @@ def about(document: Document, target: Target) -> str:
     """Say which rank, tensor or element a target is; of an element, who should hold it and who does."""
     if target.rank is not None:
         mesh = document.dump.files.mesh
-        lost = "" if target.rank in document.dump.files.ranks else "\n? the dump has no readable file for it"
+        lost = "\n? the dump has no readable file for it" if target.rank in document.missing else ""
         return f"rank {target.rank}: {mesh.label(target.rank)}{lost}"
     if target.entry is None:
         return ""

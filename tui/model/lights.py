@@ -50,7 +50,7 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     group: frozenset[int] = frozenset()
     if axis and rank is not None and rank in files.mesh:
         group = frozenset(files.mesh.group_of(rank, axis))
-    missing = frozenset(files.missing_ranks)
+    missing = document.missing
     guilty = _guilty(document, selection)
     if selection.plane is None:
         return Lights(missing=missing, group=group, guilty=guilty)
@@ -74,4 +74,4 @@ def _guilty(document: Document, selection: Selection) -> frozenset[int]:
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
     """Mark the ranks that take part in a collective, and the group of one of them."""
     files, mask = document.dump.files, mask_of(collective.ranks)
-    return Lights(mask, mask, frozenset(files.missing_ranks), group_of(collective, files.mesh, rank))
+    return Lights(mask, mask, document.missing, group_of(collective, files.mesh, rank))

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardviz.check.diff import Difference
     from shardviz.check.finding import Report
-    from shardviz.dump.records import StageRecord
+    from shardviz.dump.records import RunRecord, StageRecord
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
 
@@ -30,8 +32,16 @@ class Progressed(Message):
 
 
 @dataclass
+class RunRead(Message):
+    """A dump's `run.json` was read, and none of its ranks."""
+
+    path: Path
+    run: RunRecord
+
+
+@dataclass
 class DocumentRead(Message):
-    """A dump was read, or checked."""
+    """A dump was read, as far as its first rank or wholly, or checked."""
 
     document: Document
 

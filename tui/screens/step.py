@@ -31,7 +31,7 @@ from ..model.step_text import (
 from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
 from ..widgets.mesh_grid import MeshGrid
-from ..widgets.schedule_grid import ScheduleGrid
+from ..widgets.schedule_grid import LEGEND, ScheduleGrid
 from .view import View
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class StepView(View):
             yield Static("", id="comms-head", classes="legend", markup=False)
             yield CollectiveLines(id="collectives")
         with Box(id="schedule-box"):
+            yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
             yield ScheduleGrid(id="schedule")
             yield Static("", id="pass", classes="legend", markup=False)
         with Row(id="comm"):
@@ -132,7 +133,7 @@ class StepView(View):
     def _show_schedule(self, step: Step, mesh: Mesh) -> None:
         grid = self.query_one(ScheduleGrid)
         grid.show(step.pipeline, mesh)
-        grid.display = step.pipeline is not None
+        grid.display = self.query_one("#schedule-legend").display = step.pipeline is not None
         self.query_one("#schedule-box", Box).entitle(pipeline_text(step))
         text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
@@ -189,7 +190,6 @@ The collectives of one training step, in the order in which they began. Identica
 - *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
   receives, counted for a ring.
 - The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
-- **a** shows the collectives along one axis, **o** puts the most bytes first, **tab** goes to the parts below.
 
 An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
 """
@@ -202,5 +202,5 @@ class MomentLines(Lines):
 ## Before and after
 
 Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
-together. **arrows** go from rank to rank, and underline its group on the mesh.
+together, and the chosen one's is underlined on the mesh.
 """

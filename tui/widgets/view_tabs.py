@@ -7,8 +7,11 @@ from rich.segment import Segment
 from .grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 
-Tab = tuple[str, str, str]
-"""A view's name, its key and title in the line, and its tooltip."""
+Tab = tuple[str, str, str, str]
+"""A view's name, its key, its title, and its tooltip."""
+
+MOST_NARROW = 100
+"""Columns of a screen below which only the current view has its title: the verdict comes first."""
 
 
 class ViewTabs(WordLine):
@@ -22,11 +25,21 @@ class ViewTabs(WordLine):
     def show(self, current: str) -> None:
         """Mark the current view."""
         self._current = current
-        self.refresh()
+        self.refresh(layout=self.is_narrow)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there is room for keys only."""
+        return self.app.size.width < MOST_NARROW
 
     def words(self) -> list[Word]:
         """Return one word per view."""
         return [
-            Word((Segment(f" {text} ", CHOSEN if name == self._current else DIM),), f"app.show_view('{name}')", tooltip)
-            for name, text, tooltip in self._tabs
+            Word(
+                (Segment(f" {key} " if self.is_narrow and name != self._current else f" {key} {title} ", style),),
+                f"app.show_view('{name}')",
+                f"{title}: {tooltip}" if self.is_narrow else tooltip,
+            )
+            for name, key, title, tooltip in self._tabs
+            for style in (CHOSEN if name == self._current else DIM,)
         ]

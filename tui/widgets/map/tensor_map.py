@@ -52,12 +52,12 @@ class TensorMap(Grid):
 
 The tensor to scale: rows downwards, columns to the right. Each block is labelled with the ranks that hold it.
 
-- **v** goes from *claimed* (by the placements) to *held* (where the ids really are) to *difference*.
-  In the difference, `1→4` is a block that should be on rank 1 and is on rank 4.
-- **arrows** move the cursor by a cell, **shift+arrows** by a block, **page up/down** by a screenful, **home** and
-  **end** to the first and the last element; the line below names the ranks that hold it.
-- **+** and **-** zoom down to single ids and back, **0** shows all. **g** goes to an index.
-- **x** chooses the next two dims of a tensor that has more than two, **[** and **]** step through the others.
+- *claimed* is by the placements, *held* is where the ids really are; in the *difference*, `1→4` is a block that should
+  be on rank 1 and is on rank 4.
+- The lines below name the ranks that should hold the element under the cursor, and those that do; the mouse asks about
+  any other.
+- Zoomed all the way in, each number is an element, counted row by row from 0.
+- Of a tensor with more than two dims, two are drawn, at one place of the others.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = [
