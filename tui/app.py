@@ -102,9 +102,10 @@ class ShardvizApp(Viewer):
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
-        self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
+        post = self.posting()
+        self.run_worker(partial(load, self.path, post), thread=True, exclusive=True, group="load")
         if self.other is not None:
-            reading = partial(load, self.other, self.post_message, OtherRead)
+            reading = partial(load, self.other, post, OtherRead)
             self.run_worker(reading, thread=True, exclusive=True, group="load other")
 
     async def action_show_view(self, name: str) -> None:

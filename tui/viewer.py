@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from textual.binding import BindingType
     from textual.filter import LineFilter
+    from textual.message import Message
     from textual.screen import Screen
 
     from .model.target import Known, Target
@@ -73,6 +74,7 @@ class Viewer(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self._stamps: Stamps = {}
+        self._reading = 0
         self._plain = PlainCharacters(enabled=not shows_unicode())
         for theme in THEMES:
             self.register_theme(theme)
@@ -100,6 +102,16 @@ class Viewer(App[None]):
     def read_again(self) -> None:
         """Start to read all files again, and show them in place once they are read."""
         raise NotImplementedError
+
+    def posting(self) -> Callable[[Message], object]:
+        """Return what a thread posts its messages by: they are dropped once reading has begun again."""
+        self._reading += 1
+        number = self._reading
+
+        def post(message: Message) -> object:
+            return self.post_message(message) if number == self._reading else None
+
+        return post
 
     @property
     def is_reading(self) -> bool:

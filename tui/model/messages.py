@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.diff import Difference
     from shardviz.check.finding import Report
+    from shardviz.checkpoint.records import Checkpoint
     from shardviz.dump.records import RunRecord, StageRecord
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
@@ -65,6 +66,13 @@ class ReadFailed(Message):
     """A dump could not be read."""
 
     why: ShardvizError
+
+
+@dataclass
+class CheckpointOpened(Message):
+    """A checkpoint was opened again."""
+
+    checkpoint: Checkpoint
 
 
 @dataclass
