@@ -57,7 +57,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 def warm(document: Document) -> None:
     """Work out what the first keys will need: the step, the bytes, and the holders of the first tensors."""
-    _ = document.step, document.counted
+    _ = document.step, document.counted, document.usage.total
     for entry in range(min(MOST_WARM, len(document.entries))):
         with suppress(ShardvizError):
             document.sides(entry)

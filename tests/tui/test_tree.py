@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardviz.tui.model.tree import layer_of, lines_of, parts_of, tree_of
+from shardviz.tui.model.tree import errors_first, layer_of, lines_of, parts_of, tree_of
 from tests.tui.driving import walk, walk_on
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.tui.model.tree import Apart, TreeLine
+    from shardviz.tui.model.tree import Apart, Node, TreeLine
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ def layers(suffix: str, numbers: range | list[int], **verdicts: Verdict) -> Entr
     return Entry(tuple(names.values()), {names[int(number[1:])]: verdict for number, verdict in verdicts.items()})
 
 
-def shown(entries: list[Entry], apart: Apart = frozenset(), *, errors_first: bool = False) -> list[TreeLine]:
-    return lines_of(tree_of(entries, range(len(entries))), apart, errors_first=errors_first)
+def shown(
+    entries: list[Entry], apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
+) -> list[TreeLine]:
+    return lines_of(tree_of(entries, range(len(entries))), apart, order)
 
 
 def paths(lines: list[TreeLine]) -> list[str]:
@@ -99,7 +102,7 @@ def test_experts_within_layers_fold_too() -> None:
 def test_what_is_wrong_comes_first_when_asked_for_in_every_module() -> None:
     entries = [Entry(("a",)), Entry(("m.x",)), Entry(("m.y",), {"m.y": "error"}), Entry(("b",), {"b": "warning"})]
     assert paths(shown(entries)) == ["a", "m", "m/x", "m/y", "b"]
-    assert paths(shown(entries, errors_first=True)) == ["m", "m/y", "m/x", "b", "a"]
+    assert paths(shown(entries, order=errors_first)) == ["m", "m/y", "m/x", "b", "a"]
 
 
 @pytest.mark.parametrize(

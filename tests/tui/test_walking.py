@@ -198,7 +198,7 @@ def test_a_picture_has_a_safe_name_and_a_folder_that_takes_none_says_so(
 
 
 def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
-    shown = walk(bug, "6", "tab", "+", "+", other=folder / bug)
+    shown = walk(bug, "7", "tab", "+", "+", other=folder / bug)
     assert shown.text.count("143 144") == 2
 
 
@@ -209,7 +209,7 @@ def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
     scattered = Made("[4/tp]", ids={0: np.array([1, 0]), 1: np.array([2, 4])})
     good = make_dump(tmp_path / "good", parse_mesh("tp=2"), {"first": "[4/tp]", "second": "[4/tp]"})
     other = make_dump(tmp_path / "other", parse_mesh("tp=2"), {"first": scattered, "second": "[4/tp]"})
-    walks = walk_on(good, {"scattered": ("6", "home"), "whole": ("down",)}, other=other)
+    walks = walk_on(good, {"scattered": ("7", "home"), "whole": ("down",)}, other=other)
     layouts = {name: re.findall(r"float32\[4/tp\]|\? not drawn: [^│]*ids", shown.text) for name, shown in walks.items()}
     assert layouts == {
         "scattered": ["float32[4/tp]", "? not drawn: first: rank 0 holds 2 scattered ids"],
@@ -229,7 +229,7 @@ def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: py
                 await pilot.pause(0.01)
             return [view.id for view in app.query(View)]
 
-    assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step"]
+    assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step", "memory"]
 
 
 def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> None:

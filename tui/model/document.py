@@ -15,6 +15,7 @@ from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
 from .step import Step, step_of
+from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -189,6 +190,11 @@ class Document:
         """Return the bytes of an entry on a rank, all its names together; None if none of them is counted."""
         sizes = self.sizes_of(entry, rank)
         return sum(sizes) if sizes else None
+
+    @cached_property
+    def usage(self) -> Usage:
+        """The memory of modules on all ranks."""
+        return usage_of(self)
 
     @cached_property
     def step(self) -> Step:

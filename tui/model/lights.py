@@ -65,7 +65,7 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 def _guilty(document: Document, selection: Selection) -> frozenset[int]:
     """Return the ranks that the chosen finding names; none where it is about another tensor, or names them all."""
-    if selection.finding not in document.entries[selection.entry].findings:
+    if not document.entries or selection.finding not in document.entries[selection.entry].findings:
         return frozenset()
     ranks = frozenset(document.findings[selection.finding].ranks)
     return ranks if len(ranks) < document.dump.files.run.num_ranks else frozenset()

@@ -90,6 +90,7 @@ class TreeLine:
         names: The tensor's names; empty for a module.
         key: Where its layers stand: the path of the module around with the layers' name.
         number: Its own number, or the first of several; None if it has none.
+        nodes: The modules or tensors that it is.
     """
 
     path: ModulePath
@@ -99,6 +100,7 @@ class TreeLine:
     names: tuple[str, ...] = ()
     key: ModulePath = ()
     number: int | None = None
+    nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
 
 
 def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> list[Part]:
@@ -181,32 +183,42 @@ def _settle(node: Node, alike: dict[object, int]) -> None:
     node.kind = alike.setdefault(content, len(alike))
 
 
-def lines_of(root: Node, apart: Apart = frozenset(), *, errors_first: bool = False) -> list[TreeLine]:
+def errors_first(alike: Sequence[Node]) -> int:
+    """Return a key that sorts what is wrong first."""
+    return _ORDER.get(alike[0].verdict, len(_ORDER))
+
+
+def lines_of(
+    root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
+) -> list[TreeLine]:
     """Return the lines of a tree, each module before its parts.
 
     Args:
         root: The tree.
         apart: Layers that stand on their own.
-        errors_first: Whether what is wrong comes first in every module, instead of the model's own order.
+        order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
+            the model's own order by default.
     """
-    return list(_within([root], (), apart, errors_first=errors_first))
+    return list(_within([root], (), apart, order))
 
 
-def _within(modules: list[Node], path: ModulePath, apart: Apart, *, errors_first: bool) -> Iterator[TreeLine]:
+def _within(
+    modules: list[Node], path: ModulePath, apart: Apart, order: Callable[[Sequence[Node]], float] | None
+) -> Iterator[TreeLine]:
     """Yield the lines within modules that are alike, which are one."""
     groups = _groups(modules[0], path, apart)
-    if errors_first:
-        groups.sort(key=lambda group: _ORDER.get(modules[0].parts[group[0]].verdict, len(_ORDER)))
+    if order is not None:
+        groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
     for group in groups:
         inside = [module.parts[part] for module in modules for part in group]
         first, (prefix, number) = inside[0], group[0]
         here, key = (*path, _numbered(prefix, [one for _, one in group if one is not None])), (*path, prefix)
         if first.entry is None:
-            yield TreeLine(here, first.verdict, len(group), key=key, number=number)
-            yield from _within(inside, here, apart, errors_first=errors_first)
+            yield TreeLine(here, first.verdict, len(group), key=key, number=number, nodes=tuple(inside))
+            yield from _within(inside, here, apart, order)
         else:
             names = tuple(name for node in inside for name in node.names)
-            yield TreeLine(here, first.verdict, len(group), first.entry, names, key, number)
+            yield TreeLine(here, first.verdict, len(group), first.entry, names, key, number, tuple(inside))
 
 
 def _numbered(prefix: str, numbers: list[int]) -> str:

@@ -1,0 +1,121 @@
+"""The memory of modules as a tree, and of ranks as bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+
+from shardviz.text import bytes_text
+
+from ..keys import keys
+from ..model.usage import spread, spread_text
+from .lines import Lines
+from .module_tree import ModuleTree
+
+if TYPE_CHECKING:
+    from textual.binding import BindingType
+
+    from ..model.tree import TreeLine
+    from ..model.usage import Usage
+
+BAR = 12
+"""Columns of the longest bar."""
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+UNEVEN = 1.1
+"""An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
+
+NUMBERS = 39
+"""Columns of the numbers behind a name."""
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """Draw a share of the longest bar, to an eighth of a column; whatever is not nothing is seen."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+class UsageTree(ModuleTree):
+    """Modules with the bytes of one layer on the fullest rank, the mean over the ranks, and how uneven they are."""
+
+    HELP = """\
+## The memory
+
+The bytes of each module: of its fullest rank, and the mean over the ranks that hold any of it. Layers that are alike
+are one line, `32 × 12 MiB`: 12 MiB are those of one of them, the mean is of all. The *imbalance* is the fullest rank's
+bytes over the mean: 1 where all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
+"""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "usage", [("o", "largest_first", "Order", "Show the largest first, or the model's own order")]
+    )
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._usage: Usage | None = None
+        self.is_sorted = False
+
+    def fill(self, usage: Usage) -> None:
+        """Show the memory of a run; modules stay open or closed as they were."""
+        self._usage = usage
+        self.show_tree(usage.tree, usage.largest_first if self.is_sorted else None)
+
+    def sign(self, row: TreeLine) -> Text:
+        """Return a mark where ranks hold very different amounts."""
+        assert self._usage is not None
+        return Text("! " if spread(self._usage.of(row)).imbalance >= UNEVEN else "  ", "bold")
+
+    def about(self, row: TreeLine, column: int) -> Text:
+        """Return the bytes."""
+        assert self._usage is not None
+        taken = self._usage.of(row)
+        count, most, mean, imbalance = spread_text(taken, len(row.nodes))
+        share = spread(taken).most / max(spread(self._usage.total).most, 1)
+        gap = " " * max(self.size.width - NUMBERS - BAR - self.scrollbar_size_vertical - column, 1)
+        numbers = f"{count:>7} {most:<9} {mean:>9} {imbalance:>9}  "
+        return Text.assemble(gap, numbers, (bar(share), "dim"))
+
+    @on(Lines.Chosen)
+    def _chosen(self, message: Lines.Chosen) -> None:
+        row = self._visible[message.index]
+        if row.entry is None:
+            message.stop()
+            self._open(row, on=not self._is_open(row))
+
+    def head(self) -> str:
+        """Return the heads of the columns."""
+        return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(
+            self.size.width - BAR - self.scrollbar_size_vertical
+        )
+
+    def action_largest_first(self) -> None:
+        """Put the largest first, or go back to the model's own order."""
+        self.is_sorted = not self.is_sorted
+        if self._usage is not None:
+            self.fill(self._usage)
+
+
+class RankBars(Lines):
+    """The ranks with their bytes as bars."""
+
+    HELP = """\
+## The memory of ranks
+
+All that each rank holds, beside the fullest rank. To open one is to see all of its tensors.
+"""
+
+
+def rank_bar(rank: int, taken: int, most: int, where: str, width: int) -> Text:
+    """Write a rank's bytes with a bar."""
+    head = f"rank {rank:<5} {bytes_text(taken):>9}  "
+    return Text.assemble(
+        (head, "bold"),
+        bar(taken / max(most, 1), max(min(width - len(head) - 24, 40), 4)),
+        (f"  {where}", "dim"),
+        no_wrap=True,
+    )
