@@ -79,6 +79,7 @@ class ShardvizApp(Viewer):
         first = "compare" if other is not None else "rank" if rank is not None else "explore"
         self._main = MainScreen(self, self.view_names, first)
         self._opened_on = self.selection
+        self._is_ready = False
 
     @property
     def view_names(self) -> list[str]:
@@ -98,7 +99,11 @@ class ShardvizApp(Viewer):
         """Show the name, start reading, and notice from now on when a file changes."""
         self._entitle()
         self.watch_files()
-        self.call_after_refresh(self.read_again)  # a small dump is read before all parts of the screen are there
+        self.read_again()
+        self.call_after_refresh(self._be_ready)
+
+    def _be_ready(self) -> None:
+        self._is_ready = True
 
     def read_again(self) -> None:
         """Read and check the dumps in threads."""
@@ -126,6 +131,9 @@ class ShardvizApp(Viewer):
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
         """Show the document; a user who has not moved yet is taken to the first finding."""
+        if not self._is_ready:  # a small dump is read before all parts of the screen are there
+            self.call_after_refresh(self._document_read, message)
+            return
         if not self.screen_stack or self.return_code is not None:
             return  # the app closed while the dump was being read
         if message.document.is_partial and self.document is not None:

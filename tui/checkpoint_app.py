@@ -150,7 +150,9 @@ listed below with their sizes. Beside them is what is wrong.
         one, why = _stored(document, entry)
         title = f"{shortened(found.title)}  {found.layout}"
         self.query_one("#map-panel", Box).entitle(title)
-        self.query_one("#map", TensorMap).show(one.sides if one else None, "claimed", self._plane)
+        tensor_map = self.query_one("#map", TensorMap)
+        tensor_map.show(one.sides if one else None, "claimed", self._plane)
+        tensor_map.describe = (lambda place: where(one, place).plain) if one else None
         self._say_where(one, why)
 
     def _say_where(self, one: Stored | None, why: str = "") -> None:

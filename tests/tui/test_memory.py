@@ -15,7 +15,7 @@ from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.tree import lines_of
 from shardviz.tui.model.usage import spread, spread_text, usage_of
-from shardviz.tui.widgets.usage_tree import bar
+from shardviz.tui.widgets.bars import bar
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
 

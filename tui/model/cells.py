@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[Any]
 
+SAMPLE = 16
+"""How many rows and columns decide the width of a column of values."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -47,6 +50,11 @@ class Memory:
 
     def text(self, key: Any) -> str:
         """Write one number."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        """The characters of the longest number, as far as that can be known without writing all."""
         raise NotImplementedError
 
     def row(self, row: int, first: int, count: int) -> list[str]:
@@ -102,6 +110,12 @@ class Ids(Memory):
             parts.insert(0, at)
         return ",".join(map(str, parts)) or "0"
 
+    @property
+    def width(self) -> int:
+        """The characters of the last element, or of the words for what is none."""
+        longest = len(",".join(str(max(size - 1, 0)) for size in self.whole))
+        return max(longest, len("no id")) if self.array is not None else longest
+
     def find(self, index: Sequence[int]) -> tuple[int, ...] | None:
         """Return the local index at which an element of the whole tensor lies; None where it does not."""
         if self.array is not None:
@@ -125,6 +139,13 @@ class Values(Memory):
     def keys(self, row: int, first: int, count: int) -> Numbers:
         """Return some values of a row."""
         return self.array[row, first : first + count]
+
+    @property
+    def width(self) -> int:
+        """The characters of the longest of the first and the last numbers."""
+        rows = {*range(min(SAMPLE, self.num_rows)), max(self.num_rows - 1, 0)}
+        last = max(self.num_columns - SAMPLE, 0)
+        return max((len(text) for row in rows for at in (0, last) for text in self.row(row, at, SAMPLE)), default=1)
 
     def text(self, key: Any) -> str:
         """Write a value in six digits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.widgets import Static
 
@@ -18,6 +19,7 @@ from ..model.selection import rank_of
 from ..model.step import Collective, Moment, Step, axes_text, moments
 from ..model.step_text import (
     axes_width,
+    axis_shares,
     before_width,
     collective_line,
     collective_text,
@@ -28,6 +30,7 @@ from ..model.step_text import (
     pipeline_text,
     why_empty,
 )
+from ..widgets.bars import bar
 from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
 from ..widgets.mesh_grid import MeshGrid
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.state import State
+
+
+TALL = 32
+"""Lines of a screen from which on there is room for a bar per axis."""
 
 
 class StepView(View):
@@ -73,6 +80,7 @@ class StepView(View):
         with Box(id="comms-box"):
             yield Static("", id="comms-head", classes="legend", markup=False)
             yield CollectiveLines(id="collectives")
+            yield Static("", id="axis-bars", markup=False)
         with Box(id="schedule-box"):
             yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
             yield ScheduleGrid(id="schedule")
@@ -110,8 +118,19 @@ class StepView(View):
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
-        totals = " · ".join(f"{axes_text(axes)} {bytes_text(count)}" for axes, count in step.received)
-        self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most: {totals}")
+        self.query_one("#axis-bars", Static).update(axis_bars(step, self.size.width // 2))
+        self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most{self._totals(step)}")
+
+    def _totals(self, step: Step) -> str:
+        """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
+        if self.app.size.height >= TALL:
+            return ""
+        most = max((count for _, count in step.received), default=0)
+        totals = [
+            f"{axes_text(axes)} {bar(count / max(most, 1), 4).strip()} {bytes_text(count)}".replace("  ", " ")
+            for axes, count in step.received
+        ]
+        return ": " + " · ".join(totals)
 
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
@@ -176,6 +195,16 @@ class StepView(View):
         """Sort by start or by bytes received."""
         self._by_bytes = not self._by_bytes
         self._again()
+
+
+def axis_bars(step: Step, width: int) -> Text:
+    """Draw the bytes that the busiest rank receives along each axis."""
+    text = Text(no_wrap=True)
+    for name, size, share in axis_shares(step):
+        line = f"{name} {size} "
+        text.append(line, "bold").append(bar(share, max(width - len(line), 4)), "dim").append("\n")
+    text.rstrip()
+    return text
 
 
 class CollectiveLines(Lines):

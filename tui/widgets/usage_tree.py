@@ -11,6 +11,7 @@ from shardviz.text import bytes_text
 
 from ..keys import keys
 from ..model.usage import spread, spread_text
+from .bars import bar
 from .lines import Lines
 from .module_tree import ModuleTree
 
@@ -23,21 +24,11 @@ if TYPE_CHECKING:
 BAR = 12
 """Columns of the longest bar."""
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 UNEVEN = 1.1
 """An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
 
 NUMBERS = 39
 """Columns of the numbers behind a name."""
-
-
-def bar(share: float, width: int = BAR) -> str:
-    """Draw a share of the longest bar, to an eighth of a column; whatever is not nothing is seen."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    if share > 0:
-        eighths = max(eighths, 1)
-    whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 class UsageTree(ModuleTree):
@@ -78,7 +69,7 @@ bytes over the mean: 1 where all hold the same. `!` marks those where the fulles
         share = spread(taken).most / max(spread(self._usage.total).most, 1)
         gap = " " * max(self.size.width - NUMBERS - BAR - self.scrollbar_size_vertical - column, 1)
         numbers = f"{count:>7} {most:<9} {mean:>9} {imbalance:>9}  "
-        return Text.assemble(gap, numbers, (bar(share), "dim"))
+        return Text.assemble(gap, numbers, (bar(share, BAR), "dim"))
 
     @on(Lines.Chosen)
     def _chosen(self, message: Lines.Chosen) -> None:

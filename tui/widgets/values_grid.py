@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..model.cells import Beside, Memory
 
 SAMPLE = 64
-"""How many rows and columns decide the width of a column."""
+"""How many rows decide the width of their titles."""
 
 HEADS = 2
 """Lines above the numbers: what they are, and the local indices of columns."""
@@ -55,7 +55,8 @@ differs, if any does.
         self.scroll_to(0, 0, animate=False)
         if beside is not None and beside.one.num_rows and beside.one.num_columns:
             memories = [beside.one, *([beside.due] if beside.due else [])]
-            self._cell = max(map(_width, memories)) + 2
+            self._cell = max(memory.width for memory in memories) + 2
+            self._cell = max(self._cell, len(str(beside.one.num_columns - 1)) + 1)
             ends = {0, beside.one.num_rows - 1, *range(min(SAMPLE, beside.one.num_rows))}
             self._gutter = max(map(len, map(beside.one.row_title, ends))) + 1
             self.fit()
@@ -122,11 +123,3 @@ differs, if any does.
 
     def show_focus(self) -> None:
         """Nothing looks different with the focus."""
-
-
-def _width(memory: Memory) -> int:
-    """Return the columns of the longest of the numbers that are looked at."""
-    ends = {0, memory.num_rows - 1, *range(min(SAMPLE, memory.num_rows))} if memory.num_rows else set()
-    last = max(memory.num_columns - SAMPLE, 0)
-    samples = [text for row in ends for begin in (0, last) for text in memory.row(row, begin, SAMPLE)]
-    return max(len(str(memory.num_columns - 1)), *map(len, samples), 1)

@@ -10,9 +10,6 @@ from .word_line import CHOSEN, Word, WordLine
 Tab = tuple[str, str, str, str]
 """A view's name, its key, its title, and its tooltip."""
 
-MOST_NARROW = 100
-"""Columns of a screen below which only the current view has its title: the verdict comes first."""
-
 
 class ViewTabs(WordLine):
     """A key and a title for each view, the current one marked; a click shows a view."""
@@ -29,8 +26,9 @@ class ViewTabs(WordLine):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether there is room for keys only."""
-        return self.app.size.width < MOST_NARROW
+        """Whether only the current view has its title: the verdict has half of the line at least."""
+        whole = sum(len(f" {key} {title} ") for _, key, title, _ in self._tabs)
+        return whole > self.app.size.width // 2
 
     def words(self) -> list[Word]:
         """Return one word per view."""

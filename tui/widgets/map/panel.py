@@ -16,6 +16,7 @@ from ...model.names import shortened
 from ...model.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
 from ..mesh_grid import LEGEND, MeshGrid
+from .hover import hovered
 from .inspector import Inspector
 from .side_bar import SideBar
 from .tensor_map import TensorMap
@@ -70,6 +71,8 @@ class MapPanel(Box):
         self.entitle(_title(entry, selection))
         self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD)
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
+        shape = entry.tensor.shape
+        self.query_one(TensorMap).describe = (lambda place: hovered(sides, place, shape)) if sides else None
         self.query_one(Inspector).show(document, selection, sides, why)
         mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
         grid = self.query_one("#small-mesh", MeshGrid)
