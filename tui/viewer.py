@@ -51,7 +51,6 @@ class Viewer(App[None]):
         *keys(
             "viewer",
             [
-                ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
                 ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
                 ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
                 ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
@@ -61,6 +60,7 @@ class Viewer(App[None]):
         *keys(
             "viewer",
             [
+                ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
                 ("f1,question_mark", "help", "Help", "Help for the focused part"),
                 ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
             ],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from shardviz.dump.dump import dump_of
 from shardviz.dump.memory import memory_table
@@ -18,6 +19,7 @@ from shardviz.tui.model.usage import spread, spread_text, usage_of
 from shardviz.tui.widgets.bars import bar
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
+from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,20 +44,37 @@ def test_each_line_has_the_bytes_of_one_of_its_layers_and_its_imbalance(uneven: 
     usage = usage_of(Document(uneven, dump_of(read_files(uneven))))
     lines = lines_of(usage.tree)
     assert ["/".join(line.path) for line in lines] == ["first", "layers.[0-11]", "layers.[0-11]/w"]
-    assert [spread_text(usage.of(line), len(line.nodes)) for line in lines] == [
-        ("", "192 B", "192 B", "1.00"),
-        ("12 ×", "32 B", "384 B", "1.00"),
-        ("12 ×", "32 B", "384 B", "1.00"),
+    assert [spread_text(usage.spread(line), len(line.nodes)) for line in lines] == [
+        ("", "192 B", "144 B", "1.33"),
+        ("12 ×", "32 B", "32 B", "1.00"),
+        ("12 ×", "32 B", "32 B", "1.00"),
     ]
     assert usage.of(lines[0]).tolist() == [192, 192, 192, 0]
     largest = lines_of(usage.tree, order=usage.largest_first)
     assert [line.path[-1] for line in largest] == ["layers.[0-11]", "w", "first"]
 
 
-def test_imbalance_is_the_fullest_over_the_mean_of_those_that_hold_any() -> None:
-    assert spread(np.array([30, 10, 20, 0])).imbalance == 1.5
-    assert spread(np.array([5, 5])).imbalance == 1.0
-    assert (spread(np.array([0, 0])).most, spread(np.array([0, 0])).imbalance) == (0, 1.0)
+def test_imbalance_is_the_fullest_over_the_mean_of_those_that_have_a_part() -> None:
+    def imbalance(taken: list[int], has: list[bool]) -> float:
+        return spread(np.array(taken), np.array(has, np.bool_)).imbalance
+
+    assert imbalance([30, 10, 20, 0], [True, True, True, False]) == 1.5
+    assert imbalance([30, 10, 20, 0], [True] * 4) == 2.0
+    assert imbalance([5, 5], [True, True]) == 1.0
+    assert imbalance([0, 0], [True, True]) == 1.0
+    assert imbalance([], []) == 1.0
+
+
+def test_ranks_of_another_stage_make_no_imbalance(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "pp.shardviz", parse_mesh("pp=2"), {"first": "[4]", "last": "[4]"})
+    stages = {0: "first", 1: "last"}
+    add_to_ranks(
+        path,
+        lambda rank: structs.replace(rank, tensors=tuple(t for t in rank.tensors if t.name == stages[rank.rank])),
+    )
+    usage = usage_of(Document(path, dump_of(read_files(path))))
+    assert [usage.spread(line).imbalance for line in lines_of(usage.tree)] == [1.0, 1.0]
+    assert usage.spread().imbalance == 1.0
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.int64]
     """Bytes by rank, in the order of the ranks that were read."""
 
+    Flags = NDArray[np.bool_]
+    """Whether each rank has a part."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -34,8 +37,8 @@ class Spread:
 
     Attributes:
         most: Those of the fullest rank.
-        mean: Their mean over the ranks that hold any.
-        least: Those of the emptiest rank that holds any.
+        mean: Their mean over the ranks that have a part, be it an empty one.
+        least: Those of the emptiest of these.
     """
 
     most: int
@@ -48,9 +51,9 @@ class Spread:
         return self.most / self.mean if self.mean else 1.0
 
 
-def spread(taken: Bytes) -> Spread:
-    """Sum bytes by rank up; ranks without any are left out, as those of another pipeline stage are."""
-    held = taken[taken > 0]
+def spread(taken: Bytes, has: Flags) -> Spread:
+    """Sum bytes by rank up, of those that have a part: ranks of another pipeline stage have none."""
+    held = taken[has]
     if not held.size:
         return Spread(0, 0.0, 0)
     return Spread(int(held.max()), float(held.mean()), int(held.min()))
@@ -63,14 +66,16 @@ class UsageEntry:
     Attributes:
         names: Its names.
         role: What it is to the model.
-        taken: By the bytes of an element, its bytes on each rank, of one name.
         widths: For each name the bytes of an element.
+        taken: By the bytes of an element, the bytes of one name on each rank.
+        has: Which ranks have a part, be it an empty one.
     """
 
     names: tuple[str, ...]
     role: str
     widths: dict[str, int]
     taken: dict[int, Bytes] = field(compare=False, repr=False)
+    has: Flags = field(compare=False, repr=False)
     is_state: bool = False
     short_layout: ClassVar[str] = ""
     facts: ClassVar[str] = ""
@@ -101,6 +106,7 @@ class Usage:
     ranks: tuple[int, ...]
     entries: Sequence[UsageEntry]
     _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
+    _flags: dict[int, Flags] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def tree(self) -> Node:
@@ -137,6 +143,20 @@ class Usage:
         taken: Bytes = np.sum([self._of(node) for node in line.nodes], axis=0)
         return taken
 
+    def spread(self, line: TreeLine | None = None) -> Spread:
+        """Sum up the bytes of a line, or of all, over the ranks that have a part of it."""
+        if line is None:
+            return spread(self.total, np.ones(len(self.ranks), np.bool_))
+        return spread(self.of(line), self._has(line.nodes[0]))
+
+    def _has(self, node: Node) -> Flags:
+        """Return which ranks have a part of a module; those of alike ones are the same."""
+        if id(node) not in self._flags:
+            parts = [self._has(part) for part in node.parts.values()]
+            own = [self.entries[node.entry].has] if node.entry is not None else []
+            self._flags[id(node)] = np.any([*parts, *own, np.zeros(len(self.ranks), np.bool_)], axis=0)
+        return self._flags[id(node)]
+
     def largest_first(self, alike: Sequence[Node]) -> float:
         """Return a key that sorts modules by the bytes of their fullest rank, those that are alike together."""
         return -float(np.sum([self._of(node) for node in alike], axis=0).max(initial=0))
@@ -153,12 +173,11 @@ def _entry(one: Counted, ranks: Sequence[int]) -> UsageEntry:
     taken = {
         width: np.array([one.on(rank, name) for rank in ranks], dtype=np.int64) for width, name in by_width.items()
     }
-    return UsageEntry(tuple(one.widths), one.tensor.role, dict(one.widths), taken, one.tensor.role == "optim")
+    has = np.array([rank in one.tensor.shards for rank in ranks], dtype=np.bool_)
+    return UsageEntry(tuple(one.widths), one.tensor.role, dict(one.widths), taken, has, one.tensor.role == "optim")
 
 
-def spread_text(taken: Bytes, count: int = 1) -> tuple[str, str, str, str]:
-    """Write the fullest rank's bytes, of one of several layers, the mean, and the imbalance: `32 × 12 MiB`."""
-    found = spread(taken)
-    each = f"{count} ×" if count > 1 and found.most % count == 0 else ""
-    one = found.most // count if each else found.most
-    return each, bytes_text(one), bytes_text(round(found.mean)), f"{found.imbalance:.2f}"
+def spread_text(found: Spread, count: int = 1) -> tuple[str, str, str, str]:
+    """Write how many layers there are, one's bytes on the fullest rank and on the mean one, and the imbalance."""
+    each = f"{count:,} ×" if count > 1 else ""
+    return each, bytes_text(round(found.most / count)), bytes_text(round(found.mean / count)), f"{found.imbalance:.2f}"

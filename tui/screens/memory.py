@@ -13,7 +13,6 @@ from shardviz.text import bytes_text
 
 from ..keys import keys
 from ..model.selection import rank_of
-from ..model.usage import Usage, spread
 from ..widgets.box import Box
 from ..widgets.lines import Lines
 from ..widgets.usage_tree import RankBars, UsageTree, rank_bar
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.state import State
+    from ..model.usage import Usage
 
 
 class MemoryView(View):
@@ -102,10 +102,10 @@ class MemoryView(View):
 
 def _title(usage: Usage) -> str:
     """Write the fullest rank, the mean and the imbalance."""
-    found = spread(usage.total)
+    found = usage.spread()
     if not found.most:
         return "Memory: the dump has no tensors that take any"
-    if found.most == found.least and usage.total.all():
+    if found.most == found.least:
         return f"Memory: {bytes_text(found.most)} on every rank"
     rank = usage.ranks[int(np.argmax(usage.total))]
     mean = bytes_text(round(found.mean))

@@ -118,7 +118,7 @@ class StepView(View):
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
-        self.query_one("#axis-bars", Static).update(axis_bars(step, self.size.width // 2))
+        self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
         self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most{self._totals(step)}")
 
     def _totals(self, step: Step) -> str:

@@ -68,11 +68,13 @@ them, and so does one that you search for or go to.
         return Text.assemble((UNICODE.of(row.verdict), verdict_style(row.verdict)), " ")
 
     def about(self, row: TreeLine, column: int) -> Text:
-        """Return a tensor's layout, and what one rank has of it."""
+        """Return a tensor's layout, and what one rank has of it where there is room."""
         if row.entry is None:
             return Text()
         entry = self._entries[row.entry]
-        return Text(f"  {entry.short_layout}" + (f"  {entry.facts}" if entry.facts else ""), "dim")
+        layout, facts = f"  {entry.short_layout}", f"  {entry.facts}"
+        room = self.size.width - self.scrollbar_size_vertical - column
+        return Text(layout + facts * (len(layout) + len(facts) <= room), "dim")
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:

@@ -10,7 +10,7 @@ from textual import on
 from shardviz.text import bytes_text
 
 from ..keys import keys
-from ..model.usage import spread, spread_text
+from ..model.usage import spread_text
 from .bars import bar
 from .lines import Lines
 from .module_tree import ModuleTree
@@ -37,9 +37,9 @@ class UsageTree(ModuleTree):
     HELP = """\
 ## The memory
 
-The bytes of each module: of its fullest rank, and the mean over the ranks that hold any of it. Layers that are alike
-are one line, `32 × 12 MiB`: 12 MiB are those of one of them, the mean is of all. The *imbalance* is the fullest rank's
-bytes over the mean: 1 where all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
+The bytes of each module: of its fullest rank, and the mean over the ranks that have a part of it. Layers that are alike
+are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* is the fullest rank's bytes over the mean:
+1 where all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = keys(
@@ -59,14 +59,14 @@ bytes over the mean: 1 where all hold the same. `!` marks those where the fulles
     def sign(self, row: TreeLine) -> Text:
         """Return a mark where ranks hold very different amounts."""
         assert self._usage is not None
-        return Text("! " if spread(self._usage.of(row)).imbalance >= UNEVEN else "  ", "bold")
+        return Text("! " if self._usage.spread(row).imbalance >= UNEVEN else "  ", "bold")
 
     def about(self, row: TreeLine, column: int) -> Text:
         """Return the bytes."""
         assert self._usage is not None
-        taken = self._usage.of(row)
-        count, most, mean, imbalance = spread_text(taken, len(row.nodes))
-        share = spread(taken).most / max(spread(self._usage.total).most, 1)
+        found = self._usage.spread(row)
+        count, most, mean, imbalance = spread_text(found, len(row.nodes))
+        share = found.most / max(self._usage.spread().most, 1)
         gap = " " * max(self.size.width - NUMBERS - BAR - self.scrollbar_size_vertical - column, 1)
         numbers = f"{count:>7} {most:<9} {mean:>9} {imbalance:>9}  "
         return Text.assemble(gap, numbers, (bar(share, BAR), "dim"))
@@ -104,9 +104,5 @@ All that each rank holds, beside the fullest rank. To open one is to see all of 
 def rank_bar(rank: int, taken: int, most: int, where: str, width: int) -> Text:
     """Write a rank's bytes with a bar."""
     head = f"rank {rank:<5} {bytes_text(taken):>9}  "
-    return Text.assemble(
-        (head, "bold"),
-        bar(taken / max(most, 1), max(min(width - len(head) - 24, 40), 4)),
-        (f"  {where}", "dim"),
-        no_wrap=True,
-    )
+    drawn = bar(taken / max(most, 1), max(min(width - len(head) - 24, 40), 4))
+    return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {where}", "dim"), no_wrap=True)

@@ -40,7 +40,6 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
-                ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
                 ("x", "next_dims", "Dims", "Draw the next two dims of a tensor with more than two"),
             ],
             show=True,
@@ -48,6 +47,7 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
+                ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
                 ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
                 ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims not drawn"),
             ],
