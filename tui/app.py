@@ -159,7 +159,9 @@ class ShardvizApp(Viewer):
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
         """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
-        if self.document is None:
+        if not self._is_ready:
+            self.call_after_refresh(self._read_failed, message)
+        elif self.document is None:
             self._leave(message.why)
         else:
             self.note = message.why.message
