@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from shardviz.check.verdicts import worst
@@ -108,6 +109,16 @@ def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> list[Par
 
     An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
     """
+    parts = list(_split(name))
+    if is_state and len(parts) > 1:
+        parts[-2:] = [(".".join(map(_label, parts[-2:])), None)]
+    if suffix and parts:
+        parts[-1] = (f"{_label(parts[-1])} ({suffix})", None)
+    return parts or [("(no name)", None)]
+
+
+@lru_cache(maxsize=1 << 16)
+def _split(name: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     for text in _PARTS.findall(printable(name)):
         if not _NUMBER.fullmatch(text):
@@ -116,11 +127,7 @@ def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> list[Par
             parts[-1] = (parts[-1][0], int(text))
         else:
             parts.append(("", int(text)))
-    if is_state and len(parts) > 1:
-        parts[-2:] = [(".".join(map(_label, parts[-2:])), None)]
-    if suffix and parts:
-        parts[-1] = (f"{_label(parts[-1])} ({suffix})", None)
-    return parts or [("(no name)", None)]
+    return tuple(parts)
 
 
 def _label(part: Part) -> str:
