@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
-from shardviz.text import counted, nearest, printable
+from shardviz.text import counted, printable
 
 from .colours import verdict_style
 from .keys import keys
@@ -30,15 +30,15 @@ from .model.messages import (
 )
 from .model.names import shortened
 from .model.selection import next_plane
-from .model.stored import StoredDocument, first_plane
-from .model.target import Known, Target, parse_target
+from .model.stored import StoredDocument, drawn, first_plane, named
+from .model.target import Known, Target
 from .viewer import Viewer
 from .widgets.box import Box, Column, Row, ScrollBox
 from .widgets.key_bar import KeyBar
 from .widgets.lines import Lines
 from .widgets.listing import SEARCHING, Listing
 from .widgets.map.tensor_map import TensorMap
-from .widgets.stored_text import file_line, findings_text, title_text, where
+from .widgets.stored_text import about, file_line, findings_text, title_text, where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,7 +147,7 @@ listed below with their sizes. Beside them is what is wrong.
             self._plane = first_plane(document.entries[entry].tensor)
         self._entry = entry
         found = document.entries[entry]
-        one, why = _stored(document, entry)
+        one, why = drawn(document, entry)
         title = f"{shortened(found.title)}  {found.layout}"
         self.query_one("#map-panel", Box).entitle(title)
         tensor_map = self.query_one("#map", TensorMap)
@@ -179,7 +179,7 @@ listed below with their sizes. Beside them is what is wrong.
     def _place_chosen(self, message: PlaceChosen) -> None:
         if self._plane is not None:
             self._plane = replace(self._plane, at=message.place)
-            self._say_where(*_stored(self._document, self._entry))
+            self._say_where(*drawn(self._document, self._entry))
 
     @on(PlaneTurned)
     @on(Zoomed)
@@ -268,18 +268,7 @@ listed below with their sizes. Beside them is what is wrong.
 
     def about(self, target: Target) -> str:
         """Say which tensor or element it is, and which file has the element."""
-        if target.entry is None:
-            return ""
-        entry = self._document.entries[target.entry]
-        title = f"{shortened(entry.title)}  {entry.layout}"
-        others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
-        if target.place is None:
-            return title + others
-        one, why = _stored(self._document, target.entry)
-        if one is None:
-            return f"{title}\n? {printable(why)}"
-        missing = max(2 - len(target.place), 0)
-        return f"{title}\n{where(one, (*(0,) * missing, *target.place)).plain}"
+        return about(self._document, target)
 
     async def go(self, target: Target) -> None:
         """Go to a tensor or an element."""
@@ -317,14 +306,6 @@ def _open(path: Path, post: Any) -> None:
         post(ReadFailed(error))
 
 
-def _stored(document: StoredDocument, entry: int) -> tuple[Stored | None, str]:
-    """Return a tensor's parts, or why they cannot be drawn."""
-    try:
-        return document.stored(entry), ""
-    except ShardvizError as error:
-        return None, error.message
-
-
 def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
     """Open the TUI on a checkpoint, on one of its tensors if given.
 
@@ -333,22 +314,7 @@ def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
         SystemExit: The viewer failed, and has printed why.
     """
     checkpoint = open_checkpoint(path)
-    app = CheckpointApp(checkpoint, _named(checkpoint, tensor) if tensor is not None else "")
+    app = CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else "")
     app.run()
     if app.return_code:
         raise SystemExit(app.return_code)
-
-
-def _named(checkpoint: Checkpoint, text: str) -> str:
-    """Return the tensor that a text names, by its name, the end of it or a part of it.
-
-    Raises:
-        ShardvizError: No tensor has it in its name.
-    """
-    entries = StoredDocument(checkpoint).entries
-    found = parse_target(text, Known(entries, lambda entry: entries[entry].tensor.shape))
-    if isinstance(found, Target) and found.name and found.place is None:
-        return found.name
-    close = nearest(text, checkpoint.tensors)
-    hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {checkpoint.path}` lists them"
-    raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)

@@ -14,8 +14,8 @@ from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
 from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
-from shardviz.tui.checkpoint_app import CheckpointApp, _named
-from shardviz.tui.model.stored import first_plane
+from shardviz.tui.checkpoint_app import CheckpointApp
+from shardviz.tui.model.stored import first_plane, named
 from shardviz.tui.saving import screen_svg, screen_text
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
@@ -127,9 +127,9 @@ def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: p
 
 def test_a_link_opens_on_a_tensor_and_one_to_nothing_says_what_there_is(tmp_path: Path) -> None:
     checkpoint = whole(tmp_path)
-    assert _named(checkpoint, "norm") == "norm.weight"
+    assert named(checkpoint, "norm") == "norm.weight"
     with pytest.raises(ShardvizError, match=r"has no tensor nrom\.weight") as raised:
-        _named(checkpoint, "nrom.weight")
+        named(checkpoint, "nrom.weight")
     assert raised.value.hint == "did you mean norm.weight?"
 
 

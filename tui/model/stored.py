@@ -6,10 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order
-from shardviz.text import bytes_text, printable
+from shardviz.text import bytes_text, nearest, printable
+
+from .target import Known, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,3 +159,26 @@ def parts_at(one: Stored, place: tuple[int, ...]) -> list[StoredPart]:
 def _has(part: StoredPart, index: tuple[int, ...]) -> bool:
     dims = zip(part.region.dims, index, strict=True)
     return all(any(start <= at < stop for start, stop in ranges) for ranges, at in dims)
+
+
+def drawn(document: StoredDocument, entry: int) -> tuple[Stored | None, str]:
+    """Return a tensor's parts, or why they cannot be drawn."""
+    try:
+        return document.stored(entry), ""
+    except ShardvizError as error:
+        return None, error.message
+
+
+def named(checkpoint: Checkpoint, text: str) -> str:
+    """Return the tensor that a text names, by its name, the end of it or a part of it.
+
+    Raises:
+        ShardvizError: No tensor has it in its name.
+    """
+    entries = StoredDocument(checkpoint).entries
+    found = parse_target(text, Known(entries, lambda entry: entries[entry].tensor.shape))
+    if isinstance(found, Target) and found.name and found.place is None:
+        return found.name
+    close = nearest(text, checkpoint.tensors)
+    hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {checkpoint.path}` lists them"
+    raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)

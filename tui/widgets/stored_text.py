@@ -15,12 +15,15 @@ from shardviz.text import bytes_text, counted, printable
 
 from ..colours import rank_style, verdict_style
 from ..model.names import shortened
-from ..model.stored import parts_at
+from ..model.stored import drawn, parts_at
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Report
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.stored import Stored
+
+    from ..model.stored import StoredDocument
+    from ..model.target import Target
 
 MOST_NAME = 60
 
@@ -54,6 +57,22 @@ def where(one: Stored, place: tuple[int, ...]) -> Text:
         text.append(f"  {part.bytes}", "dim")
     twice = f"  in {len(parts)} parts" if len(parts) > 1 else ""
     return text.append(f"\npart {parts[0].region}", "dim").append(twice, verdict_style("warning"))
+
+
+def about(document: StoredDocument, target: Target) -> str:
+    """Say which tensor or element a target is, and which file has the element."""
+    if target.entry is None:
+        return ""
+    entry = document.entries[target.entry]
+    title = f"{shortened(entry.title)}  {entry.layout}"
+    others = f"\nand {counted(target.others, 'more tensor')} with this in the name" if target.others else ""
+    if target.place is None:
+        return title + others
+    one, why = drawn(document, target.entry)
+    if one is None:
+        return f"{title}\n? {printable(why)}"
+    missing = max(2 - len(target.place), 0)
+    return f"{title}\n{where(one, (*(0,) * missing, *target.place)).plain}"
 
 
 def findings_text(report: Report, width: int) -> Text:
