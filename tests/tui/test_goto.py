@@ -154,3 +154,9 @@ def test_a_layer_that_the_filters_leave_out_is_shown_when_gone_to(even_bug: Path
     shown = walk(even_bug, "f", "g", *"embedding", "enter")
     assert "embedding  [32/tp/fsdp, 8]" in shown.text
     assert "of 4" not in shown.text.splitlines()[1]
+
+
+def test_the_ranks_numbers_scroll_to_the_element_gone_to(bug: Path) -> None:
+    assert "11" not in walk(bug, "3", size=(80, 24)).text.splitlines()[3]
+    shown = walk(bug, "3", "g", *"[4, 11]", "enter", size=(80, 24)).text
+    assert "≠4,11" in shown

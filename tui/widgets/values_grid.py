@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region, Size
+from textual.geometry import Size
 
 from shardviz.picture.model.palette import VERMILLION
 
@@ -78,8 +78,16 @@ differs, if any does.
         beyond = max(self._cell * one.num_columns - self._half, 0)
         self.extend(Size(self.size.width + beyond if beyond else 0, one.num_rows + HEADS))
         if (cursor := self.beside.cursor) is not None:
-            row, column = cursor
-            self.bring_into_view(Region(min(column * self._cell, beyond), row, 1, HEADS + 1))
+            self._bring_number_into_view(*cursor)
+
+    def _bring_number_into_view(self, row: int, column: int) -> None:
+        """Scroll as far as is needed to show a number in its half."""
+        left, top = self.scroll_offset
+        begin, height = column * self._cell, max(self.size.height - HEADS - 1, 1)
+        left = min(max(left, begin + self._cell - self._half), begin)
+        top = min(max(top, row + 1 - height), row)
+        if (left, top) != self.scroll_offset:
+            self.scroll_to(left, top, animate=False, force=True)
 
     def render_line(self, y: int) -> Strip:
         """Write one line of the screen."""
