@@ -3,74 +3,59 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import textual
-from rich.console import Group
-from rich.text import Text
-from rich.traceback import Traceback
 from textual import on
-from textual.app import App, SystemCommand
 from textual.reactive import var
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 
 from shardviz.dump.read import read_run
+from shardviz.errors import ShardvizError
 
 from .clipboard import copy
-from .colours import THEMES
-from .keys import MOVES, keys
-from .loading import load, load_difference, written
-from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed
-from .model.selection import Selection, carried_over, first_selection, next_finding
-from .saving import save_screen
+from .keys import keys
+from .loading import load, load_difference
+from .model.going import Link, about, at_target, opened_on
+from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed, RunRead
+from .model.selection import Selection, carried_over, name_of, next_finding
+from .model.target import Known
+from .screens.explore import ExploreView
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
+from .viewer import Viewer
+from .widgets.title import Opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from pathlib import Path
 
     from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
-    from shardviz.errors import ShardvizError
+    from shardviz.dump.records import RunRecord
 
     from .model.document import Document
+    from .model.target import Target
 
 
-LOOK_AGAIN = 1.0
-"""Seconds between two checks whether a folder has new files."""
-
-
-class ShardvizApp(App[None]):
+class ShardvizApp(Viewer):
     """The viewer of a dump.
 
     Args:
         path: The dump's folder.
         other: A second dump to compare it with.
+        tensor: The tensor that it opens on, as `shardviz show` finds it; by default that of the first finding.
+        rank: The rank that it opens on.
     """
 
-    TITLE = "shardviz"
-    CSS_PATH = Path(__file__).with_name("shardviz.tcss")
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *keys("app", [(KEYS[name], f"show_view('{name}')", view.TITLE, view.TOOLTIP) for name, view in VIEWS.items()]),
-        *keys(
-            "app",
-            [
-                ("N", "next_finding(-1)", "Previous", "Go to the previous finding"),
-                ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
-                ("S", "save('txt')", "Save text", "Save the screen as text"),
-            ],
-        ),
+        *keys("app", [("N", "next_finding(-1)", "Previous", "Go to the previous finding")]),
         *keys(
             "app",
             [
                 ("c", "copy_fix", "Copy fix", "Copy the fix of the finding below"),
                 ("n", "next_finding(1)", "Next", "Go to the next finding"),
-                ("f1,question_mark", "help", "Help", "Help for the focused part"),
-                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
             ],
             show=True,
         ),
@@ -81,18 +66,20 @@ class ShardvizApp(App[None]):
     difference: var[Difference | None] = var(None)
     selection: var[Selection] = var(Selection())
     note: var[str] = var("")
+    run_record: var[RunRecord | None] = var(None)
 
-    def __init__(self, path: Path, other: Path | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, path: Path, other: Path | None = None, *, tensor: str | None = None, rank: int | None = None
+    ) -> None:
         self.path = path
         self.other = other
+        self._link = Link(tensor, rank)
+        super().__init__()
         self.failure: ShardvizError | None = None
-        self._main = MainScreen(self, self.view_names, "explore" if other is None else "compare")
+        first = "compare" if other is not None else "rank" if rank is not None else "explore"
+        self._main = MainScreen(self, self.view_names, first)
         self._opened_on = self.selection
-        self._written = (0, 0)
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = THEMES[0].name
+        self._is_ready = False
 
     @property
     def view_names(self) -> list[str]:
@@ -103,27 +90,39 @@ class ShardvizApp(App[None]):
         """Return the screen that has the views."""
         return self._main
 
+    @property
+    def watched(self) -> list[Path]:
+        """The folders of the dumps."""
+        return [path for path in (self.path, self.other) if path is not None]
+
     def on_mount(self) -> None:
-        """Start reading, and keep checking whether more was written."""
-        self._read()
+        """Show the name, start reading, and notice from now on when a file changes."""
+        self._entitle()
+        self.watch_files()
+        self.read_again()
+        self.call_after_refresh(self._be_ready)
+
+    def _be_ready(self) -> None:
+        self._is_ready = True
+
+    def read_again(self) -> None:
+        """Read and check the dumps in threads."""
+        post = self.posting()
+        self.run_worker(partial(load, self.path, post), thread=True, exclusive=True, group="load")
         if self.other is not None:
-            reading = partial(load, self.other, self.post_message, OtherRead)
-            self.run_worker(reading, thread=True, group="load other")
-        self.set_interval(LOOK_AGAIN, self._look_again)
+            reading = partial(load, self.other, post, OtherRead)
+            self.run_worker(reading, thread=True, exclusive=True, group="load other")
 
     async def action_show_view(self, name: str) -> None:
         """Show another view."""
         await self._main.show_view(name)
 
-    def _read(self) -> None:
-        self._written = written(self.path)
-        self.run_worker(partial(load, self.path, self.post_message), thread=True, exclusive=True, group="load")
-
-    def _look_again(self) -> None:
-        """Read the folder again if a job has written more."""
-        idle = all(worker.is_finished for worker in self.workers if worker.group == "load")
-        if idle and written(self.path) not in (self._written, (0, 0)):
-            self._read()
+    @on(RunRead)
+    def _run_read(self, message: RunRead) -> None:
+        """Show what the run is before any rank of it is read."""
+        if message.path == self.path:
+            self.run_record = message.run
+            self._entitle()
 
     @on(Progressed)
     def _progressed(self, message: Progressed) -> None:
@@ -132,73 +131,124 @@ class ShardvizApp(App[None]):
     @on(DocumentRead)
     def _document_read(self, message: DocumentRead) -> None:
         """Show the document; a user who has not moved yet is taken to the first finding."""
-        if not self.screen_stack:
+        if not self._is_ready:  # a small dump is read before all parts of the screen are there
+            self.call_after_refresh(self._document_read, message)
+            return
+        if not self.screen_stack or self.return_code is not None:
             return  # the app closed while the dump was being read
+        if message.document.is_partial and self.document is not None:
+            return  # it is read again: what was read before says more
         if self.document is None or self.selection == self._opened_on:
-            selection = self._opened_on = first_selection(message.document)
+            try:
+                selection = self._opened_on = opened_on(message.document, self._link)
+            except ShardvizError as error:
+                self._leave(error)
+                return
         else:
             selection = carried_over(self.document, message.document, self.selection)
-        self.note = ""
+        if not message.document.is_partial:
+            self.note = ""
         self.set_reactive(ShardvizApp.selection, selection)
         self.document = message.document
 
     @on(OtherRead)
     def _other_read(self, message: OtherRead) -> None:
-        self.note = ""
-        self.other_document = message.document
+        if not message.document.is_partial:
+            self.other_document = message.document
 
     @on(ReadFailed)
     def _read_failed(self, message: ReadFailed) -> None:
         """Exit if there is nothing to show; otherwise keep the document, and note the failure."""
-        if self.document is None:
-            self.failure = message.why
-            self.exit()
+        if not self._is_ready:
+            self.call_after_refresh(self._read_failed, message)
+        elif self.document is None:
+            self._leave(message.why)
         else:
             self.note = message.why.message
+
+    def _leave(self, why: ShardvizError) -> None:
+        """Exit with an error that the terminal shows when the screen is gone."""
+        self.failure = why
+        self.exit()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer only the actions that work now."""
         if action in ("copy_fix", "next_finding"):
             return bool(self.document and self.document.findings)
+        if action in ("goto", "copy_name", "save_tensor", "reload") and self.document is None:
+            return False
         if action == "show_view" and parameters not in [(name,) for name in self.view_names]:
             return False
-        return not (action in ("show_view", "help") and isinstance(self.screen, ModalScreen))
+        return not (action in ("show_view", "help", "goto") and isinstance(self.screen, ModalScreen))
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Offer in the palette every action that has a key and works now, and the themes."""
-        for active in screen.active_bindings.values():
-            if active.enabled and active.tooltip and active.binding.action.partition("(")[0] not in MOVES:
-                key = self.get_key_display(active.binding)
-                run = partial(self.call_later, self.run_action, active.binding.action, active.node)
-                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
-        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
+    @property
+    def chosen_name(self) -> str:
+        """The name of the chosen tensor."""
+        return name_of(self.document, self.selection) if self.document is not None else ""
 
-    def _fatal_error(self) -> None:
-        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
-        self.bell()
-        shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
-        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
+    @property
+    def known(self) -> Known:
+        """The dump's tensors and ranks."""
+        document = self.document
+        if document is None:
+            return Known((), lambda _: ())
+        mesh = document.dump.files.mesh
+        return Known(
+            document.entries,
+            lambda entry: document.entries[entry].tensor.shape,
+            self.selection.entry,
+            self.chosen_name,
+            mesh,
+        )
 
-    def action_help(self) -> None:
-        """Show the help for the focused widget."""
-        from .screens.help import help_for
+    def about(self, target: Target) -> str:
+        """Say which rank, tensor or element it is, and who has the element."""
+        return about(self.document, target) if self.document is not None else ""
 
-        self.push_screen(help_for(self.screen))
+    async def go(self, target: Target) -> None:
+        """Go to a rank, a tensor or an element, in a view that shows it."""
+        if self.document is None:
+            return
+        self.selection = at_target(self.document, self.selection, target)
+        view = self._main.view_name
+        if target.rank is not None and view not in ("mesh", "rank"):
+            await self.action_show_view("rank")
+        elif target.rank is None and view not in ("rank", "compare"):
+            await self.action_show_view("explore")
+        if target.rank is None and self._main.view_name == "explore":
+            explore = self._main.query_one(ExploreView)
+            explore.set_apart(target.name)
+            if target.place is not None:
+                explore.focus_map()
 
-    def action_save(self, kind: str) -> None:
-        """Save the screen to a new file in the working folder."""
-        path = save_screen(self, kind)
-        self.notify(str(path), title="Saved", markup=False)
+    def picture(self) -> str:
+        """Draw the chosen tensor as `shardviz show` does."""
+        from shardviz.picture.model.subject import of_tensor
+        from shardviz.picture.svg.page import svg
+
+        document = self.document
+        if document is None or not document.entries or document.report is None:
+            raise ShardvizError("the dump is not checked yet")
+        tensor = document.entries[self.selection.entry].tensor
+        return svg(of_tensor(document.dump, tensor, self.chosen_name, document.report))
 
     def watch_document(self) -> None:
         """Show the title, and offer the keys that need a report."""
-        self._main.entitle(self.document, self.note)
+        self._entitle()
         self.refresh_bindings()
         self._compare()
 
     def watch_note(self) -> None:
         """Show how far the dump has been read."""
-        self._main.entitle(self.document, self.note)
+        self._entitle()
+
+    def watch_changed(self) -> None:
+        """Show when files changed."""
+        self._entitle()
+
+    def _entitle(self) -> None:
+        changed = f"changed {self.changed}" if self.changed else ""
+        self._main.entitle(Opened(self.path, self.run_record, self.document, self.note or changed))
 
     def watch_other_document(self) -> None:
         """Compare the dumps, once both are read."""
@@ -228,22 +278,33 @@ class ShardvizApp(App[None]):
         self.selection = next_finding(self.document, self.selection, step)
 
 
-def view(path: Path, *, other: Path | None = None, started: Callable[[ShardvizApp], object] | None = None) -> None:
-    """Open the TUI on a dump, with a second one beside it if given.
+def view(
+    path: Path,
+    *,
+    other: Path | None = None,
+    tensor: str | None = None,
+    rank: int | None = None,
+    started: Callable[[ShardvizApp], object] | None = None,
+) -> None:
+    """Open the TUI on a dump, with a second one beside it if given, or on a tensor and a rank.
 
     Args:
         path: The dump.
         other: The second one.
+        tensor: The tensor that it opens on.
+        rank: The rank that it opens on.
         started: Called with the viewer just before it runs.
 
     Raises:
-        ShardvizError: A folder is not a dump, or can no longer be read.
+        ShardvizError: A folder is not a dump, or can no longer be read; it has no such tensor or rank.
         SystemExit: The viewer failed, and has printed why.
     """
     for folder in (path, other):
         if folder is not None:
-            read_run(folder)
-    app = ShardvizApp(path, other)
+            num_ranks = read_run(folder).num_ranks
+            if rank is not None and not 0 <= rank < num_ranks:
+                raise ShardvizError(f"{folder} has no rank {rank}", f"its ranks are 0 to {num_ranks - 1:,}")
+    app = ShardvizApp(path, other, tensor=tensor, rank=rank)
     if started is not None:
         started(app)
     app.run()

@@ -2,84 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.app import App
 from textual.reactive import var
+from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.errors import ShardvizError
-from shardviz.picture.model.palette import rank_colour
-from shardviz.picture.text.checkpoint import total
-from shardviz.picture.text.findings import findings_lines
-from shardviz.picture.text.report import not_checked_lines
-from shardviz.picture.text.terminal import Terminal
-from shardviz.text import bytes_text, counted, printable
+from shardviz.text import counted, printable
 
-from .colours import THEMES, rank_style, verdict_style
+from .colours import verdict_style
 from .keys import keys
-from .model.messages import CheckpointChecked, PlaceChosen, PlaneTurned, TensorChosen, TensorOpened, Zoomed
+from .model.messages import (
+    CheckpointChecked,
+    CheckpointOpened,
+    PlaceChosen,
+    PlaneTurned,
+    ReadFailed,
+    TensorChosen,
+    TensorOpened,
+    Zoomed,
+)
 from .model.names import shortened
 from .model.selection import next_plane
-from .model.stored import StoredDocument, first_plane, parts_at
-from .saving import save_screen
+from .model.stored import StoredDocument, drawn, first_plane, named
+from .model.target import Known, Target
+from .viewer import Viewer
 from .widgets.box import Box, Column, Row, ScrollBox
 from .widgets.key_bar import KeyBar
 from .widgets.lines import Lines
+from .widgets.listing import SEARCHING, Listing
 from .widgets.map.tensor_map import TensorMap
-from .widgets.tensor_tree import TensorTree
+from .widgets.stored_text import about, file_line, findings_text, title_text, where
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from shardviz.check.finding import Report
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.holders import Plane
     from shardviz.picture.model.stored import Stored
 
-MOST_NAME = 60
 
-
-class CheckpointApp(App[None]):
+class CheckpointApp(Viewer):
     """The viewer of a checkpoint.
 
     Args:
         checkpoint: The checkpoint, opened: nothing but its headers was read.
+        tensor: The name of the tensor that it opens on.
     """
 
-    TITLE = "shardviz"
-    CSS_PATH = Path(__file__).with_name("shardviz.tcss")
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    HELP = """\
+## The checkpoint
+
+Its tensors on the left; the map of the chosen one shows which part of it is in which file. The files are numbered, and
+listed below with their sizes. Beside them is what is wrong.
+"""
+
     BINDINGS: ClassVar[list[BindingType]] = [
-        *keys("checkpoint", [("x", "next_dims", "Dims", "Draw the next two dims of the tensor")], show=True),
         *keys(
-            "checkpoint",
-            [
-                ("tab", "app.focus_next", "Next part", "Go to the next part of the screen"),
-                ("s", "save('svg')", "Save SVG", "Save the screen as a picture (SVG)"),
-                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
-            ],
-            show=True,
+            "checkpoint", [("x", "next_dims", "Dims", "Draw the next two dims of the tensor"), *SEARCHING], show=True
+        ),
+        *keys(
+            "checkpoint", [("escape", "to_tree", "To the tensors", "Go back to the tensors; there, clear the filters")]
         ),
     ]
 
     document: var[StoredDocument | None] = var(None)
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, tensor: str = "") -> None:
         super().__init__()
         self.set_reactive(CheckpointApp.document, StoredDocument(checkpoint))
-        self._entry = 0
+        names = [entry.tensor.name for entry in self._document.entries]
+        self._entry = names.index(tensor) if tensor in names else 0
         self._plane: Plane | None = None
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = THEMES[0].name
+        self._note = ""
 
     @property
     def _document(self) -> StoredDocument:
@@ -92,59 +96,63 @@ class CheckpointApp(App[None]):
             yield Static(id="stored-title")
         with Column(id="stored"):
             with Row(id="stored-main"):
-                with Box(id="tree-box"):
-                    yield TensorTree(id="tree")
+                yield Listing(id="tree-box")
                 with Box(id="map-panel"):
                     yield TensorMap(id="map")
                     yield Static(id="stored-at")
             with Row(id="stored-below"):
                 with Box(id="files-box"):
-                    yield Lines(id="files")
+                    yield FileLines(id="files")
                 with ScrollBox(id="findings-box"):
                     yield Static(id="stored-findings")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        """Show the tensors and files, and check in a thread."""
-        checkpoint = self._document.checkpoint
-        self.query_one("#stored-title", Static).update(_title(checkpoint))
-        self.query_one("#tree-box", Box).entitle("Tensors")
-        self.query_one("#findings-box", ScrollBox).entitle("Findings")
-        self.query_one("#stored-findings", Static).update(Text("checking", "dim"))
-        self._show_files()
-        self._show_entries()
-        self.query_one(TensorTree).focus()
-        self.run_worker(partial(_check, checkpoint, self.post_message), thread=True)
+        """Show the tensors and files, check in a thread, and notice from now on when a file changes."""
+        self.watch_files()
+        self._show_all()
+        self.query_one("#tree").focus()
+        self._check()
 
-    def _show_entries(self) -> None:
-        entries = self._document.entries
-        self.query_one(TensorTree).fill(entries, range(len(entries)))
-        if entries:
-            self._show(self._entry)
+    def _check(self) -> None:
+        self.query_one("#findings-box", ScrollBox).entitle("Findings")
+        self.query_one("#stored-findings", Static).update(Text("… checking", "dim"))
+        self.run_worker(partial(_check, self._document.checkpoint, self.posting()), thread=True, group="load")
+
+    def _show_all(self) -> None:
+        self.watch_changed()
+        self._show_files()
+        self._show(self._entry)
+
+    def watch_changed(self) -> None:
+        """Show when files changed."""
+        changed = f"changed {self.changed}" if self.changed else ""
+        title = title_text(self._document.checkpoint, self._note or changed)
+        self.query_one("#stored-title", Static).update(title)
 
     def _show_files(self) -> None:
-        sizes = self._document.checkpoint.file_sizes
+        sizes, lines = self._document.checkpoint.file_sizes, self.query_one("#files", Lines)
         names = [*self._document.numbers]
         most = max((size or 0 for size in sizes.values()), default=0)
+        lines.show(len(names), lambda at: file_line(at, names[at], sizes[names[at]], most, lines.colours))
         self.query_one("#files-box", Box).entitle(f"Files: {len(names):,}")
-        lines = self.query_one("#files", Lines)
-
-        def line(at: int) -> Text:
-            return _file_line(at, names[at], sizes[names[at]], most, lines.colours)
-
-        lines.show(len(names), line)
 
     def _show(self, entry: int) -> None:
-        """Show a tensor's map."""
+        """Show a tensor in the tree and on the map."""
         document = self._document
+        self.query_one(Listing).show(document.entries, entry)
+        if not document.entries:
+            return
         if entry != self._entry or self._plane is None:
             self._plane = first_plane(document.entries[entry].tensor)
         self._entry = entry
         found = document.entries[entry]
-        one, why = _stored(document, entry)
-        title = f"{shortened(found.title)}  {printable(found.tensor.dtype)}{found.short_layout}"
+        one, why = drawn(document, entry)
+        title = f"{shortened(found.title)}  {found.layout}"
         self.query_one("#map-panel", Box).entitle(title)
-        self.query_one(TensorMap).show(one.sides if one else None, "claimed", self._plane)
+        tensor_map = self.query_one("#map", TensorMap)
+        tensor_map.show(one.sides if one else None, "claimed", self._plane)
+        tensor_map.describe = (lambda place: where(one, place).plain) if one else None
         self._say_where(one, why)
 
     def _say_where(self, one: Stored | None, why: str = "") -> None:
@@ -154,7 +162,7 @@ class CheckpointApp(App[None]):
         elif self._plane is None:
             text = Text("nothing to draw: the tensor has no elements", "dim")
         else:
-            text = _where(one, self._plane.at)
+            text = where(one, self._plane.at)
         text.no_wrap, text.overflow = True, "ellipsis"
         self.query_one("#stored-at", Static).update(text)
 
@@ -165,15 +173,13 @@ class CheckpointApp(App[None]):
 
     @on(TensorOpened)
     def _tensor_opened(self) -> None:
-        self.query_one(TensorMap).focus()
+        self.query_one("#map").focus()
 
     @on(PlaceChosen)
     def _place_chosen(self, message: PlaceChosen) -> None:
-        from dataclasses import replace
-
         if self._plane is not None:
             self._plane = replace(self._plane, at=message.place)
-            self._say_where(*_stored(self._document, self._entry))
+            self._say_where(*drawn(self._document, self._entry))
 
     @on(PlaneTurned)
     @on(Zoomed)
@@ -184,16 +190,16 @@ class CheckpointApp(App[None]):
     def _checked(self, message: CheckpointChecked) -> None:
         """Show the verdicts, and the findings."""
         self.document = self._document.checked(message.report)
-        self._show_entries()
-        self.query_one(TensorTree).choose(self._entry)
-        self.query_one("#findings-box", ScrollBox).entitle(
-            counted(len(message.report.findings), "finding").capitalize()
-        )
-        width = max(self.query_one("#findings-box").size.width - 4, 20)
-        self.query_one("#stored-findings", Static).update(_findings(message.report, width))
+        self._show(self._entry)
+        box = self.query_one("#findings-box", ScrollBox)
+        box.entitle(counted(len(message.report.findings), "finding").capitalize())
+        width = max(box.size.width - 4, 20)
+        self.query_one("#stored-findings", Static).update(findings_text(message.report, width))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Dims are chosen where there are more than two."""
+        """Dims are chosen where there are more than two; nothing is asked twice."""
+        if action in ("help", "goto") and isinstance(self.screen, ModalScreen):
+            return False
         return action != "next_dims" or (self._plane is not None and len(self._plane.at) > 2)
 
     def action_next_dims(self) -> None:
@@ -202,9 +208,89 @@ class CheckpointApp(App[None]):
             self._plane = next_plane(self._plane)
             self._show(self._entry)
 
-    def action_save(self, kind: str) -> None:
-        """Save the screen to a new file in the working folder."""
-        self.notify(str(save_screen(self, kind)), title="Saved", markup=False)
+    def action_search(self) -> None:
+        """Open the search line."""
+        self.query_one(Listing).action_search()
+
+    def action_only_findings(self) -> None:
+        """List only tensors with findings, or all again."""
+        self.query_one(Listing).action_only_findings()
+
+    def action_to_tree(self) -> None:
+        """Go back to the tensors; if they have the focus, clear the filters."""
+        self.query_one(Listing).clear_or_focus()
+
+    @property
+    def watched(self) -> list[Path]:
+        """The checkpoint's folder or file."""
+        return [self._document.checkpoint.path]
+
+    def read_again(self) -> None:
+        """Open the checkpoint again in a thread."""
+        opening = partial(_open, self._document.checkpoint.path, self.posting())
+        self.run_worker(opening, thread=True, exclusive=True, group="load")
+
+    @on(CheckpointOpened)
+    def _opened(self, message: CheckpointOpened) -> None:
+        """Show what is on disk now, with the cursor on the same tensor if it is there still."""
+        before, self._note = self.chosen_name, ""
+        self.document = StoredDocument(message.checkpoint)
+        names = [entry.tensor.name for entry in self._document.entries]
+        self._entry, self._plane = names.index(before) if before in names else 0, None
+        self._show_all()
+        self._check()
+
+    @on(ReadFailed)
+    def _read_failed(self, message: ReadFailed) -> None:
+        """Keep what is shown, and note why it could not be read again."""
+        self._note = printable(message.why.message)
+        self.watch_changed()
+
+    @property
+    def chosen_name(self) -> str:
+        """The name of the chosen tensor."""
+        entries = self._document.entries
+        return entries[self._entry].tensor.name if entries else ""
+
+    def picture(self) -> str:
+        """Draw which file holds which part of the chosen tensor, as `shardviz show` does."""
+        from shardviz.picture.svg.stored import stored_svg
+
+        if not self._document.entries:
+            raise ShardvizError("the checkpoint has no tensors")
+        return stored_svg(self._document.stored(self._entry))
+
+    @property
+    def known(self) -> Known:
+        """The checkpoint's tensors; it has no ranks."""
+        entries = self._document.entries
+        return Known(entries, lambda entry: entries[entry].tensor.shape, self._entry, self.chosen_name)
+
+    def about(self, target: Target) -> str:
+        """Say which tensor or element it is, and which file has the element."""
+        return about(self._document, target)
+
+    async def go(self, target: Target) -> None:
+        """Go to a tensor or an element."""
+        if target.entry is None:
+            return
+        self.query_one(Listing).set_apart(target.name)
+        self._show(target.entry)
+        if target.place is not None and self._plane is not None:
+            missing = len(self._plane.at) - len(target.place)
+            tensor_map = self.query_one("#map", TensorMap)
+            tensor_map.focus()
+            tensor_map.go((*(0,) * missing, *target.place))
+
+
+class FileLines(Lines):
+    """The list of the files."""
+
+    HELP = """\
+## The files
+
+The number by which a file is drawn on the map, its size, that size beside the largest file's, and its name.
+"""
 
 
 def _check(checkpoint: Checkpoint, post: Any) -> None:
@@ -213,59 +299,22 @@ def _check(checkpoint: Checkpoint, post: Any) -> None:
     post(CheckpointChecked(check_checkpoint(checkpoint)))
 
 
-def _stored(document: StoredDocument, entry: int) -> tuple[Stored | None, str]:
-    """Return a tensor's parts, or why they cannot be drawn."""
+def _open(path: Path, post: Any) -> None:
     try:
-        return document.stored(entry), ""
+        post(CheckpointOpened(open_checkpoint(path)))
     except ShardvizError as error:
-        return None, error.message
+        post(ReadFailed(error))
 
 
-def _title(checkpoint: Checkpoint) -> Text:
-    name = shortened(printable(checkpoint.path.name), MOST_NAME)
-    return Text.assemble((name, "bold"), (f"  {total(checkpoint)}", "dim"), no_wrap=True, overflow="ellipsis")
-
-
-def _file_line(at: int, name: str, size: int | None, most: int, colours: str) -> Text:
-    """Write a file's number in its colour, its size to scale, and its name."""
-    line = Text.assemble((f"{at:>4} ", rank_style(rank_colour(at), colours)), no_wrap=True)
-    if size is None:
-        return line.append(f"{'missing':>10}  ", verdict_style("error")).append(printable(name))
-    bar = "█" * max(round(8 * size / max(most, 1)), bool(size))
-    return line.append(f"{bytes_text(size):>10}  ").append(f"{bar:<8}  ", "dim").append(printable(name))
-
-
-def _where(one: Stored, place: tuple[int, ...]) -> Text:
-    """Write which bytes of which file have an element."""
-    index = place[len(place) - len(one.tensor.shape) :]
-    text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"))
-    parts = [part for part in parts_at(one, place) if part.file is not None]
-    if not parts:
-        return text.append("  in no file", verdict_style("error"))
-    for part in parts[:2]:
-        assert part.file is not None, "it was just looked at"
-        text.append(f"  file {part.file} ").append(printable(one.files[part.file]), "bold")
-        text.append(f"  {part.bytes}", "dim")
-    twice = f"  in {len(parts)} parts" if len(parts) > 1 else ""
-    return text.append(f"\npart {parts[0].region}", "dim").append(twice, verdict_style("warning"))
-
-
-def _findings(report: Report, width: int) -> Text:
-    terminal = Terminal(width=width)
-    lines = [*findings_lines(report.findings, terminal), *not_checked_lines(report, terminal)]
-    if not lines:
-        return Text(f"✓ the files have all of {counted(report.num_tensors, 'tensor')}", verdict_style("good"))
-    return Text("\n").join(lines)
-
-
-def view_checkpoint(path: Path) -> None:
-    """Open the TUI on a checkpoint.
+def view_checkpoint(path: Path, *, tensor: str | None = None) -> None:
+    """Open the TUI on a checkpoint, on one of its tensors if given.
 
     Raises:
-        DumpError: It is not one, or is damaged.
+        ShardvizError: It is not one, or is damaged, or has no such tensor.
         SystemExit: The viewer failed, and has printed why.
     """
-    app = CheckpointApp(open_checkpoint(path))
+    checkpoint = open_checkpoint(path)
+    app = CheckpointApp(checkpoint, named(checkpoint, tensor) if tensor is not None else "")
     app.run()
     if app.return_code:
         raise SystemExit(app.return_code)

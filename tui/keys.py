@@ -17,7 +17,10 @@ DISPLAYS = {
     "right_square_bracket": "]",
     "slash": "/",
     "plus": "+",
+    "equals_sign": "=",
     "minus": "-",
+    "question_mark": "?",
+    "less_than_sign": "<",
     "q": "q",
     "f1": "F1",
 }
@@ -32,11 +35,12 @@ def keys(place: str, rows: Iterable[KeySpec], *, show: bool = False) -> list[Bin
             action,
             name,
             show=show,
-            key_display=DISPLAYS.get(key.partition(",")[0]),
+            key_display=DISPLAYS.get(key),
             id=f"{place}.{name.lower().replace(' ', '_')}",
             tooltip=tooltip,
         )
-        for key, action, name, tooltip in rows
+        for several, action, name, tooltip in rows
+        for key in several.split(",")
     ]
 
 
@@ -44,12 +48,19 @@ MOVES = frozenset({"move", "jump", "page", "end"})
 """Actions that move a cursor: they have keys and the mouse, and are left out of the palette."""
 
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+LETTERS = {"up": "k", "down": "j", "left": "h", "right": "l"}
+"""The keys beside the arrows that move as they do; with shift they are capitals."""
 
 
 def arrows(place: str, action: str, tooltip: str, modifier: str = "") -> list[BindingType]:
     """Return four arrow keys for an action that takes steps down and right; `{}` in the tooltip is the direction."""
     rows = [
-        (f"{modifier}{way}", f"{action}({down}, {right})", f"{action} {way}".capitalize(), tooltip.format(way))
+        (
+            f"{modifier}{way},{LETTERS[way].upper() if modifier else LETTERS[way]}",
+            f"{action}({down}, {right})",
+            f"{action} {way}".capitalize(),
+            tooltip.format(way),
+        )
         for way, (down, right) in ARROWS.items()
     ]
     return keys(place, rows)

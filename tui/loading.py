@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.dump.dump import dump_of
-from shardviz.dump.read import read_files
-from shardviz.dump.write import RUN_FILE
+from shardviz.dump.read import read_files, read_run
 from shardviz.errors import ShardvizError
 
 from .model.document import Document
-from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed
+from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed, RunRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,19 +20,28 @@ if TYPE_CHECKING:
 
     from textual.message import Message
 
+    from shardviz.dump.read import DumpFiles
+
 
 MOST_WARM = 32
 """How many tensors (identical layers are one) have their holders worked out before they are looked at."""
 
 
 def load(path: Path, post: Callable[[Message], object], read: Callable[[Document], Message] = DocumentRead) -> None:
-    """Read a dump, even with damaged files, then check it; post the document after each, as a `read` message."""
+    """Read a dump, even with damaged files, then check it; post the document after each, as a `read` message.
+
+    What `run.json` says is posted before any rank is read, and what one rank shows before the others are.
+    """
 
     def progressed(count: int, files: int) -> None:
         post(Progressed(count, files))
 
+    def first(files: DumpFiles) -> None:
+        post(read(Document(path, dump_of(files), is_partial=True)))
+
     try:
-        files = read_files(path, strict=False, on_progress=progressed)
+        post(RunRead(path, read_run(path)))
+        files = read_files(path, strict=False, on_progress=progressed, on_first=first)
     except ShardvizError as error:
         post(ReadFailed(error))
         return
@@ -50,7 +57,7 @@ def load(path: Path, post: Callable[[Message], object], read: Callable[[Document
 
 def warm(document: Document) -> None:
     """Work out what the first keys will need: the step, the bytes, and the holders of the first tensors."""
-    _ = document.step, document.counted
+    _ = document.step, document.counted, document.usage.total
     for entry in range(min(MOST_WARM, len(document.entries))):
         with suppress(ShardvizError):
             document.sides(entry)
@@ -62,18 +69,6 @@ def load_difference(here: Document, there: Document, post: Callable[[Message], o
 
     if here.report is not None and there.report is not None:
         post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report))))
-
-
-def written(path: Path) -> tuple[int, int]:
-    """Return two numbers that change when a folder does: when its run was written, and how many rank files it has.
-
-    A folder that cannot be read now counts as empty.
-    """
-    try:
-        names = [entry.name for entry in os.scandir(path) if entry.name.startswith("rank_")]
-        return (path / RUN_FILE).stat().st_mtime_ns, sum(name.endswith(".json") for name in names)
-    except OSError:
-        return 0, 0
 
 
 def checked(document: Document) -> Document:

@@ -1,4 +1,4 @@
-"""Saving the screen to a file, as a picture or as text."""
+"""Saving to a new file in the working folder: the screen as a picture or as text, and the picture of one tensor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 _FONTS = re.compile(r"\s*@font-face\s*\{[^}]*\}")
 _ID = re.compile(r"terminal-\d+")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+MOST_STEM = 80
+"""Characters of a file's name that come from a tensor's."""
 
 
 def screen_text(app: App[None]) -> str:
@@ -28,9 +31,17 @@ def screen_svg(app: App[None]) -> str:
 
 def save_screen(app: App[None], kind: str) -> Path:
     """Write the screen to `shardviz-1.svg`, or to the next number that is free."""
-    content = screen_svg(app) if kind == "svg" else screen_text(app)
+    return _save("shardviz", kind, screen_svg(app) if kind == "svg" else screen_text(app))
+
+
+def save_picture(name: str, svg: str) -> Path:
+    """Write a tensor's picture to `layers.0.weight-1.svg`, or to the next number that is free."""
+    return _save(_NOT_IN_NAMES.sub("_", name).strip("._-")[:MOST_STEM] or "tensor", "svg", svg)
+
+
+def _save(stem: str, kind: str, content: str) -> Path:
     for number in count(1):
-        path = Path(f"shardviz-{number}.{kind}")
+        path = Path(f"{stem}-{number}.{kind}")
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(content)

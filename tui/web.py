@@ -14,8 +14,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def serve(path: Path, other: Path | None = None, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve the TUI of a dump until interrupted; every visitor gets their own.
+def serve(
+    path: Path,
+    other: Path | None = None,
+    *,
+    tensor: str | None = None,
+    rank: int | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> None:
+    """Serve the TUI of a dump until interrupted; every visitor gets their own, opened on the tensor and the rank given.
 
     Raises:
         DumpError: A folder is not a dump.
@@ -32,7 +40,8 @@ def serve(path: Path, other: Path | None = None, *, host: str = "127.0.0.1", por
         ) from None
     if not 1 <= port <= 65535:
         raise ShardvizError(f"port {port} is not between 1 and 65,535")
-    command = shlex.join([sys.executable, "-m", "shardviz", "view", *map(str, folders)])
+    opened_on = [*([tensor] if tensor else []), *(["--rank", str(rank)] if rank is not None else [])]
+    command = shlex.join([sys.executable, "-m", "shardviz", "view", *map(str, folders), *opened_on])
     try:
         server.Server(command, host=host, port=port, title="shardviz").serve()
     except OSError as error:

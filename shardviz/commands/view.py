@@ -6,6 +6,7 @@ runs the probe in the background whenever the file is saved.
 
 examples:
   shardviz view tp_fsdp-2x4.shardviz
+  shardviz view tp_fsdp-2x4.shardviz up.weight --rank 3
   shardviz view before.shardviz after.shardviz
   shardviz view checkpoints/step-1000
   shardviz view path/to/my_model.py --mesh 2,4 --watch
@@ -34,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
     parser.add_argument("--watch", action="store_true", help="DUMP is a probe: run it again whenever it is saved")
     parser.add_argument("--mesh", help="for --watch: sizes of the mesh axes; default: the probe's own")
-    parser.add_argument("other", type=Path, metavar="OTHER", nargs="?", help="a second dump, to compare side by side")
+    parser.add_argument(
+        "other", metavar="OTHER", nargs="?", help="a second dump, to compare side by side; or the tensor to open on"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="the rank to open on")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--print", action="store_true", help="print what `show` prints, also on a terminal")
     how.add_argument("--web", action="store_true", help="serve it to a browser on this machine; needs textual-serve")
@@ -58,15 +62,18 @@ def run(args: argparse.Namespace) -> int:
     if args.watch or args.mesh is not None:
         _watch(args)
         return EXIT_CLEAN
+    other, tensor = _second(args.other)
+    _check_rank(args.rank, args.dump, other, is_seen=args.web or (not args.print and _on_a_screen()))
     # Not import statements: mypy knows the TUI as `tui`, where its files are.
     if args.web:
-        import_module("shardviz.tui.web").serve(args.dump, args.other, host=args.host or HOST, port=args.port or PORT)
-    elif not args.print and _on_a_screen() and not any(map(is_checkpoint, filter(None, (args.dump, args.other)))):
-        import_module("shardviz.tui.app").view(args.dump, other=args.other)
-    elif not args.print and _on_a_screen() and args.other is None and is_checkpoint(args.dump):
-        import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump)
+        where = {"host": args.host or HOST, "port": args.port or PORT}
+        import_module("shardviz.tui.web").serve(args.dump, other, tensor=tensor, rank=args.rank, **where)
+    elif not args.print and _on_a_screen() and not any(map(is_checkpoint, filter(None, (args.dump, other)))):
+        import_module("shardviz.tui.app").view(args.dump, other=other, tensor=tensor, rank=args.rank)
+    elif not args.print and _on_a_screen() and other is None and is_checkpoint(args.dump):
+        import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump, tensor=tensor)
     else:
-        _print(args.dump, args.other, args.color)
+        _print(args.dump, other, tensor, args.color)
     return EXIT_CLEAN
 
 
@@ -83,7 +90,7 @@ def _watch(args: argparse.Namespace) -> None:
             f"{args.dump} is a folder: --watch runs a probe",
             f"shardviz view {args.dump} reads it again by itself whenever it changes",
         )
-    if args.other is not None or args.web or args.print or not _on_a_screen():
+    if args.other is not None or args.rank is not None or args.web or args.print or not _on_a_screen():
         raise ShardvizError("--watch shows one probe, in this terminal", f"shardviz probe {args.dump} --watch prints")
     from shardviz.commands.common.beside import probing
     from shardviz.commands.probe import wanted
@@ -96,12 +103,34 @@ def _watch(args: argparse.Namespace) -> None:
         import_module("shardviz.tui.app").view(folder, started=beside.follow)
 
 
-def _print(dump: Path, other: Path | None, colour: str) -> None:
-    """Print what `show` prints of a dump, and `diff` of two."""
+def _second(text: str | None) -> tuple[Path | None, str | None]:
+    """Return the second dump or the tensor that a text names: a dump, if it is a path or looks like one."""
+    if text is None:
+        return None, None
+    is_path = os.path.exists(text) or os.sep in text or text.endswith(".shardviz")
+    return (Path(text), None) if is_path else (None, text)
+
+
+def _check_rank(rank: int | None, dump: Path, other: Path | None, *, is_seen: bool) -> None:
+    """Refuse a rank where nothing opens on one."""
+    from shardviz.checkpoint.open import is_checkpoint
+
+    if rank is None:
+        return
+    if is_checkpoint(dump):
+        raise ShardvizError(f"--rank {rank}: a checkpoint has no ranks", "leave --rank out")
+    if other is not None:
+        raise ShardvizError(f"--rank {rank} opens one dump, and two are given", "give one dump, or leave --rank out")
+    if not is_seen:
+        raise ShardvizError(f"--rank {rank} opens the viewer, and stdout is not a terminal", "leave --rank out")
+
+
+def _print(dump: Path, other: Path | None, tensor: str | None, colour: str) -> None:
+    """Print what `show` prints of a dump or of one tensor, and `diff` of two dumps."""
     if other is None:
         from shardviz.commands.show import show
 
-        show(dump, None, colour)
+        show(dump, tensor, colour)
     else:
         from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
         from shardviz.commands.diff import compared

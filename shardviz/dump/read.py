@@ -113,7 +113,11 @@ def read_run(path: Path | str) -> RunRecord:
 
 
 def read_files(
-    path: Path | str, *, strict: bool = True, on_progress: Callable[[int, int], None] | None = None
+    path: Path | str,
+    *,
+    strict: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_first: Callable[[DumpFiles], None] | None = None,
 ) -> DumpFiles:
     """Read a dump.
 
@@ -121,6 +125,7 @@ def read_files(
         path: The dump's folder.
         strict: Raise on the first damaged rank file; otherwise note it and read the rest.
         on_progress: Called with the number of ranks read and the number of rank files.
+        on_first: Called with the dump as the first of several ranks alone shows it, while the others are still unread.
 
     Raises:
         DumpError: The folder is not a dump, or a file in it is damaged. The message names the file, the field and what
@@ -147,6 +152,9 @@ def read_files(
                 if strict:
                     raise
                 damaged.setdefault(rank, error.message)
+            if on_first and len(ranks) == 1 and count + 1 < len(files):
+                on_first(DumpFiles(folder, run, dict(ranks)))
+                on_first = None
             if on_progress:
                 on_progress(count + 1, len(files))
     return DumpFiles(folder, run, ranks, damaged)

@@ -38,6 +38,7 @@ WALKS = {
         "3",
         "4",
         "5",
+        "6",
     ],
     "one": [
         "enter",
@@ -58,7 +59,7 @@ WALKS = {
 NOTHING = "f12"
 READING = 2.0
 """Seconds in which a user reads the first screen, and the other views are made."""
-FIRST_PAINT, KEY_TO_FRAME, MEMORY = 0.5, 0.016, 500
+FIRST_PAINT, KEY_TO_FRAME, SLOWEST_KEY, MEMORY = 0.5, 0.016, 0.033, 500
 
 
 def make_one(folder: Path) -> None:
@@ -108,7 +109,7 @@ def measure(folder: Path, keys: list[str]) -> None:
     verdict("first paint in s", first, FIRST_PAINT)
     print(f"read and checked after {loaded:.2f} s")
     verdict("a key to its frame in ms of processor, median", statistics.median(taken) * 1000, KEY_TO_FRAME * 1000)
-    verdict("a key to its frame in ms of processor, slowest", max(taken) * 1000, KEY_TO_FRAME * 1000)
+    verdict("a key to its frame in ms of processor, slowest", max(taken) * 1000, SLOWEST_KEY * 1000)
     verdict("peak memory in MiB", peak, MEMORY)
 
 

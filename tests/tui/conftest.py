@@ -41,6 +41,14 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def settings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the viewer remember nothing of other tests, nor of who runs them."""
+    home = tmp_path_factory.mktemp("settings")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    return home
+
+
+@pytest.fixture(autouse=True)
 def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 2 ms whether the app is idle after a key, where textual's tests look every 20 ms, twice a key."""
     monkeypatch.setattr("textual._wait.SLEEP_GRANULARITY", 1 / 500, raising=False)

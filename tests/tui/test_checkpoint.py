@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from shardviz.checkpoint.open import open_checkpoint
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
+from shardviz.errors import ShardvizError
+from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
-from shardviz.tui.model.stored import first_plane
-from shardviz.tui.saving import screen_svg
+from shardviz.tui.model.stored import first_plane, named
+from shardviz.tui.saving import screen_svg, screen_text
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
 from tests.tui.driving import Shown, assert_golden, settle
@@ -84,6 +90,83 @@ def test_other_dims_are_drawn_and_keys_quit(tmp_path: Path) -> None:
     assert "file 3 r3" in walk(experts, "enter", "end").text
     assert walk(experts, "x", "x", "x").text == walk(experts).text
     assert walk(experts, "q").exited == 0
+
+
+def test_search_and_wrong_only_list_what_was_asked_for(tmp_path: Path) -> None:
+    checkpoint = whole(tmp_path)
+    found = walk(checkpoint, "slash", *"layers.1", "enter").text
+    assert "Tensors: 1 of 4" in found
+    assert "layers.1.wq.weight  float32[8, 8]" in found
+    wrong = walk(checkpoint, "f").text
+    assert "Tensors: 1 of 4" in wrong
+    assert "layers.1.wq.weight  float32[8, 8]" in wrong
+    assert " of 4" not in walk(checkpoint, "f", "escape").text.splitlines()[1]
+
+
+def test_a_tensor_and_an_element_are_gone_to_and_said_while_typed(tmp_path: Path) -> None:
+    checkpoint = whole(tmp_path)
+    typed = walk(checkpoint, "g", *"norm[3]").text
+    assert "norm.weight  float32[8]" in typed
+    assert "[3]  file 0 a-2  bytes 0 to 32" in typed
+    gone = walk(checkpoint, "g", *"layers.1.wq.weight[6, 2]", "enter").text
+    assert "[6, 2]  in no file" in gone
+    assert "layers.1.wq.weight  float32[8, 8]" in gone
+    assert "a checkpoint has no ranks" in walk(checkpoint, "g", *"rank 3").text
+
+
+def test_help_names_are_copied_and_pictures_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = whole(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    helped = walk(checkpoint, "f1", size=(120, 60)).text
+    assert "Every tensor of the model under its module" in helped
+    assert "Find tensors by name" in helped
+    assert walk(checkpoint, "j", "j", "j", "s", "S").exited is None
+    assert "layers.0.wq.weight" in (tmp_path / "layers.0.wq.weight-1.svg").read_text()
+    assert (tmp_path / "shardviz-1.svg").read_text().startswith("<svg")
+
+
+def test_a_link_opens_on_a_tensor_and_one_to_nothing_says_what_there_is(tmp_path: Path) -> None:
+    checkpoint = whole(tmp_path)
+    assert named(checkpoint, "norm") == "norm.weight"
+    with pytest.raises(ShardvizError, match=r"has no tensor nrom\.weight") as raised:
+        named(checkpoint, "nrom.weight")
+    assert raised.value.hint == "did you mean norm.weight?"
+
+
+def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)
+    path = tmp_path / "model.safetensors"
+
+    def write(**tensors: list[float]) -> None:
+        save_file({name: np.array(values, np.float32) for name, values in tensors.items()}, path)
+
+    async def run() -> list[str]:
+        seen = []
+        write(first=[1.0, 2.0], second=[3.0])
+        app = CheckpointApp(open_checkpoint(path))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            await pilot.press("down")
+            for change, wanted in (
+                (lambda: write(second=[1.0], third=[4.0]), "changed.*third"),
+                (lambda: path.write_bytes(b"x" * 20), f"^ {path.name} +{re.escape(str(path))[:40]}"),
+            ):
+                change()
+                for _ in range(500):
+                    await pilot.pause(0.01)
+                    if re.search(wanted, screen_text(app), re.DOTALL):
+                        break
+                seen.append(await settle(pilot))
+        return seen
+
+    changed, damaged = asyncio.run(run())
+    assert "first" not in changed
+    assert re.search(r"changed \d\d:\d\d", changed)
+    assert "second  float32[1]" in changed
+    assert re.search(r"^ model\.safetensors +.*model\.safetensors", damaged)
+    assert "third" in damaged
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "[red]up[/red].[bold", "\x1b[2J\nup", "a" * 5000, "", ".", "…\u202e"])

@@ -18,11 +18,11 @@ from tests.tui.driving import SIZES, settle
 if TYPE_CHECKING:
     from pathlib import Path
 
-VIEWS = ("1", "2", "3", "4", "5")
+VIEWS = ("1", "2", "3", "4", "5", "6")
 KEYS = (
     *VIEWS,
     *("tab", "shift+tab", "enter", "escape", "up", "down", "left", "right", "shift+down", "pagedown", "home", "end"),
-    *("+", "-", "0", "v", "x", "f", "a", "o", "n", "[", "]"),
+    *("+", "-", "0", "v", "x", "f", "a", "o", "n", "u", "j", "l", "R", "[", "]"),
 )
 PRESSED = 25
 

@@ -6,8 +6,9 @@ import io
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 from rich.console import Console
@@ -26,11 +27,11 @@ from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.comparing import pairs
 from shardviz.tui.model.document import Document
-from shardviz.tui.model.memory import ids_in_memory, part_text, parts_text
+from shardviz.tui.model.memory import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.model.mesh_plan import MeshPlan
 from shardviz.tui.model.names import shortened
+from shardviz.tui.model.rank_lines import rank_lines
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
-from shardviz.tui.screens.goto import parse_place
 from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
@@ -39,6 +40,8 @@ from tests.tui.steps import add_to_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardviz.dump.records import RankRecord
 
 MESH = parse_mesh("fsdp=2,tp=4")
 
@@ -143,20 +146,93 @@ def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_witho
     assert lines == ["? not checked: no values", "? not checked: layers.[0-1].w: no values"]
 
 
-def test_memory_shows_ids_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
+def test_memory_shows_elements_in_the_order_in_which_they_lie(tmp_path: Path) -> None:
     doc = document(tmp_path / "a.shardviz", "tp=2", {"cube": "[2, 4/tp, 3]", "strided": "[8/2/tp]", "none": "[1/tp]"})
     cube, strided, none = (entry.tensor for entry in doc.entries)
     memory = ids_in_memory(doc.dump, cube, 1)
     assert [memory.row(row, 0, 9) for row in range(memory.num_rows)] == [
-        ["7", "8", "9"],
-        ["10", "11", "12"],
-        ["19", "20", "21"],
-        ["22", "23", "24"],
+        ["0,2,0", "0,2,1", "0,2,2"],
+        ["0,3,0", "0,3,1", "0,3,2"],
+        ["1,2,0", "1,2,1", "1,2,2"],
+        ["1,3,0", "1,3,1", "1,3,2"],
     ]
     assert memory.row_title(2) == "1, 0"
-    assert ids_in_memory(doc.dump, strided, 1).row(0, 1, 2) == ["4", "7"]
+    assert memory.find((1, 3, 2)) == (1, 1, 2)
+    assert memory.find((1, 0, 2)) is None
+    assert ids_in_memory(doc.dump, strided, 1).row(0, 1, 2) == ["3", "6"]
     assert part_text(strided.shards[1]) == "[2:4+6:8]"
     assert part_text(none.shards[1]) == "nothing"
+
+
+def test_elements_lie_beside_those_that_are_claimed_and_wrong_ones_are_marked(tmp_path: Path) -> None:
+    tensors = {"wrong": Made("[4/tp, 2]", "[4, 2/tp]"), "good": "[4/tp, 2]", "plain": Made(None, shape=(4, 2))}
+    doc = document(tmp_path / "a.shardviz", "tp=2", tensors)
+    wrong, good, plain = (entry.tensor for entry in doc.entries)
+    beside = ids_beside(doc.dump, wrong, 0, index=(1, 0))
+    assert beside.due is not None
+    assert (beside.one.shape, beside.due.shape) == ((4, 1), (2, 2))
+    assert beside.wrong(0, 0, 9) == [True]
+    assert (beside.at, beside.cursor) == ((1, 0), (1, 0))
+    right = ids_beside(doc.dump, good, 1, index=(0, 0))
+    assert [right.wrong(row, 0, 9) for row in range(2)] == [[False, False]] * 2
+    assert right.cursor is None
+    assert ids_beside(doc.dump, plain, 1).due is None
+    assert ids_beside(doc.dump, plain, 1).wrong(0, 0, 9) == [False, False]
+
+
+def test_what_is_no_element_of_the_tensor_is_named(tmp_path: Path) -> None:
+    ids = {0: np.array([2, 0]), 1: np.array([-1, 9])}
+    doc = document(tmp_path / "a.shardviz", "tp=2", {"w": Made("[4/tp]", ids=ids)})
+    tensor = doc.entries[0].tensor
+    assert ids_in_memory(doc.dump, tensor, 0).row(0, 0, 9) == ["1", "zero"]
+    assert ids_in_memory(doc.dump, tensor, 1).row(0, 0, 9)[0] == "no id"
+    assert ids_beside(doc.dump, tensor, 0).wrong(0, 0, 9) == [True, True]
+
+
+def with_values(path: Path, values: list[list[Any]]) -> Document:
+    """Make a replicated tensor of two elements on two ranks, with each rank's own values."""
+    make_dump(path, parse_mesh("dp=2"), {"w": "[2]"})
+
+    def add(rank: RankRecord) -> RankRecord:
+        body = Body("param", "initial", (2,), (2,), "float32", values=values[rank.rank])
+        named = TensorRecord("w", len(rank.bodies))
+        return structs.replace(rank, bodies=(*rank.bodies, body), tensors=(*rank.tensors, named))
+
+    add_to_ranks(path, add)
+    return checked(Document(path, dump_of(read_files(path))))
+
+
+def test_values_lie_beside_those_of_a_copy_that_differs(tmp_path: Path) -> None:
+    differ = with_values(tmp_path / "a.shardviz", [[1.0, 2.0], [1.0, 2.5]])
+    beside = values_beside(differ.dump, differ.entries[0].tensor, 0)
+    assert beside is not None
+    assert beside.due is not None
+    assert (beside.one.row(0, 0, 9), beside.due.row(0, 0, 9)) == (["1", "2"], ["1", "2.5"])
+    assert (beside.due.title, beside.wrong(0, 0, 9)) == ("copy on rank 1", [False, True])
+    equal = with_values(tmp_path / "b.shardviz", [[1.0, "nan"]] * 2)
+    beside = values_beside(equal.dump, equal.entries[0].tensor, 1)
+    assert beside is not None
+    assert beside.wrong(0, 0, 9) == [False, False]
+
+
+def test_a_ranks_lines_speak_of_one_of_several_alike_and_are_sorted_and_found(tmp_path: Path) -> None:
+    layers = {f"layers.{layer}.w": "[4/tp]" for layer in range(12)}
+    wrong = {"big": "[64/tp]", "odd": Made("[4/tp, 4]", "[4, 4/tp]")}
+    doc = document(tmp_path / "a.shardviz", "tp=2", {**layers, **wrong})
+    lines = rank_lines(doc, 1)
+    assert [(line.title, line.size, line.part) for line in lines[:2]] == [
+        ("layers.[0-11].w", "12 × 8 B", "[2:4]"),
+        ("big", "128 B", "[32:64]"),
+    ]
+    assert [line.title for line in rank_lines(doc, 1, order="most bytes first")] == ["big", "layers.[0-11].w", "odd"]
+    assert rank_lines(doc, 1, order="wrong first")[0].title == "odd"
+    assert [line.title for line in rank_lines(doc, 1, order="by name")] == ["big", "layers.[0-11].w", "odd"]
+    assert [line.title for line in rank_lines(doc, 1, text="rs.7")] == ["layers.[0-11].w"]
+    assert [line.name for line in rank_lines(doc, 1, text="rs.7", each_layer=True)] == ["layers.7.w"]
+    each = rank_lines(doc, 1, order="by name", each_layer=True)
+    assert [line.title for line in each[1:4]] == ["layers.0.w", "layers.1.w", "layers.2.w"]
+    assert {line.size for line in each[1:13]} == {"8 B"}
+    assert rank_lines(doc, 1, text="nothing has this") == []
 
 
 def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counted_as_show_does(tmp_path: Path) -> None:
@@ -179,18 +255,6 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
     }
     assert sum(memory_table(doc.dump).by_rank[1]) == 64
     assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain
-
-
-@pytest.mark.parametrize(
-    ("text", "place"), [("1, 2", (1, 2)), ("[1,2]", (1, 2)), ("-1 -1", (3, 4)), ("#1", (0, 0)), (" # 20 ", (3, 4))]
-)
-def test_an_element_is_asked_for_by_index_or_id(text: str, place: tuple[int, ...]) -> None:
-    assert parse_place(text, (4, 5)) == place
-
-
-@pytest.mark.parametrize("text", ["", "1", "1 2 3", "4 0", "a 1", "#21", "1.5 2"])
-def test_a_text_that_is_not_an_element_is_answered_in_words(text: str) -> None:
-    assert isinstance(parse_place(text, (4, 5)), str)
 
 
 def test_in_tmux_a_copy_goes_through_tmux_which_swallows_what_programs_ask_of_the_terminal(
@@ -224,7 +288,7 @@ def test_a_tensor_of_a_billion_elements_is_walked_to_its_last_id(tmp_path: Path)
     tensor = Made("[128256/fsdp/tp, 8192]", "[128256/tp/fsdp, 8192]")
     path = make_dump(tmp_path / "one.shardviz", MESH, {"output.weight": tensor})
     shown = walk(path, "enter", *["+"] * 16, "g", *"-1 -1", "enter")
-    assert f"{128256 * 8192}" in shown.text
+    assert f"{128256 * 8192 - 1}" in shown.text
     assert "[128255, 8191]" in shown.text
 
 
@@ -236,9 +300,3 @@ def test_a_card_has_the_whole_sentence_first_and_what_else_fits_behind_the_fix(a
     Console(file=printed, width=100).print(finding_body(found))
     first, *rows = [row.rstrip() for row in printed.getvalue().splitlines()]
     assert (first, rows) == (sentence, ["fix   mend it", *(f"or    {text}" for text in also), "more  an example"])
-
-
-def test_identical_layers_are_counted_beside_the_part_that_each_is(tmp_path: Path) -> None:
-    path = make_dump(tmp_path / "d.shardviz", parse_mesh("tp=2"), {f"layers.{at}.w": "[4/tp, 8]" for at in range(3)})
-    (tensor,) = dump_of(read_files(path)).at("stamped")
-    assert parts_text(tensor, tensor.shards[1]) == "3x [2:4, 0:8]"

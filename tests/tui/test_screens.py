@@ -41,7 +41,7 @@ def test_each_view_on_a_small_terminal(even_bug: Path, view: str, key: str) -> N
 
 
 def test_two_dumps_side_by_side(bug: Path, even_bug: Path) -> None:
-    assert_golden(walk(bug, "6", other=even_bug, size=(100, 30)), "compare")
+    assert_golden(walk(bug, "7", other=even_bug, size=(100, 30)), "compare")
 
 
 def test_the_sides_of_a_misordered_tensor_and_its_single_ids(even_bug: Path) -> None:

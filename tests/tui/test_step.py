@@ -30,7 +30,7 @@ def test_identical_layers_are_one_line_in_the_order_in_which_they_began(stepped:
 def test_an_axis_that_nothing_ran_along_receives_nothing(stepped: Path) -> None:
     step = step_of(dump_of(read_files(stepped)))
     assert dict(step.received) == {("hsdp",): 0, ("fsdp",): 5004992, ("tp",): 23040, ("fsdp", "tp"): 12}
-    assert "hsdp 0 B · fsdp 4.77 MiB" in walk(stepped, "5").text
+    assert re.search(r"hsdp +0 B  ", walk(stepped, "5").text)
 
 
 def test_before_and_after_are_kept_by_group(stepped: Path) -> None:
@@ -102,3 +102,22 @@ def test_the_mouse_chooses_a_collective_a_pass_and_a_view(pipelined: Path, stepp
 
     assert "each rank gets its part of the sum over all" in asyncio.run(run(stepped, "#collectives", (5, 2)))
     assert "rank 2  stage 2, micro-batch 1 forward" in asyncio.run(run(pipelined, "#schedule", (7 + 3 * 3, 2)))
+
+
+def test_each_axis_has_a_bar_of_what_is_received_along_it(stepped: Path) -> None:
+    text = walk(stepped, "5", size=(120, 40)).text
+    bars = {name: re.search(rf"│ {name} +([\d.]+ [KMi]*B) (█*)", text) for name in ("hsdp", "fsdp", "tp")}
+    assert {name: found and (found[1], bool(found[2])) for name, found in bars.items()} == {
+        "hsdp": ("0 B", False),
+        "fsdp": ("4.77 MiB", True),
+        "tp": ("22.5 KiB", False),
+    }
+    small = walk(stepped, "5", size=(80, 24)).text
+    assert "fsdp ████ 4.77 MiB" in small
+    assert "hsdp 0 B" in small
+
+
+def test_the_letters_of_a_schedule_are_explained_on_the_screen(pipelined: Path, stepped: Path) -> None:
+    legend = "a0 forward of micro-batch 0"
+    assert legend in walk(pipelined, "5", size=(80, 24)).text
+    assert legend not in walk(stepped, "5").text

@@ -15,7 +15,7 @@ from msgspec import structs
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.picture.model import sides
-from shardviz.tui import app as tui_app
+from shardviz.tui import viewer
 from shardviz.tui.app import ShardvizApp, view
 from shardviz.tui.model.messages import DocumentRead
 from shardviz.tui.screens import main
@@ -85,26 +85,13 @@ def test_what_a_step_left_is_listed_when_asked_for(stepped: Path) -> None:
     assert "swap (activation)" in walks["searched"].text
 
 
-def test_going_to_an_index_or_an_id_moves_the_cursor(healthy: Path) -> None:
-    walks = {
-        "index": ("enter", "g", *"3, 5", "enter"),
-        "id": ("g", *"#25", "enter"),
-        "last": ("g", *"-1 -1", "enter"),
-    }
-    found = {name: shown.result.plane.at for name, shown in walk_on(healthy, walks, look=selection).items()}
-    assert found == {"index": (3, 5), "id": (2, 0), "last": (23, 11)}
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [("99 0", "dim 0 has indices 0 to 23"), ("#0", "ids go from 1 to 288"), ("1", "enter 2 numbers")],
-)
-def test_an_element_that_does_not_exist_is_answered_with_the_valid_range(healthy: Path, text: str, answer: str) -> None:
-    assert answer in walk(healthy, "enter", "g", *text, "enter").text
-
-
 def test_the_block_under_the_cursor_is_copied_as_a_slice(healthy: Path) -> None:
-    assert walk(healthy, "enter", "shift+down", "y").clipboard == "up.weight[3:6, 0:12]"
+    assert walk(healthy, "enter", "shift+down", "Y").clipboard == "up.weight[3:6, 0:12]"
+
+
+def test_the_name_of_the_chosen_tensor_is_copied_from_every_view(healthy: Path) -> None:
+    walks = walk_on(healthy, {"tensors": "y", "mesh": ("down", "2", "y"), "rank": ("3", "down", "y")})
+    assert [shown.clipboard for shown in walks.values()] == ["up.weight", "up.bias", "down.weight"]
 
 
 def test_arrows_move_by_elements_and_shift_arrows_by_blocks(healthy: Path) -> None:
@@ -151,7 +138,7 @@ def test_a_rank_of_the_mesh_opens_with_all_that_it_holds(healthy: Path) -> None:
     shown = walk(healthy, "2", "down", "right", "enter")
     assert "rank 5 of 8" in shown.text
     assert "up.weight  [9:12, 0:12]" in shown.text
-    assert "109 110" in shown.text
+    assert re.search(r"│ +0 +9,0 +9,1 .*│ +9,0 +9,1 ", shown.text)
 
 
 def test_until_a_rank_was_chosen_every_view_is_of_the_first_one_of_the_mesh(tmp_path: Path) -> None:
@@ -185,23 +172,43 @@ def test_the_palette_offers_what_works_now(healthy: Path, bug: Path) -> None:
     assert "Copy the fix of" not in walk(healthy, "ctrl+p", *"copy the fix").text
 
 
-def test_the_screen_is_saved_beside_what_was_saved_before(
+def saved_as(app: ShardvizApp) -> list[str]:
+    return [Path(note.message).name for note in app._notifications]
+
+
+def test_tensor_and_screen_are_saved_beside_what_was_saved_before(
     bug: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shardviz-1.svg").write_text("mine")
-    shown = walk(folder / bug, "s", "S", look=lambda app: [note.message for note in app._notifications])
+    shown = walk(folder / bug, "s", "S", look=saved_as)
+    assert shown.result == ["weight-1.svg", "shardviz-2.svg"]
     assert (tmp_path / "shardviz-1.svg").read_text() == "mine"
-    saved = (tmp_path / "shardviz-2.svg").read_text()
-    assert saved.startswith("<svg")
-    assert "@font-face" not in saved
-    assert "misordered weight" in (tmp_path / "shardviz-1.txt").read_text()
-    assert [Path(saved_as).name for saved_as in shown.result] == ["shardviz-2.svg", "shardviz-1.txt"]
+    screen, tensor = (tmp_path / name for name in ("shardviz-2.svg", "weight-1.svg"))
+    assert screen.read_text().startswith("<svg")
+    assert "@font-face" not in screen.read_text()
+    assert "12/fsdp/tp" in tensor.read_text()
+    assert "misordered" in tensor.read_text()
+
+
+def test_a_picture_has_a_safe_name_and_a_folder_that_takes_none_says_so(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = walk(folder / shapes, "slash", *"[red", "enter", "s", look=saved_as)
+    (name,) = shown.result
+    assert re.fullmatch(r"red_x_31m_(long)+(lo)?-1\.svg", name)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    shown = walk(folder / shapes, "S", look=lambda app: [note.message for note in app._notifications])
+    assert shown.result == ["No such file or directory"]
 
 
 def test_two_dumps_move_together(bug: Path, healthy: Path, folder: Path) -> None:
-    shown = walk(bug, "6", "tab", "+", "+", other=folder / bug)
-    assert shown.text.count("143 144") == 2
+    shown = walk(bug, "7", "tab", "+", "+", other=folder / bug)
+    assert shown.text.count("142 143") == 2
 
 
 def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
@@ -211,7 +218,7 @@ def test_a_tensor_that_cannot_be_drawn_says_why_beside_the_one_that_can(
     scattered = Made("[4/tp]", ids={0: np.array([1, 0]), 1: np.array([2, 4])})
     good = make_dump(tmp_path / "good", parse_mesh("tp=2"), {"first": "[4/tp]", "second": "[4/tp]"})
     other = make_dump(tmp_path / "other", parse_mesh("tp=2"), {"first": scattered, "second": "[4/tp]"})
-    walks = walk_on(good, {"scattered": ("6", "home"), "whole": ("down",)}, other=other)
+    walks = walk_on(good, {"scattered": ("7", "home"), "whole": ("down",)}, other=other)
     layouts = {name: re.findall(r"float32\[4/tp\]|\? not drawn: [^│]*ids", shown.text) for name, shown in walks.items()}
     assert layouts == {
         "scattered": ["float32[4/tp]", "? not drawn: first: rank 0 holds 2 scattered ids"],
@@ -231,7 +238,7 @@ def test_views_are_made_before_they_are_asked_for(healthy: Path, monkeypatch: py
                 await pilot.pause(0.01)
             return [view.id for view in app.query(View)]
 
-    assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step"]
+    assert asyncio.run(run()) == ["explore", "mesh", "rank", "findings", "step", "memory"]
 
 
 def test_what_was_read_while_the_viewer_closes_is_left_unread(healthy: Path) -> None:
@@ -283,7 +290,7 @@ def test_a_folder_that_is_not_a_dump_is_refused_before_anything_opens(folder: Pa
 def test_ranks_appear_while_a_job_still_writes_them(
     tmp_path: Path, healthy: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tui_app, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)
     live = tmp_path / "live.shardviz"
     live.mkdir()
     files = sorted((folder / healthy).iterdir(), key=lambda file: file.name != "run.json")
@@ -320,6 +327,26 @@ def test_the_mouse_chooses_sides_places_ranks_and_views(healthy: Path) -> None:
             return app.selection.side, app.selection.plane.at, app.selection.rank, app.screen.view_name
 
     assert asyncio.run(run()) == ("held", (2, 1), 5, "mesh")
+
+
+def test_the_mouse_asks_who_holds_the_element_under_it(bug: Path, shapes: Path) -> None:
+    async def run(files: Path, *keys: str) -> list[str]:
+        app, found = ShardvizApp(files), []
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            await pilot.press(*keys)
+            await settle(pilot)
+            for offset in ((10, 2), (10, 5), (0, 0)):
+                await pilot.hover("#map", offset=offset)
+                await pilot.pause()
+                found.append(str(app.query_one("#map").tooltip or ""))
+        return found
+
+    right, wrong, beside = asyncio.run(run(bug))
+    assert right == "[0, 1]\nclaimed by 0\nheld by 0"
+    assert wrong == "[2, 1]\nclaimed by 1\nheld by 4 ≠"
+    assert beside == ""
+    assert asyncio.run(run(shapes, "slash", *"vector", "enter"))[0].splitlines()[0].count(",") == 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1])

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
 from shardviz.dump.memory import Counted, counted
 from shardviz.errors import ShardvizError
+from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.heat import Heat, heats_of
 from shardviz.picture.model.subject import OF_PLACES, drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
-from shardviz.text import printable
+from shardviz.text import Fold, bytes_text, printable
 
 from .step import Step, step_of
+from .usage import Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
     from pathlib import Path
 
     from shardviz.check.finding import Finding, Report
@@ -37,6 +40,7 @@ class TensorEntry:
         verdict: The worst that was found of it.
         listed: Whether it is listed unless more is asked for.
         findings: Indices into the report's findings.
+        verdicts: The verdict on each of its names, where they are not all alike.
     """
 
     tensor: Tensor
@@ -44,12 +48,45 @@ class TensorEntry:
     verdict: Verdict
     listed: bool = True
     findings: tuple[int, ...] = ()
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
     @cached_property
     def title(self) -> str:
         """Its name, safe to print, with its role unless it is a parameter."""
-        role = "" if self.tensor.role == "param" else f" ({self.tensor.role})"
-        return printable(self.tensor.name) + role
+        return self.title_of("")
+
+    def title_of(self, name: str) -> str:
+        """Return one of its names, or all of them folded, with its role unless it is a parameter."""
+        return printable(name or self.tensor.name) + (f" ({self.suffix})" if self.suffix else "")
+
+    @property
+    def names(self) -> list[str]:
+        """Its names."""
+        return self.tensor.names
+
+    @property
+    def role(self) -> str:
+        """What it is to the model."""
+        return self.tensor.role
+
+    @property
+    def suffix(self) -> str:
+        """Its role, unless it is a parameter."""
+        return "" if self.tensor.role == "param" else self.tensor.role
+
+    def verdict_of(self, name: str) -> Verdict:
+        """Return the verdict on one of its names."""
+        return self.verdicts.get(name, self.verdict)
+
+    @cached_property
+    def local_bytes(self) -> int:
+        """The bytes of one of its names on the lowest rank that has it."""
+        return math.prod(self.tensor.first.body.local_shape) * itemsize(self.dtype)
+
+    @cached_property
+    def facts(self) -> str:
+        """The local shape on the lowest rank that has it, and its bytes there."""
+        return f"{list(self.tensor.first.body.local_shape)} {bytes_text(self.local_bytes)}"
 
     @property
     def is_state(self) -> bool:
@@ -82,15 +119,21 @@ class Document:
         dump: Its tensors.
         report: The result of the check; None while it runs.
         failed: Why there will be no report; empty if there is or will be one.
+        is_partial: Whether it is only what one rank shows, while the others are being read.
     """
 
     path: Path
     dump: Dump
     report: Report | None = None
     failed: str = ""
-    _sides: dict[tuple[int, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
+    is_partial: bool = False
+    _sides: dict[tuple[int, str, bool], Sides] = field(default_factory=dict, compare=False, repr=False)
     _exhibits: dict[int, Exhibit | None] = field(default_factory=dict, compare=False, repr=False)
-    _parts: dict[int, list[tuple[Counted, str | None]]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The ranks without a readable file, once all are read."""
+        return frozenset() if self.is_partial else frozenset(self.dump.files.missing_ranks)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -116,7 +159,14 @@ class Document:
         if self.report is None:
             return TensorEntry(tensor, dtype, "unknown" if self.failed else "pending", listed)
         found = tuple(sorted({index for name in tensor.names for index in self._findings_of.get(name, ())}))
-        return TensorEntry(tensor, dtype, verdict_on(self.dump, tensor, tensor.names, self.report), listed, found)
+        verdict = verdict_on(self.dump, tensor, tensor.names, self.report)
+        return TensorEntry(tensor, dtype, verdict, listed, found, self._verdicts(tensor, verdict))
+
+    def _verdicts(self, tensor: Tensor, worst: Verdict) -> dict[str, Verdict]:
+        """Return the verdict on each of a tensor's names, where one of several is wrong."""
+        if self.report is None or worst == "good" or len(tensor.names) == 1:
+            return {}
+        return {name: verdict_on(self.dump, tensor, [name], self.report) for name in tensor.names}
 
     @cached_property
     def by_finding(self) -> dict[int, int]:
@@ -132,21 +182,21 @@ class Document:
     def _counted_of(self) -> dict[tuple[str, str], Counted]:
         return {(one.tensor.role, name): one for one in self.counted for name in one.widths}
 
+    def sizes_of(self, entry: int, rank: int) -> list[int]:
+        """Return the bytes of each of an entry's names on a rank; names that take no memory are left out."""
+        tensor = self.entries[entry].tensor
+        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
+        return [one.on(rank, name) for one, name in known if one is not None]
+
     def bytes_of(self, entry: int, rank: int) -> int | None:
         """Return the bytes of an entry on a rank, all its names together; None if none of them is counted."""
-        if entry not in self._parts:
-            self._parts[entry] = list(self._parts_of(self.entries[entry].tensor))
-        parts = self._parts[entry]
-        return sum(one.on(rank, name) for one, name in parts) if parts else None
+        sizes = self.sizes_of(entry, rank)
+        return sum(sizes) if sizes else None
 
-    def _parts_of(self, tensor: Tensor) -> Iterator[tuple[Counted, str | None]]:
-        """Yield how a tensor's names are counted: all at once where they are counted together, or name by name."""
-        known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
-        found = [(one, name) for one, name in known if one is not None]
-        if found and len(found) == len(found[0][0].widths) and all(one is found[0][0] for one, _ in found):
-            yield found[0][0], None
-        else:
-            yield from found
+    @cached_property
+    def usage(self) -> Usage:
+        """The memory of modules on all ranks."""
+        return usage_of(self)
 
     @cached_property
     def heats(self) -> list[Heat]:
@@ -165,15 +215,22 @@ class Document:
         """The training step that the dump records."""
         return step_of(self.dump)
 
-    def sides(self, entry: int) -> Sides:
+    def sides(self, entry: int, name: str = "") -> Sides:
         """Return both sides of an entry's tensor, made once: held beside intended where that is what is wrong.
+
+        Args:
+            entry: The entry.
+            name: Which of its names; layers that lie in files beside the ranks' own have ids of their own.
 
         Raises:
             DumpError: Its ids are too many to draw.
         """
-        key = (entry, self.report is not None)
+        tensor = self.entries[entry].tensor
+        if name and name != tensor.names[0] and tensor.first.body.dense:
+            tensor = replace(tensor, fold=Fold(name))
+        key = (entry, tensor.names[0], self.report is not None)
         if key not in self._sides:
-            self._sides[key] = drawn_sides(self.dump, self.entries[entry].tensor, self.report)
+            self._sides[key] = drawn_sides(self.dump, tensor, self.report)
         return self._sides[key]
 
     def is_seen_in_its_card(self, finding: int) -> bool:

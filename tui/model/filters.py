@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
-    from .document import Document, TensorEntry
+    from .document import Document
 
 Choice = TypeVar("Choice", bound=str)
+
+
+class Filtered(Protocol):
+    """A tensor as filters need it: of a dump, or of a checkpoint."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Its names."""
+
+    @property
+    def title(self) -> str:
+        """Its name, or the folded names, with its role."""
+
+    @property
+    def layout(self) -> str:
+        """Its layout."""
+
+    @property
+    def role(self) -> str:
+        """What it is to the model."""
+
+    @property
+    def axes(self) -> Set[str]:
+        """The mesh axes that split it."""
+
+    @property
+    def listed(self) -> bool:
+        """Whether it is listed unless more is asked for."""
+
+    @property
+    def findings(self) -> Sequence[int]:
+        """Its findings."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +65,30 @@ class Filters:
     role: str = ""
     axis: str = ""
 
-    def passes(self, entry: TensorEntry) -> bool:
+    def passes(self, entry: Filtered) -> bool:
         """Whether an entry is listed."""
         return (
             (not self.findings or bool(entry.findings))
-            and (self._is_of_model(entry) if not self.role else self.role in ("all", entry.tensor.role))
+            and (self._is_of_model(entry) if not self.role else self.role in ("all", entry.role))
             and (not self.axis or self.axis in entry.axes)
             and (not self.text or self._matches(entry))
         )
 
-    def _is_of_model(self, entry: TensorEntry) -> bool:
+    def keeps(self, entry: Filtered, name: str) -> bool:
+        """Whether one of a listed entry's names is: one layer of several, where the text is in its name alone."""
+        text = self.text.lower()
+        if not text or text in printable(name).lower() or text in entry.layout.lower():
+            return True
+        return not any(text in printable(one).lower() for one in entry.names)
+
+    def _is_of_model(self, entry: Filtered) -> bool:
         return entry.listed or bool(self.text)
 
-    def _matches(self, entry: TensorEntry) -> bool:
+    def _matches(self, entry: Filtered) -> bool:
         text = self.text.lower()
         if text in entry.title.lower() or text in entry.layout.lower():
             return True
-        return any(text in printable(name).lower() for name in entry.tensor.names)
+        return any(text in printable(name).lower() for name in entry.names)
 
     def __str__(self) -> str:
         parts = ["findings only"] * self.findings + [f"role {self.role}"] * bool(self.role)
@@ -58,7 +97,7 @@ class Filters:
 
 def roles_of(document: Document) -> list[str]:
     """Return the choices of a role: the model's own tensors, all, then each role of the document alone."""
-    return ["", "all", *sorted({entry.tensor.role for entry in document.entries})]
+    return ["", "all", *sorted({entry.role for entry in document.entries})]
 
 
 def axes_of(document: Document) -> list[str]:

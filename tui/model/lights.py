@@ -50,12 +50,12 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
     group: frozenset[int] = frozenset()
     if axis and rank is not None and rank in files.mesh:
         group = frozenset(files.mesh.group_of(rank, axis))
-    missing = frozenset(files.missing_ranks)
+    missing = document.missing
     guilty = _guilty(document, selection)
     if selection.plane is None:
         return Lights(missing=missing, group=group, guilty=guilty)
     try:
-        sides = document.sides(selection.entry)
+        sides = document.sides(selection.entry, selection.name)
     except ShardvizError:
         return Lights(missing=missing, group=group, guilty=guilty)
     cell = sides.at(selection.plane.at)
@@ -65,7 +65,7 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 def _guilty(document: Document, selection: Selection) -> frozenset[int]:
     """Return the ranks that the chosen finding names; none where it is about another tensor."""
-    if selection.finding not in document.entries[selection.entry].findings:
+    if not document.entries or selection.finding not in document.entries[selection.entry].findings:
         return frozenset()
     return frozenset(document.findings[selection.finding].ranks)
 
@@ -73,4 +73,4 @@ def _guilty(document: Document, selection: Selection) -> frozenset[int]:
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:
     """Mark the ranks that take part in a collective, and the group of one of them."""
     files, mask = document.dump.files, mask_of(collective.ranks)
-    return Lights(mask, mask, frozenset(files.missing_ranks), group_of(collective, files.mesh, rank))
+    return Lights(mask, mask, document.missing, group_of(collective, files.mesh, rank))

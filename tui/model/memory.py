@@ -1,29 +1,29 @@
-"""A rank's memory: its tensors, and the numbers of one, written only as they are shown."""
+"""The numbers of a rank's tensor beside those that it should hold, or beside those of another copy."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardviz.check.order.as_claimed import claimed_dims
+from shardviz.check.values.copies import copies_of
 from shardviz.dump.content import leaves
-from shardviz.errors import DumpError
-from shardviz.layout.region import indices
+from shardviz.errors import DumpError, ShardvizError
+from shardviz.layout.region import Region, indices
+
+from .cells import Beside, Ids, Values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
+    from shardviz.layout.region import Ranges
 
-    from .document import Document
-
-
-def entries_of_rank(document: Document, rank: int) -> list[int]:
-    """Return the entries that a rank has a shard of."""
-    return [index for index, entry in enumerate(document.entries) if rank in entry.tensor.shards]
+    Numbers = NDArray[Any]
 
 
 def part_text(shard: Shard) -> str:
@@ -36,63 +36,8 @@ def part_text(shard: Shard) -> str:
     return "scattered ids" if shard.body.moment == "stamped" else str(list(shard.body.local_shape))
 
 
-def parts_text(tensor: Tensor, shard: Shard) -> str:
-    """Write which part of a tensor a shard holds; of identical layers how often: `80x [0:8, 0:8192]`."""
-    count = len(tensor.names)
-    return f"{count:,}x {part_text(shard)}" if count > 1 else part_text(shard)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """One local tensor's numbers as they lie in memory, as a grid: the last dim to the right, the others downwards.
-
-    Attributes:
-        what: The kind of numbers: ids, or values of a moment.
-        shape: The local shape.
-        dims: For ids in ranges, the global index of every local index, one array per dim.
-        strides: For ids in ranges, the global strides.
-        array: The numbers themselves otherwise.
-    """
-
-    what: str
-    shape: tuple[int, ...]
-    dims: tuple[NDArray[np.int64], ...] = ()
-    strides: tuple[int, ...] = ()
-    array: NDArray[Any] | None = None
-
-    @cached_property
-    def num_columns(self) -> int:
-        """Numbers in a row."""
-        return self.shape[-1] if self.shape else 1
-
-    @cached_property
-    def num_rows(self) -> int:
-        """Rows."""
-        return math.prod(self.shape[:-1])
-
-    def row(self, row: int, first: int, count: int) -> list[str]:
-        """Write some numbers of a row."""
-        if self.array is not None:
-            return list(map(_number, self.array[row, first : first + count].tolist()))
-        base, rest = 1, row
-        for dim in range(len(self.shape) - 2, -1, -1):
-            rest, at = divmod(rest, self.shape[dim])
-            base += int(self.dims[dim][at]) * self.strides[dim]
-        if not self.dims:
-            return [str(base)]
-        return [str(base + number) for number in (self.dims[-1][first : first + count] * self.strides[-1]).tolist()]
-
-    def row_title(self, row: int) -> str:
-        """Write the local index of a row: `[1, 3]`."""
-        parts: list[int] = []
-        for size in reversed(self.shape[:-1]):
-            row, at = divmod(row, size)
-            parts.insert(0, at)
-        return ", ".join(map(str, parts))
-
-
-def ids_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory:
-    """Return the ids that a rank holds, counted from 1 within the tensor.
+def ids_in_memory(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Ids:
+    """Return the elements that a rank holds.
 
     Raises:
         DumpError: The dump has no ids of it, or they are too many to lay out.
@@ -100,26 +45,81 @@ def ids_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory:
     shard = tensor.shards[rank]
     if tensor.moment != "stamped":
         raise DumpError(f"{tensor.name} was not stamped, so it has no ids")
+    whole = shard.layout.index_shape if shard.layout else tensor.shape
     if shard.held is not None:
-        shape = shard.layout.index_shape if shard.layout else tensor.shape
-        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        return Memory("ids", shard.held.shape, tuple(indices(ranges) for ranges in shard.held.dims), strides)
-    ids = dump.local_ids(shard, tensor.names[0])
-    return Memory("ids", ids.shape, array=ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1))
+        return Ids("held", shard.held.shape, whole, tuple(map(indices, shard.held.dims)))
+    ids = dump.local_ids(shard, name or tensor.names[0]) - 1
+    return Ids("held", ids.shape, whole, array=ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1] if ids.ndim else 1))
 
 
-def values_in_memory(dump: Dump, tensor: Tensor, rank: int) -> Memory | None:
-    """Return the real values that a rank held, of the latest moment that has them; None where the dump has none."""
+def claimed_in_memory(shard: Shard) -> Ids | None:
+    """Return the elements that a rank should hold by its placements; None for a plain tensor."""
+    layout = shard.layout
+    dims: tuple[Ranges, ...] | None = claimed_dims(layout).get(shard.rank) if layout is not None else None
+    if layout is None or dims is None:
+        return None
+    return Ids("claimed", Region(dims).shape, layout.index_shape, tuple(map(indices, dims)))
+
+
+def ids_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "", index: Sequence[int] | None = None) -> Beside:
+    """Return the elements that a rank holds beside those that it should hold.
+
+    Args:
+        dump: The dump.
+        tensor: The tensor.
+        rank: The rank.
+        name: Which of the tensor's names.
+        index: The chosen element.
+
+    Raises:
+        DumpError: The dump has no ids of it, or they are too many to lay out.
+    """
+    held = ids_in_memory(dump, tensor, rank, name)
+    at = held.find(index) if index is not None and len(index) == len(held.whole) else None
+    return Beside(held, claimed_in_memory(tensor.shards[rank]), at)
+
+
+def values_beside(dump: Dump, tensor: Tensor, rank: int, name: str = "") -> Beside | None:
+    """Return the values that a rank held, beside those of another copy: of one that differs, if there is one.
+
+    They are of the latest moment that has them; None where the dump has none.
+    """
+    name = name or tensor.names[0]
     for moment in ("step", "initial"):
         for other in dump.at(moment):
-            if other.role == tensor.role and tensor.names[0] in other.names and rank in other.shards:
-                body = other.shards[rank].body
-                if body.values is not None and 0 not in body.local_shape:
-                    array = np.array(leaves(body.values), dtype=object)
-                    columns = body.local_shape[-1] if body.local_shape else 1
-                    return Memory(f"values, {moment}", body.local_shape, array=array.reshape(-1, columns))
+            if other.role == tensor.role and name in other.names and rank in other.shards:
+                own = _values(dump, other.shards[rank], name, f"rank {rank}, {moment}")
+                if own is not None:
+                    return Beside(own, _copy(dump, other, rank, name, own))
     return None
 
 
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _values(dump: Dump, shard: Shard, name: str, title: str) -> Values | None:
+    body = shard.body
+    if 0 in body.local_shape or (body.values is None and not body.dense):
+        return None
+    columns = body.local_shape[-1] if body.local_shape else 1
+    if body.values is not None:
+        array: Numbers = np.array(leaves(body.values), dtype=object)
+    else:
+        try:
+            array = dump.values(shard, name)
+        except ShardvizError:
+            return None
+    return Values(title, body.local_shape, array.reshape(-1, columns))
+
+
+def _copy(dump: Dump, tensor: Tensor, rank: int, name: str, own: Values) -> Values | None:
+    """Return the values of another rank that should be equal, first of one whose values are not."""
+    group = next((group for group in copies_of(tensor, dump.stamped.get(name)) if rank in map(_rank, group)), [])
+    at = tensor.names.index(name)
+    digest = tensor.shards[rank].digest(at)
+    for shard in sorted(group, key=lambda shard: shard.digest(at) == digest):
+        other = _values(dump, shard, name, f"copy on rank {shard.rank}") if shard.rank != rank else None
+        if other is not None and other.shape == own.shape:
+            return other
+    return None
+
+
+def _rank(shard: Shard) -> int:
+    return shard.rank

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardviz.check.diff import Difference
     from shardviz.check.finding import Report
-    from shardviz.dump.records import StageRecord
+    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.dump.records import RunRecord, StageRecord
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
 
@@ -30,8 +33,16 @@ class Progressed(Message):
 
 
 @dataclass
+class RunRead(Message):
+    """A dump's `run.json` was read, and none of its ranks."""
+
+    path: Path
+    run: RunRecord
+
+
+@dataclass
 class DocumentRead(Message):
-    """A dump was read, or checked."""
+    """A dump was read, as far as its first rank or wholly, or checked."""
 
     document: Document
 
@@ -58,6 +69,13 @@ class ReadFailed(Message):
 
 
 @dataclass
+class CheckpointOpened(Message):
+    """A checkpoint was opened again."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass
 class CheckpointChecked(Message):
     """A checkpoint was checked."""
 
@@ -66,9 +84,15 @@ class CheckpointChecked(Message):
 
 @dataclass
 class TensorChosen(Message):
-    """A tensor was chosen from the list."""
+    """A tensor was chosen from the list.
+
+    Attributes:
+        entry: Its entry.
+        name: Which of its names, where it is one of identical layers; empty for the first.
+    """
 
     entry: int
+    name: str = ""
 
 
 @dataclass
@@ -94,17 +118,6 @@ class PlaceChosen(Message):
     """
 
     place: tuple[int, ...]
-
-
-@dataclass
-class ElementAsked(Message):
-    """The user wants to enter an element to go to.
-
-    Attributes:
-        shape: The tensor's shape.
-    """
-
-    shape: tuple[int, ...]
 
 
 @dataclass

@@ -31,6 +31,7 @@ class Selection:
         plane: The dims drawn, and the place of the cursor; None for a tensor without elements.
         rank: The chosen rank; None until one is chosen.
         finding: Index of the chosen finding.
+        name: Which of the tensor's names, where it is identical layers; empty for the first.
     """
 
     entry: int = 0
@@ -38,6 +39,7 @@ class Selection:
     plane: Plane | None = None
     rank: int | None = None
     finding: int = 0
+    name: str = ""
 
 
 def first_selection(document: Document) -> Selection:
@@ -47,7 +49,15 @@ def first_selection(document: Document) -> Selection:
     return of_entry(document, Selection(), 0) if document.entries else Selection()
 
 
-def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
+def name_of(document: Document, selection: Selection) -> str:
+    """Return the name of the chosen tensor, of identical layers the chosen one's; empty where there are no tensors."""
+    if not document.entries:
+        return ""
+    names = document.entries[selection.entry].names
+    return selection.name if selection.name in names else names[0]
+
+
+def of_entry(document: Document, selection: Selection, entry: int, name: str = "") -> Selection:
     """Return the selection with another tensor: its first finding, the most useful side, its first element."""
     found = document.entries[entry]
     shape = (1,) * (2 - len(found.tensor.shape)) + tuple(found.tensor.shape)
@@ -57,7 +67,7 @@ def of_entry(document: Document, selection: Selection, entry: int) -> Selection:
     side: Side = "difference" if differs else "claimed" if selection.side == "difference" else selection.side
     if found.tensor.claimed is None:
         side = "held"
-    return replace(selection, entry=entry, plane=plane, finding=finding, side=side)
+    return replace(selection, entry=entry, plane=plane, finding=finding, side=side, name=name)
 
 
 def _first_dims(document: Document, entry: int) -> tuple[int, int]:
@@ -76,7 +86,10 @@ def of_finding(document: Document, selection: Selection, finding: int) -> Select
     """Return the selection with a finding, its tensor, and the first element of it that is misplaced."""
     if finding not in document.by_finding:
         return replace(selection, finding=finding)
-    selection = of_entry(document, selection, document.by_finding[finding])
+    entry = document.by_finding[finding]
+    named = document.findings[finding].tensors
+    name = next((name for name in document.entries[entry].names if name in named), "")
+    selection = of_entry(document, selection, entry, name)
     ranks = document.findings[finding].ranks
     plane, rank = selection.plane, ranks[0] if ranks else selection.rank
     if plane is not None and (place := _first_difference(document, selection.entry, plane)):
@@ -99,11 +112,11 @@ def carried_over(before: Document, after: Document, selection: Selection) -> Sel
 def _of_same_tensor(before: Document, after: Document, selection: Selection) -> Selection:
     if not before.entries or not after.entries:
         return first_selection(after)
-    old = before.entries[selection.entry].tensor
+    old, name = before.entries[selection.entry].tensor, name_of(before, selection)
     for index, entry in enumerate(after.entries):
-        if (entry.tensor.names[0], entry.tensor.role) == (old.names[0], old.role):
+        if entry.role == old.role and name in entry.names:
             same = entry.tensor.shape == old.shape
-            moved = of_entry(after, selection, index)
+            moved = of_entry(after, selection, index, selection.name)
             return replace(
                 selection,
                 entry=index,

@@ -46,6 +46,17 @@ def axes_width(step: Step) -> int:
     return max((len(axes_text(one.record.axes)) for one in step.collectives), default=4)
 
 
+def axis_shares(step: Step) -> list[tuple[str, str, float]]:
+    """Return for each axis its name and bytes, in columns, and their share of the busiest axis's."""
+    names, sizes = [axes_text(axes) for axes, _ in step.received], [bytes_text(count) for _, count in step.received]
+    wide = max(map(len, names), default=0), max(map(len, sizes), default=0)
+    most = max((count for _, count in step.received), default=0)
+    return [
+        (f"{name:<{wide[0]}}", f"{size:>{wide[1]}}", count / max(most, 1))
+        for name, size, (_, count) in zip(names, sizes, step.received, strict=True)
+    ]
+
+
 def collective_line(one: Collective, width: int) -> Text:
     """Write one line of the list."""
     record = one.record

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order
-from shardviz.text import printable
+from shardviz.text import bytes_text, nearest, printable
+
+from .target import Known, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,17 +25,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """One line of the tree.
+    """One tensor in the tree. An optimizer's state is listed under its own modules, as the checkpoint has it.
 
     Attributes:
         tensor: The tensor.
         verdict: The worst that was found of it.
-        is_state: Never: an optimizer's state is listed under its own modules, as the checkpoint has it.
+        findings: Indices into the report's findings.
     """
 
     tensor: Saved
     verdict: Verdict
-    is_state: bool = False
+    findings: tuple[int, ...] = ()
+    is_state: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
+    role: ClassVar[str] = ""
+    listed: ClassVar[bool] = True
+    axes: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def title(self) -> str:
@@ -40,9 +48,28 @@ class StoredEntry:
         return printable(self.tensor.name)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Its name."""
+        return (self.tensor.name,)
+
+    @property
     def short_layout(self) -> str:
         """Its shape."""
         return f"[{', '.join(map(str, self.tensor.shape))}]"
+
+    @property
+    def layout(self) -> str:
+        """Its element type and shape."""
+        return f"{printable(self.tensor.dtype)}{self.short_layout}"
+
+    @property
+    def facts(self) -> str:
+        """Its bytes."""
+        return bytes_text(self.tensor.num_bytes)
+
+    def verdict_of(self, name: str) -> Verdict:
+        """Return the verdict on it."""
+        return self.verdict
 
 
 @dataclass(frozen=True)
@@ -66,7 +93,19 @@ class StoredDocument:
     @cached_property
     def entries(self) -> tuple[StoredEntry, ...]:
         """The tensors in the order of their names."""
-        return tuple(StoredEntry(one, self._verdict(one.name)) for one in in_order(self.checkpoint))
+        found = self._findings
+        return tuple(
+            StoredEntry(one, self._verdict(one.name), tuple(found.get(one.name, ())))
+            for one in in_order(self.checkpoint)
+        )
+
+    @cached_property
+    def _findings(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, finding in enumerate(self.report.findings if self.report else ()):
+            for name in finding.tensors:
+                found.setdefault(name, []).append(index)
+        return found
 
     def _verdict(self, name: str) -> Verdict:
         if self.report is None:
@@ -124,3 +163,26 @@ def parts_at(one: Stored, place: tuple[int, ...]) -> list[StoredPart]:
 def _has(part: StoredPart, index: tuple[int, ...]) -> bool:
     dims = zip(part.region.dims, index, strict=True)
     return all(any(start <= at < stop for start, stop in ranges) for ranges, at in dims)
+
+
+def drawn(document: StoredDocument, entry: int) -> tuple[Stored | None, str]:
+    """Return a tensor's parts, or why they cannot be drawn."""
+    try:
+        return document.stored(entry), ""
+    except ShardvizError as error:
+        return None, error.message
+
+
+def named(checkpoint: Checkpoint, text: str) -> str:
+    """Return the tensor that a text names, by its name, the end of it or a part of it.
+
+    Raises:
+        ShardvizError: No tensor has it in its name.
+    """
+    entries = StoredDocument(checkpoint).entries
+    found = parse_target(text, Known(entries, lambda entry: entries[entry].tensor.shape))
+    if isinstance(found, Target) and found.name and found.place is None:
+        return found.name
+    close = nearest(text, checkpoint.tensors)
+    hint = f"did you mean {printable(close)}?" if close else f"`shardviz show {checkpoint.path}` lists them"
+    raise ShardvizError(f"{checkpoint.path} has no tensor {printable(text)}", hint)

@@ -119,7 +119,7 @@ def _rulers(
         )
         return rows, cols, False
     if level >= _deepest(sides, down, right, side, height, width):
-        digits = len(str(math.prod(sides.holders.shape)))
+        digits = len(str(math.prod(sides.holders.shape) - 1))
         return _scaled(sides, down, side, 1), _scaled(sides, right, side, 1, digits + 1), True
     rows, cols, _ = _rulers(sides, down, right, side, 0, height, width)
     each = [max(ruler.each >> level, 1) for ruler in (rows, cols)]

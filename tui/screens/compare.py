@@ -163,6 +163,6 @@ class PairLines(Lines):
     HELP = """\
 ## Two dumps side by side
 
-The tensors of both dumps, different ones first. The maps below share one cursor and one zoom: to move on one is to move
-on the other. **v** goes from claimed to held to difference in both, **tab** goes to the maps.
+The tensors of both dumps, different ones first. The maps below share one cursor, one side and one zoom: to move on one
+is to move on the other.
 """

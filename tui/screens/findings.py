@@ -37,10 +37,8 @@ class FindingsView(View):
     HELP = """\
 ## The findings
 
-One line per finding, errors first; one that many tensors have is one line.
-
-- **arrows** go from finding to finding, **enter** goes to its place on the map.
-- **c** copies the fix.
+One line per finding, errors first; one that many tensors have is one line. The chosen one is below in full. To open
+one is to go to its place on the map.
 """
 
     def compose(self) -> ComposeResult:

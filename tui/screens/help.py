@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Markdown, Static
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from textual.app import ComposeResult
     from textual.screen import Screen
@@ -24,29 +24,42 @@ A dump records, for every tensor, what its placements *claim* and what each rank
 The first view shows the tensors, the map of the chosen one, and below them its finding and how to fix it.
 """
 
+SAID = {
+    "quit": "Quit and restore the terminal",
+    "app.focus_next": "Go to the next part of the screen",
+    "app.focus_previous": "Go to the part before",
+    "command_palette": "Find anything that can be done now by its name",
+}
+"""What the keys that Textual binds itself do."""
+
+EVERYWHERE = "In all views"
+HERE = "Here"
+
 
 class HelpScreen(ModalScreen[None]):
     """A dialog with the help of one widget, and a table of the keys that work in it.
 
     Args:
-        text: The help of the focused widget, in Markdown.
-        keys: Keys with what they do.
+        text: The help of the focused widget, in Markdown; keys are not in it, so that each is listed once.
+        keys: For each part of the table its keys with what they do.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f1,q", "dismiss", "Back", key_display="esc", id="help.back", tooltip="Close the help"),
     ]
 
-    def __init__(self, text: str, keys: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, text: str, keys: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
         self._text = text
-        self._keys = list(keys)
+        self._keys = keys
 
     def compose(self) -> ComposeResult:
         """Show the text and the keys."""
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        for key, what in self._keys:
-            table.add_row(Text(key, "bold"), Text(what))
+        for part, keys in self._keys.items():
+            table.add_row(Text(), Text(f"\n{part}" if table.row_count else part, "dim"))
+            for what, key in keys.items():
+                table.add_row(Text(key, "bold"), Text(what))
         with VerticalScroll(classes="dialog tall") as box:
             box.border_title, box.border_subtitle = "Help", "esc closes"
             yield Markdown(self._text, open_links=False)
@@ -58,10 +71,11 @@ def help_for(screen: Screen[object]) -> HelpScreen:
     focused = screen.focused
     places = focused.ancestors_with_self if focused is not None else [screen]
     text = next((found for place in places if (found := getattr(place, "HELP", None))), GENERAL)
-    keys: dict[str, str] = {}
+    keys: dict[str, dict[str, str]] = {HERE: {}, EVERYWHERE: {}}
     for active in screen.active_bindings.values():
-        if active.enabled and active.tooltip:
-            shown = keys.get(active.tooltip)
-            key = screen.app.get_key_display(active.binding)
-            keys[active.tooltip] = f"{shown} {key}" if shown else key
-    return HelpScreen(text, ((key, what) for what, key in keys.items()))
+        what = SAID.get(active.binding.action, active.tooltip)
+        if active.enabled and what:
+            part = keys[EVERYWHERE if active.node in (screen, screen.app) else HERE]
+            shown, key = part.get(what), screen.app.get_key_display(active.binding)
+            part[what] = f"{shown} {key}" if shown else key
+    return HelpScreen(text, {part: known for part, known in keys.items() if known})

@@ -11,7 +11,7 @@ from textual.screen import Screen
 
 from ..widgets.box import Column, Row
 from ..widgets.key_bar import KeyBar
-from ..widgets.title import Title
+from ..widgets.title import Opened, Title
 from ..widgets.view_tabs import ViewTabs
 from .views import KEYS, VIEWS
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
 
-    from ..model.document import Document
     from ..model.state import State
     from .view import View
 
@@ -53,7 +52,7 @@ class MainScreen(Screen[None]):
         """Put the title and the tabs above the first view, the keys below."""
         with Row(id="top"):
             yield Title(id="title")
-            tabs = [(name, f"{KEYS[name]} {VIEWS[name].TITLE}", VIEWS[name].TOOLTIP) for name in self._names]
+            tabs = [(name, KEYS[name], VIEWS[name].TITLE, VIEWS[name].TOOLTIP) for name in self._names]
             yield ViewTabs(tabs, self.view_name, id="tabs")
         with Column(id="views"):
             yield self._views[self.view_name]
@@ -100,10 +99,10 @@ class MainScreen(Screen[None]):
             view.enter()
         self.query_one(ViewTabs).show(name)
 
-    def entitle(self, document: Document | None, note: str) -> None:
+    def entitle(self, about: Opened) -> None:
         """Show the dump's title, and how far it has been read."""
         for title in self.query(Title):
-            title.show(document, note)
+            title.show(about)
 
     def set_focus(self, widget: Widget | None, scroll_visible: bool = True, from_app_focus: bool = False) -> None:
         """Move the focus, and light the box around it in the same frame."""

@@ -82,7 +82,7 @@ class MeshView(View):
     def _show_map(self, document: Document, selection: Selection, rank: int) -> None:
         side = "held" if selection.side == "difference" else selection.side
         try:
-            sides = document.sides(selection.entry)
+            sides = document.sides(selection.entry, selection.name)
         except ShardvizError:
             sides = None
         self.query_one(TensorMap).show(sides, side, selection.plane, lit=rank)

@@ -11,25 +11,29 @@ from textual.widgets import Static
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import bytes_text, printable
+from shardviz.text import printable
 
 from ..colours import verdict_style
 from ..keys import keys
-from ..model.memory import entries_of_rank, ids_in_memory, parts_text, values_in_memory
+from ..model.filters import after
+from ..model.memory import ids_beside, values_beside
 from ..model.names import shortened
-from ..model.selection import of_entry, rank_of
+from ..model.rank_lines import ORDERS, Order, RankLine, rank_lines
+from ..model.selection import name_of, of_entry, rank_of
 from ..widgets.box import Box, Column, Row
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
+from ..widgets.search import Search
 from ..widgets.values_grid import ValuesGrid
 from .view import View
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
+    from textual.widgets import Input
 
+    from ..model.cells import Beside
     from ..model.document import Document
-    from ..model.memory import Memory
     from ..model.selection import Selection
     from ..model.state import State
 
@@ -42,19 +46,34 @@ class RankView(View):
     TOOLTIP = "Everything that one rank holds"
     FOCUS = "#held"
 
-    BINDINGS: ClassVar[list[BindingType]] = keys(
-        "rank",
-        [
-            ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
-            ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
-            ("v", "values", "Ids/values", "Show the ids, or the model's own values"),
-        ],
-        show=True,
-    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys(
+            "rank",
+            [
+                ("left_square_bracket,less_than_sign", "step(-1)", "Prev rank", "Go to the previous rank"),
+                ("right_square_bracket", "step(1)", "Next rank", "Go to the next rank"),
+                ("v", "values", "Ids/values", "Show elements beside those claimed, or values beside a copy's"),
+                ("o", "order", "Order", "Sort in model order, by bytes, by what is wrong, or by name"),
+                ("slash", "search", "Search", "Find tensors of this rank by name"),
+            ],
+            show=True,
+        ),
+        *keys(
+            "rank",
+            [
+                ("u", "each_layer", "Each layer", "Show each layer on a line of its own, or alike ones on one"),
+                ("escape", "to_lines", "To the tensors", "Go back to the tensors, and show all of them"),
+            ],
+        ),
+    ]
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self._values = False
+        self._order: Order = ""
+        self._text = ""
+        self._each_layer = False
+        self._lines: list[RankLine] = []
 
     def compose(self) -> ComposeResult:
         """Put the card over the lines on the left, the numbers on the right."""
@@ -62,8 +81,8 @@ class RankView(View):
             with Column(id="rank-left"):
                 with Box(classes="boxed short"):
                     yield RankCard(id="rank-of")
-                with Box(id="held-box") as box:
-                    box.entitle("Tensors on this rank")
+                with Box(id="held-box"):
+                    yield Search(id="rank-search")
                     yield HeldLines(id="held")
             with Box(id="memory-box"):
                 yield ValuesGrid(id="memory")
@@ -75,31 +94,54 @@ class RankView(View):
             return
         rank = rank_of(document, selection)
         self.query_one(RankCard).show(document, rank)
-        held = entries_of_rank(document, rank)
-        cursor = held.index(selection.entry) if selection.entry in held else 0
-        self.query_one(Lines).show(len(held), lambda line: _line(document, held[line], rank), cursor)
+        self._list(document, selection, rank)
         self._show_memory(document, selection, rank)
 
+    def _list(self, document: Document, selection: Selection, rank: int) -> None:
+        order, text = self._order, self._text
+        self._lines = rank_lines(document, rank, order=order, text=text, each_layer=self._each_layer)
+        name = name_of(document, selection)
+        chosen = [at for at, line in enumerate(self._lines) if line.entry == selection.entry]
+        cursor = next((at for at in chosen if self._lines[at].name == name), chosen[0] if chosen else 0)
+        self.query_one(Lines).show(len(self._lines), lambda at: _line(self._lines[at]), cursor)
+        title = "Tensors on this rank" + (f", {self._order}" if self._order else "")
+        found = f"{len(self._lines):,} found: {printable(self._text)}" if self._text else ""
+        self.query_one("#held-box", Box).entitle(title, found)
+
     def _show_memory(self, document: Document, selection: Selection, rank: int) -> None:
-        memory, why = _memory(document, selection.entry, rank, values=self._values)
-        self.query_one(ValuesGrid).show(memory)
+        beside, why = _memory(document, selection, rank, values=self._values)
+        self.query_one(ValuesGrid).show(beside)
         box, note = self.query_one("#memory-box", Box), self.query_one("#memory-note", Static)
         if document.entries:
-            name = printable(document.entries[selection.entry].tensor.names[0])
+            name = printable(name_of(document, selection))
             box.entitle(f"{shortened(name)} on rank {rank}")
-        note.update(why or (f"{memory.what}; local shape {list(memory.shape)}" if memory else ""))
+        note.update(why or (f"local shape {list(beside.one.shape)}" if beside else ""))
 
     @on(Lines.Highlighted)
     def _highlighted(self, message: Lines.Highlighted) -> None:
         document, selection = self.state.document, self.state.selection
-        if document is not None:
-            held = entries_of_rank(document, rank_of(document, selection))
-            if message.index < len(held):
-                self.state.selection = of_entry(document, selection, held[message.index])
+        if document is not None and message.index < len(self._lines):
+            line = self._lines[message.index]
+            if line.entry != selection.entry:
+                self.state.selection = of_entry(document, selection, line.entry, line.name)
+            else:
+                self.state.selection = replace(selection, name=line.name)
 
     @on(Lines.Chosen)
     async def _chosen(self) -> None:
         await self.state.action_show_view("explore")
+
+    @on(Search.Changed)
+    def _searched(self, message: Input.Changed) -> None:
+        self._text = message.value.strip()
+        self._again()
+
+    @on(Search.Closed)
+    def _search_closed(self) -> None:
+        self.query_one(HeldLines).focus()
+
+    def _again(self) -> None:
+        self.show(self.state.document, self.state.selection)
 
     def action_step(self, step: int) -> None:
         """Go to another rank, in the mesh's order; after the last comes the first."""
@@ -109,9 +151,30 @@ class RankView(View):
             self.state.selection = replace(self.state.selection, rank=ranks[(at + step) % len(ranks)])
 
     def action_values(self) -> None:
-        """Switch between ids and values."""
+        """Switch between elements and values."""
         self._values = not self._values
-        self.show(self.state.document, self.state.selection)
+        self._again()
+
+    def action_order(self) -> None:
+        """Sort in another way."""
+        self._order = after(ORDERS, self._order)
+        self._again()
+
+    def action_each_layer(self) -> None:
+        """Show each layer on a line of its own, or alike ones on one."""
+        self._each_layer = not self._each_layer
+        self._again()
+
+    def action_search(self) -> None:
+        """Open the search line."""
+        self.query_one(Search).open()
+
+    def action_to_lines(self) -> None:
+        """Go back to the tensors; if they have the focus, show all of them."""
+        lines = self.query_one(HeldLines)
+        if lines.has_focus and self._text:
+            self.query_one(Search).action_clear_and_close()
+        lines.focus()
 
 
 class HeldLines(Lines):
@@ -120,36 +183,32 @@ class HeldLines(Lines):
     HELP = """\
 ## One rank
 
-Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Of identical layers
-the bytes are those of all together, and the part is that of each: `80x [0:8, 0:8192]`. `-` means that it
-takes no memory of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
-**[** and **]** go to the previous and the next rank, **enter** goes to the tensor's map.
+Every tensor that the rank holds: its bytes, its name, and the rank's part of it in global indices. Layers that are
+alike are one line, `32 × 128 KiB`: the bytes and the part are those of one of them. `-` means that it takes no memory
+of its own: it is a result of the step, or is counted with the tensor that it shares storage with.
 """
 
 
-def _line(document: Document, entry: int, rank: int) -> Text:
-    found = document.entries[entry]
-    shard = found.tensor.shards[rank]
-    taken = document.bytes_of(entry, rank)
-    size = "-" if taken is None else bytes_text(taken)
+def _line(line: RankLine) -> Text:
     return Text.assemble(
-        (UNICODE.of(found.verdict), verdict_style(found.verdict)),
-        f" {size:>8}  ",
-        (shortened(found.title), "bold"),
-        (f"  {parts_text(found.tensor, shard)}", "dim"),
+        (UNICODE.of(line.verdict), verdict_style(line.verdict)),
+        f" {line.size:>12}  ",
+        (shortened(line.title), "bold"),
+        (f"  {line.part}", "dim"),
         no_wrap=True,
     )
 
 
-def _memory(document: Document, entry: int, rank: int, *, values: bool) -> tuple[Memory | None, str]:
+def _memory(document: Document, selection: Selection, rank: int, *, values: bool) -> tuple[Beside | None, str]:
     """Return the numbers, or why there are none."""
-    if not document.entries or rank not in document.entries[entry].tensor.shards:
+    if not document.entries or rank not in document.entries[selection.entry].tensor.shards:
         return None, f"rank {rank} holds no part of this tensor"
-    tensor = document.entries[entry].tensor
+    tensor, name = document.entries[selection.entry].tensor, name_of(document, selection)
+    place = selection.plane.at if selection.plane else ()
     try:
-        own = values_in_memory(document.dump, tensor, rank)
+        own = values_beside(document.dump, tensor, rank, name)
         if values or tensor.moment != "stamped":
             return own, "" if own else "the dump has no values for this tensor"
-        return ids_in_memory(document.dump, tensor, rank), ""
+        return ids_beside(document.dump, tensor, rank, name, place[len(place) - len(tensor.shape) :]), ""
     except ShardvizError as error:
         return None, printable(error.message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.widgets import Static
 
@@ -19,6 +20,7 @@ from ..model.step import Collective, Moment, Step, axes_text, moments
 from ..model.step_modules import Modules, modules_of
 from ..model.step_text import (
     axes_width,
+    axis_shares,
     before_width,
     collective_line,
     collective_text,
@@ -29,11 +31,12 @@ from ..model.step_text import (
     pipeline_text,
     why_empty,
 )
+from ..widgets.bars import bar
 from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.lines import Lines
 from ..widgets.mesh_grid import MeshGrid
 from ..widgets.module_lines import ModuleLines
-from ..widgets.schedule_grid import ScheduleGrid
+from ..widgets.schedule_grid import LEGEND, ScheduleGrid
 from .view import View
 
 if TYPE_CHECKING:
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
     from ..model.document import Document
     from ..model.selection import Selection
     from ..model.state import State
+
+
+TALL = 32
+"""Lines of a screen from which on there is room for a bar per axis."""
 
 
 class StepView(View):
@@ -84,7 +91,9 @@ class StepView(View):
         with Box(id="comms-box"):
             yield Static("", id="comms-head", classes="legend", markup=False)
             yield CollectiveLines(id="collectives")
+            yield Static("", id="axis-bars", markup=False)
         with Box(id="schedule-box"):
+            yield Static(LEGEND, id="schedule-legend", classes="legend", markup=False)
             yield ScheduleGrid(id="schedule")
             yield Static("", id="pass", classes="legend", markup=False)
         with Row(id="comm"):
@@ -143,8 +152,19 @@ class StepView(View):
         self.query_one(CollectiveLines).show(len(self._listed), lambda at: collective_line(self._listed[at], width))
         title = f"Collectives along {axes_text(self._axes)}" if self._axes else "Collectives of the step"
         order = ", most bytes received first" if self._by_bytes else ""
-        totals = " · ".join(f"{axes_text(axes)} {bytes_text(count)}" for axes, count in step.received)
-        self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most: {totals}")
+        self.query_one("#axis-bars", Static).update(axis_bars(step, self.app.size.width // 2))
+        self.query_one("#comms-box", Box).entitle(title + order, f"received per rank, at most{self._totals(step)}")
+
+    def _totals(self, step: Step) -> str:
+        """Write each axis's bytes with a short bar, where there is no room for bars of their own."""
+        if self.app.size.height >= TALL:
+            return ""
+        most = max((count for _, count in step.received), default=0)
+        totals = [
+            f"{axes_text(axes)} {bar(count / max(most, 1), 4).strip()} {bytes_text(count)}".replace("  ", " ")
+            for axes, count in step.received
+        ]
+        return ": " + " · ".join(totals)
 
     def _show_collective(self, document: Document, selection: Selection) -> None:
         if not self._listed:
@@ -166,7 +186,7 @@ class StepView(View):
     def _show_schedule(self, step: Step, mesh: Mesh) -> None:
         grid = self.query_one(ScheduleGrid)
         grid.show(step.pipeline, mesh)
-        grid.display = step.pipeline is not None
+        grid.display = self.query_one("#schedule-legend").display = step.pipeline is not None
         self.query_one("#schedule-box", Box).entitle(pipeline_text(step))
         text = f"? not drawn: {step.undrawn}" if step.undrawn else ""
         if step.pipeline is not None and grid.chosen is not None:
@@ -236,6 +256,16 @@ class StepView(View):
         self._again()
 
 
+def axis_bars(step: Step, width: int) -> Text:
+    """Draw the bytes that the busiest rank receives along each axis."""
+    text = Text(no_wrap=True)
+    for name, size, share in axis_shares(step):
+        line = f"{name} {size} "
+        text.append(line, "bold").append(bar(share, max(width - len(line), 4)), "dim").append("\n")
+    text.rstrip()
+    return text
+
+
 class CollectiveLines(Lines):
     """The list of collectives."""
 
@@ -248,7 +278,6 @@ The collectives of one training step, in the order in which they began. Identica
 - *bytes* is the size of the whole tensor that was gathered, reduced or sent; *received* is how much of it one rank
   receives, counted for a ring.
 - The mesh below marks the ranks that take part with `●`; the group of the chosen rank is underlined.
-- **a** shows the collectives along one axis, **o** puts the most bytes first, **tab** goes to the parts below.
 
 An axis along which ranks receive 0 B was never used: if gradients should be summed over it, they were not.
 """
@@ -261,5 +290,5 @@ class MomentLines(Lines):
 ## Before and after
 
 Each rank's values when it called the collective, and when the collective was done; the ranks of a group are listed
-together. **arrows** go from rank to rank, and underline its group on the mesh.
+together, and the chosen one's is underlined on the mesh.
 """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .compare import CompareView
 from .explore import ExploreView
 from .findings import FindingsView
+from .memory import MemoryView
 from .mesh import MeshView
 from .rank import RankView
 from .step import StepView
@@ -15,6 +16,6 @@ if TYPE_CHECKING:
     from .view import View
 
 VIEWS: dict[str, type[View]] = {
-    kind.NAME: kind for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, CompareView)
+    kind.NAME: kind for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView)
 }
 KEYS = {name: str(number) for number, name in enumerate(VIEWS, start=1)}

@@ -87,7 +87,7 @@ def verdict_text(document: Document) -> Text:
     if document.failed:
         return Text.assemble(("? not checked: ", verdict_style("unknown")), printable(document.failed))
     if document.report is None:
-        return Text("… checking", "dim")
+        return Text("… reading" if document.is_partial else "… checking", "dim")
     count = document.report.num_tensors
     text = Text.assemble(
         ("✓ no findings", verdict_style("good")),

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from textual.binding import ActiveBinding
     from textual.screen import Screen
 
-ALWAYS = 2
-"""How many of the last keys stay if there is not room for all: help and quit."""
+ALWAYS = ("help", "quit")
+"""The actions that come last, and stay if there is not room for all."""
 
 
 class KeyBar(WordLine):
@@ -34,7 +34,7 @@ class KeyBar(WordLine):
         for active in screen.active_bindings.values():
             if active.binding.show and active.enabled:
                 found.setdefault(active.binding.action, active)
-        keys = list(found.values())
+        keys = sorted(found.values(), key=lambda active: active.binding.action in ALWAYS)
         if keys != self._keys:
             self._keys = keys
             self.refresh()
@@ -53,8 +53,9 @@ class KeyBar(WordLine):
             )
             for number, active in enumerate(self._keys)
         ]
-        while len(words) > ALWAYS and sum(word.width for word in words) > self.size.width:
-            words.pop(-1 - ALWAYS)
+        last = sum(active.binding.action in ALWAYS for active in self._keys)
+        while len(words) > last and sum(word.width for word in words) > self.size.width:
+            words.pop(-1 - last)
         return words
 
     async def action_press(self, number: int) -> None:

@@ -43,8 +43,8 @@ class Lines(Grid):
     BINDINGS: ClassVar[list[BindingType]] = keys(
         "lines",
         [
-            ("up", "move(-1)", "Up", "To the line above"),
-            ("down", "move(1)", "Down", "To the line below"),
+            ("up,k", "move(-1)", "Up", "To the line above"),
+            ("down,j", "move(1)", "Down", "To the line below"),
             ("pageup", "page(-1)", "Page up", "A page up"),
             ("pagedown", "page(1)", "Page down", "A page down"),
             ("home", "end(0)", "First", "To the first line"),

@@ -40,11 +40,9 @@ Every rank in its place: the last axis runs to the right, the one before it down
 `●` holds the element under the map's cursor, `○` should hold it and does not, `✗` holds it and should not,
 `≠` is one of the ranks that the chosen finding names, `?` has no readable file in the dump.
 
-- **arrows** go from rank to rank; the map shows the blocks of that rank.
-- **a** goes through the axes: the ranks of the same group along it are underlined.
-- **b** goes from the places of ranks to the bytes that they hold, the findings about them and the bytes that they
-  receive: `▁` is the least, `█` the most.
-- **enter** shows everything that the rank holds.
+The map beside it shows the blocks of the chosen rank. The ranks of its group along an axis can be underlined.
+Heat is the bytes that ranks hold, the findings about them or the bytes that they receive: `▁` is the least, `█` the
+most.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = arrows("grid", "move", "To the next rank {}")

@@ -39,6 +39,8 @@ def rank_text(document: Document, rank: int) -> Text:
         count, taken = sum(len(one.widths) for one in found), sum(one.on(rank) for one in found)
         text.append(f" on {printable(files.ranks[rank].hostname)}")
         text.append(f"\nholds {bytes_text(taken)} in {counted(count, 'tensor')}")
+    elif document.is_partial:
+        text.append("\n… not read yet", "dim")
     else:
         text.append("\n? the dump has no readable file for this rank", verdict_style("warning"))
     if rank in mesh:

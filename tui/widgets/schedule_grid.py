@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
 
+LEGEND = "a0 forward of micro-batch 0 through the first stage, b0 the second  A0=== backward  · idle"
 CURSOR = Style(reverse=True, bold=True)
 SAME = Style(underline=True, bold=True)
 """The passes of the micro-batch that the cursor is on, so that its way through the stages shows."""
@@ -38,9 +39,8 @@ class ScheduleGrid(Grid):
 
 One line per rank, time to the right. `a3` is the forward pass of micro-batch 3 through the rank's first stage (`b3`
 through its second), `A3` is the backward pass, which counts as twice as long; `·` is a rank with nothing to do.
-The order on each rank is the real one; each pass begins as early as it could.
-
-- **arrows** go to the pass before and after, and to the ranks above and below; its micro-batch is underlined.
+The order on each rank is the real one; each pass begins as early as it could. The way of the chosen micro-batch
+through the stages is underlined.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -2,50 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 from textual.widgets import Static
 
+from shardviz.dump.read import mesh_of
 from shardviz.dump.records import WEIGHTS
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
 from ..colours import verdict_style
+from ..model.names import shortened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardviz.check.verdicts import Verdict
+    from shardviz.dump.records import RunRecord
 
     from ..model.document import Document
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the title is about.
+
+    Attributes:
+        path: The dump's folder.
+        run: What is true of the whole run; None until `run.json` is read.
+        document: The dump; None until one rank is read.
+        note: How far it has been read, or when it changed.
+    """
+
+    path: Path
+    run: RunRecord | None = None
+    document: Document | None = None
+    note: str = ""
 
 
 class Title(Static):
     """The dump's name, its verdict, and counts of ranks and tensors; a note shows how far it has been read."""
 
+    _about: Opened | None = None
     _shown: Text | None = None
 
-    def show(self, document: Document | None, note: str = "") -> None:
-        """Describe the dump, with a note."""
-        text = title_text(document, note)
+    def show(self, about: Opened) -> None:
+        """Describe the dump."""
+        self._about = about
+        text = title_text(about, self.size.width or MOST_NAME)
         if text != self._shown:
             self._shown = text
             self.update(text, layout=False)
 
+    def on_resize(self) -> None:
+        """Cut the name to its new room, so that the verdict is always in view."""
+        if self._about is not None:
+            self.show(self._about)
 
-def title_text(document: Document | None, note: str = "") -> Text:
-    """Write the name, the verdict and the counts, as far as they are known."""
-    name = printable(document.path.name.removesuffix(".shardviz")) if document is not None else "shardviz"
-    text = Text.assemble((name, "bold"), no_wrap=True, overflow="ellipsis")
-    if document is not None:
-        run = document.dump.files.run
-        text.append("  ").append_text(_verdict(document))
-        if missing := len(document.dump.files.missing_ranks):
-            text.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
-        if note:
-            text.append(f" · {note}", "dim")
-        text.append(f" · {counted(run.num_ranks, 'rank')} {document.dump.files.mesh}", "dim")
-        return text.append(f" · {counted(_num_weights(document), 'tensor')}", "dim")
-    return text.append(f"  {note}", "dim") if note else text
+
+MOST_NAME = 80
+LEAST_NAME = 8
+FOR_VERDICT = 28
+"""Columns that are kept free for the verdict, whatever the name of the dump."""
+
+
+def title_text(about: Opened, room: int = MOST_NAME) -> Text:
+    """Write the name, the verdict and the counts, as far as they are known, for a line of so many columns."""
+    document, note = about.document, about.note
+    name = printable((about.path.name or about.path.resolve().name).removesuffix(".shardviz"))
+    text = Text.assemble((shortened(name, max(room - FOR_VERDICT, LEAST_NAME)), "bold"), no_wrap=True)
+    text.overflow = "ellipsis"
+    text.append("  ").append_text(_verdict(document))
+    if document is not None and (missing := len(document.missing)):
+        text.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
+    if note:
+        text.append(f" · {note}", "dim")
+    if about.run is not None:
+        mesh = mesh_of(about.run.mesh) if about.run.mesh else ""
+        text.append(f" · {counted(about.run.num_ranks, 'rank')} {mesh}".rstrip(), "dim")
+    return text.append(f" · {counted(_num_weights(document), 'tensor')}", "dim") if document is not None else text
 
 
 def _num_weights(document: Document) -> int:
@@ -54,7 +91,9 @@ def _num_weights(document: Document) -> int:
     return len({name for tensor in weights for name in tensor.names})
 
 
-def _verdict(document: Document) -> Text:
+def _verdict(document: Document | None) -> Text:
+    if document is None or document.is_partial:
+        return Text(UNICODE.of("pending"), verdict_style("pending"))
     if document.report is None:
         verdict: Verdict = "unknown" if document.failed else "pending"
         return Text(f"{UNICODE.of(verdict)} {'not checked' if document.failed else 'checking'}", verdict_style(verdict))

@@ -7,8 +7,8 @@ from rich.segment import Segment
 from .grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 
-Tab = tuple[str, str, str]
-"""A view's name, its key and title in the line, and its tooltip."""
+Tab = tuple[str, str, str, str]
+"""A view's name, its key, its title, and its tooltip."""
 
 
 class ViewTabs(WordLine):
@@ -22,11 +22,22 @@ class ViewTabs(WordLine):
     def show(self, current: str) -> None:
         """Mark the current view."""
         self._current = current
-        self.refresh()
+        self.refresh(layout=self.is_narrow)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether only the current view has its title: the verdict has half of the line at least."""
+        whole = sum(len(f" {key} {title} ") for _, key, title, _ in self._tabs)
+        return whole > self.app.size.width // 2
 
     def words(self) -> list[Word]:
         """Return one word per view."""
         return [
-            Word((Segment(f" {text} ", CHOSEN if name == self._current else DIM),), f"app.show_view('{name}')", tooltip)
-            for name, text, tooltip in self._tabs
+            Word(
+                (Segment(f" {key} " if self.is_narrow and name != self._current else f" {key} {title} ", style),),
+                f"app.show_view('{name}')",
+                f"{title}: {tooltip}" if self.is_narrow else tooltip,
+            )
+            for name, key, title, tooltip in self._tabs
+            for style in (CHOSEN if name == self._current else DIM,)
         ]

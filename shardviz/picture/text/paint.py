@@ -209,10 +209,10 @@ def _write_on_rules(boxes: Boxes, looks: list[Look]) -> None:
 
 
 def flat_id(frame: Frame, row: int, col: int) -> int:
-    """Return the id, from 1 within the tensor, of the element at a place of the plane."""
+    """Return the number, counted row by row from 0 as rulers count, of the element at a place of the plane."""
     index = list(frame.plane.at)
     index[frame.plane.rows], index[frame.plane.cols] = row, col
     found = 0
     for at, size in zip(index, frame.sides.holders.shape, strict=True):
         found = found * size + at
-    return found + 1
+    return found

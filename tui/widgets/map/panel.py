@@ -11,18 +11,17 @@ from shardviz.text import printable
 from ...clipboard import copy
 from ...keys import keys
 from ...model.lights import lights_of
-from ...model.messages import ElementAsked, PlaneTurned
+from ...model.messages import PlaneTurned
 from ...model.names import shortened
-from ...model.selection import Selection, next_slice
+from ...model.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
 from ..mesh_grid import LEGEND, MeshGrid
+from .hover import hovered
 from .inspector import Inspector
 from .side_bar import SideBar
 from .tensor_map import TensorMap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -41,8 +40,6 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
-                ("g", "goto", "Go to", "Go to an index, or to an id"),
-                ("y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
                 ("x", "next_dims", "Dims", "Draw the next two dims of a tensor with more than two"),
             ],
             show=True,
@@ -50,6 +47,7 @@ class MapPanel(Box):
         *keys(
             "panel",
             [
+                ("Y", "copy_block", "Copy range", "Copy the block under the cursor as a slice"),
                 ("left_square_bracket", "step(-1)", "Previous slice", "The previous slice of the dims not drawn"),
                 ("right_square_bracket", "step(1)", "Next slice", "The next slice of the dims not drawn"),
             ],
@@ -69,10 +67,12 @@ class MapPanel(Box):
         """Show the chosen tensor."""
         self._document, self._selection = document, selection
         entry = document.entries[selection.entry]
-        sides, why = _sides(document, selection.entry)
+        sides, why = _sides(document, selection)
         self.entitle(_title(entry, selection))
         self.query_one(SideBar).show(selection.side, sides.titles if sides else CLAIMED_AND_HELD)
         self.query_one(TensorMap).show(sides, selection.side, selection.plane, _pending_text(entry))
+        shape = entry.tensor.shape
+        self.query_one(TensorMap).describe = (lambda place: hovered(sides, place, shape)) if sides else None
         self.query_one(Inspector).show(document, selection, sides, why)
         mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
         grid = self.query_one("#small-mesh", MeshGrid)
@@ -83,24 +83,12 @@ class MapPanel(Box):
         """Let the keys move the map's cursor."""
         self.query_one(TensorMap).focus()
 
-    def go(self, place: Sequence[int] | None) -> None:
-        """Go to the map and to an element, given by its index; None stays here."""
-        if place is not None and self._selection.plane is not None:
-            self.focus_map()
-            missing = len(self._selection.plane.at) - len(place)
-            self.query_one(TensorMap).go((*(0,) * missing, *place))
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Dims are chosen where there are more than two."""
         plane = self._selection.plane
         if action in ("next_dims", "step"):
             return plane is not None and len(plane.at) > 2
-        return plane is not None or action not in ("goto", "copy_block")
-
-    def action_goto(self) -> None:
-        """Ask for an element and go there."""
-        if self._document is not None and self._selection.plane is not None:
-            self.post_message(ElementAsked(self._document.entries[self._selection.entry].tensor.shape))
+        return plane is not None or action != "copy_block"
 
     def action_copy_block(self) -> None:
         """Copy the block under the cursor, as Python would slice it."""
@@ -109,7 +97,7 @@ class MapPanel(Box):
             return
         tensor = self._document.entries[self._selection.entry].tensor
         inside = block[len(block) - len(tensor.shape) :]
-        text = f"{tensor.names[0]}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
+        text = f"{name_of(self._document, self._selection)}[{', '.join(f'{start}:{stop}' for start, stop in inside)}]"
         copy(self.app, text)
         self.notify(printable(text), title="Copied", markup=False)
 
@@ -120,7 +108,7 @@ class MapPanel(Box):
     def action_step(self, step: int) -> None:
         """Go to the next or the previous slice."""
         plane = self._selection.plane
-        sides, _ = _sides(self._document, self._selection.entry) if self._document else (None, "")
+        sides, _ = _sides(self._document, self._selection) if self._document else (None, "")
         if sides is not None and plane is not None and (place := next_slice(plane, sides.holders.shape, step)):
             self.query_one(TensorMap).go(place)
 
@@ -131,16 +119,16 @@ def _pending_text(entry: TensorEntry) -> str:
     return " ".join(f"+{axis}" for axis, _ in claimed.partial) if claimed else ""
 
 
-def _sides(document: Document, entry: int) -> tuple[Sides | None, str]:
-    """Return both sides of an entry, or why they cannot be drawn."""
+def _sides(document: Document, selection: Selection) -> tuple[Sides | None, str]:
+    """Return both sides of the chosen tensor, or why they cannot be drawn."""
     try:
-        return document.sides(entry), ""
+        return document.sides(selection.entry, selection.name), ""
     except ShardvizError as error:
         return None, error.message
 
 
 def _title(entry: TensorEntry, selection: Selection) -> str:
-    title = f"{shortened(entry.title)}  {entry.layout}"
+    title = f"{shortened(entry.title_of(selection.name))}  {entry.layout}"
     plane = selection.plane
     if plane is not None and len(plane.at) > 2:
         at = ["↓" if dim == plane.rows else "→" if dim == plane.cols else str(at) for dim, at in enumerate(plane.at)]

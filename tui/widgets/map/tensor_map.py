@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual.geometry import Region, Size
 
 from shardviz.picture.text.paint import Frame, Painted, paint
@@ -17,8 +18,11 @@ from ...model.messages import PlaceChosen, Zoomed
 from ...model.zoom import Zoom
 from ..grid import BOLD, DIM, Grid
 from .edges import column_names, row_name
+from .hover import hovered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from textual import events
     from textual.binding import BindingType
     from textual.strip import Strip
@@ -54,12 +58,12 @@ The tensor to scale: rows downwards, columns to the right. Each block is labelle
 `tp=1 ▸ fsdp 0…15` are many parts in one, those of tp 1 and in it of fsdp 0 to 15. The hue is a rank's place along the
 outermost split, the shade that along the next; the mesh has the same colours.
 
-- **v** goes from *claimed* (by the placements) to *held* (where the ids really are) to *difference*.
-  In the difference, `1→4` is a block that should be on rank 1 and is on rank 4.
-- **arrows** move the cursor by a cell, **shift+arrows** by a block, **page up/down** by a screenful, **home** and
-  **end** to the first and the last element; the line below names the ranks that hold it.
-- **+** and **-** zoom down to single ids and back, **0** shows all. **g** goes to an index.
-- **x** chooses the next two dims of a tensor that has more than two, **[** and **]** step through the others.
+- *claimed* is by the placements, *held* is where the ids really are; in the *difference*, `1→4` is a block that should
+  be on rank 1 and is on rank 4.
+- The lines below name the ranks that should hold the element under the cursor, and those that do; the mouse asks about
+  any other.
+- Zoomed all the way in, each number is an element, counted row by row from 0.
+- Of a tensor with more than two dims, two are drawn, at one place of the others.
 """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -95,6 +99,9 @@ outermost split, the shade that along the next; the mesh has the same colours.
         self.zoom: Zoom | None = None
         self.level = 0
         self._view: tuple[object, _Viewport] | None = None
+        self._hovered: tuple[int, ...] | None = None
+        self.describe: Callable[[tuple[int, ...]], str] | None = None
+        """Says who has the element under the mouse; by default its ranks."""
 
     def show(
         self, sides: Sides | None, side: Side, plane: Plane | None, suffix: str = "", lit: int | None = None
@@ -282,14 +289,29 @@ outermost split, the shade that along the next; the mesh has the same colours.
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse."""
+        if (place := self.place_at(event.x, event.y)) is not None:
+            self.go(place)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Say who holds the element under the mouse."""
+        place = self.place_at(event.x, event.y)
+        if place is None or self.sides is None:
+            self.tooltip = None
+        elif place != self._hovered:
+            self.tooltip = Text(self.describe(place) if self.describe else hovered(self.sides, place, place))
+        self._hovered = place
+
+    def place_at(self, x: int, y: int) -> tuple[int, ...] | None:
+        """Return the element at a column and a line of the screen; None beside the map."""
         frame = self.frame
         if frame is None or not self.zoom:
-            return
+            return None
         left, top = self.scroll_offset
-        row = frame.rows.spans(event.y - HEADER + top, 1)
-        col = frame.cols.spans(event.x - self._gutter + left, 1)
-        if event.y >= HEADER and event.x >= self._gutter and len(row) and len(col):
-            place = list(self.place)
-            place[frame.plane.rows] = min(int(row[0, 0]), self.zoom.height - 1)
-            place[frame.plane.cols] = min(int(col[0, 0]), self.zoom.width - 1)
-            self.go(tuple(place))
+        row = frame.rows.spans(y - HEADER + top, 1)
+        col = frame.cols.spans(x - self._gutter + left, 1)
+        if y < HEADER or x < self._gutter or not len(row) or not len(col):
+            return None
+        place = list(self.place)
+        place[frame.plane.rows] = min(int(row[0, 0]), self.zoom.height - 1)
+        place[frame.plane.cols] = min(int(col[0, 0]), self.zoom.width - 1)
+        return tuple(place)

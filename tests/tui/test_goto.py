@@ -1,0 +1,162 @@
+"""`g` from anywhere: to a rank, a tensor or an element, and where that is said while it is typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.layout.mesh import parse_mesh
+from shardviz.tui.model.target import Known, Target, parse_place, parse_target
+from tests.tui.driving import walk, walk_on
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardviz.tui.app import ShardvizApp
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor, or identical layers of one."""
+
+    names: tuple[str, ...]
+
+
+ENTRIES = (
+    Entry(("embed.weight",)),
+    Entry(tuple(f"layers.{layer}.wq.weight" for layer in range(40))),
+    Entry(("norm",)),
+)
+SHAPES = ((4, 5), (6, 4), (9,))
+
+
+def known(entry: int = 0, *, ranks: bool = True) -> Known:
+    mesh = parse_mesh("fsdp=2,tp=4") if ranks else None
+    return Known(ENTRIES, SHAPES.__getitem__, entry, ENTRIES[entry].names[0], mesh)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("rank 3", Target(rank=3)),
+        ("r3", Target(rank=3)),
+        ("3", Target(rank=3)),
+        ("fsdp=1,tp=2", Target(rank=6)),
+        ("tp=2", Target(rank=2)),
+        ("embed.weight", Target(0, "embed.weight")),
+        ("layers.37", Target(1, "layers.37.wq.weight")),
+        ("wq", Target(1, "layers.0.wq.weight", others=39)),
+        ("NORM", Target(2, "norm")),
+        ("1, 2", Target(0, "embed.weight", (1, 2))),
+        ("[1,2]", Target(0, "embed.weight", (1, 2))),
+        ("-1 -1", Target(0, "embed.weight", (3, 4))),
+        ("#0", Target(0, "embed.weight", (0, 0))),
+        (" # 19 ", Target(0, "embed.weight", (3, 4))),
+        ("norm[8]", Target(2, "norm", (8,))),
+        ("layers.7.wq.weight [5, 3]", Target(1, "layers.7.wq.weight", (5, 3))),
+        ("norm #4", Target(2, "norm", (4,))),
+    ],
+)
+def test_a_short_text_says_where_to_go(text: str, target: Target) -> None:
+    assert parse_target(text, known()) == target
+
+
+def test_a_number_alone_is_an_element_of_a_tensor_with_one_dim() -> None:
+    assert parse_target("3", known(2)) == Target(2, "norm", (3,))
+    assert parse_target("rank 3", known(2)) == Target(rank=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("rank 8", "there is no rank 8: the mesh is (fsdp=2, tp=4)"),
+        ("pp=0", "there is no axis pp"),
+        ("tp=4", "tp=4 is not on the mesh"),
+        ("4, 0", "dim 0 has indices 0 to 3"),
+        ("#20", "elements go from #0 to #19"),
+        ("1 2 3", "enter 2 numbers for shape [4, 5]"),
+        ("norm[9]", "dim 0 has indices 0 to 8"),
+        ("nrom", "no tensor has nrom in its name; did you mean norm?"),
+        ("", "rank 3"),
+    ],
+)
+def test_what_is_nowhere_is_answered_with_what_there_is(text: str, answer: str) -> None:
+    found = parse_target(text, known())
+    assert isinstance(found, str)
+    assert answer in found
+
+
+def test_a_checkpoint_has_no_ranks() -> None:
+    assert parse_target("rank 3", known(ranks=False)) == "a checkpoint has no ranks"
+    assert isinstance(parse_target("3", known(ranks=False)), str)
+
+
+def test_a_tensor_without_elements_and_a_scalar() -> None:
+    assert parse_place("#0", (0, 4)) == "shape [0, 4] has no elements"
+    assert parse_place("0 0", (0, 4)) == "shape [0, 4] has no elements"
+    assert parse_place("#0", ()) == ()
+
+
+def where(app: ShardvizApp) -> tuple[object, ...]:
+    chosen = app.selection
+    return app.screen.view_name, app.chosen_name, chosen.plane and chosen.plane.at, chosen.rank
+
+
+def test_ranks_tensors_and_elements_are_reached_from_every_view(even_bug: Path) -> None:
+    walks = {
+        "element": ("4", "g", *"7, 5", "enter"),
+        "rank from findings": ("4", "g", *"rank 6", "enter"),
+        "rank on the mesh": ("2", "g", *"fsdp=0 tp=3", "enter"),
+        "layer from the mesh": ("2", "g", *"layers.2", "enter"),
+        "another's element on the rank's view": ("3", "g", *"embedding#9", "enter"),
+        "nowhere": ("g", *"99 0", "enter", "escape"),
+        "back": ("g", "escape"),
+    }
+    found = {name: shown.result for name, shown in walk_on(even_bug, walks, look=where).items()}
+    last = ("rank", "embedding", (1, 1), 3)
+    assert found == {
+        "element": ("explore", "layers.0.weight", (7, 5), 1),
+        "rank from findings": ("rank", "layers.0.weight", (7, 5), 6),
+        "rank on the mesh": ("mesh", "layers.0.weight", (7, 5), 3),
+        "layer from the mesh": ("explore", "layers.2.weight", (7, 5), 3),
+        "another's element on the rank's view": last,
+        "nowhere": last,
+        "back": last,
+    }
+
+
+def test_the_dialog_says_where_an_element_is_and_who_has_it_while_it_is_typed(bug: Path, healthy: Path) -> None:
+    text = walk(bug, "g", *"[4, 3]").text
+    assert "[4, 3] of weight  float32[12/fsdp/tp, 12]" in text
+    assert "claimed  by rank 2 (fsdp=0 tp=2), there at [0, 3]" in text
+    assert "held     by rank 1 (fsdp=0 tp=1), there at [1, 3]" in text
+    assert "✗ it is not where the placements claim" in text
+    text = walk(healthy, "g", *"up.bias[23]").text
+    assert "claimed  by rank 7 (fsdp=1 tp=3), there at [2]" in text
+    assert "held     by rank 7 (fsdp=1 tp=3), there at [2]" in text
+    assert "not where" not in text
+
+
+def test_an_element_with_copies_is_on_all_of_their_ranks(shapes: Path) -> None:
+    text = walk(shapes, "g", *"uneven[6, 4]").text
+    assert "claimed  by ranks 2,5,8,11, there at [0, 4]" in text
+    assert "held     by ranks 2,5,8,11, there at [0, 4]" in text
+
+
+def test_scattered_elements_are_found_one_by_one(shapes: Path) -> None:
+    text = walk(shapes, "g", *"scattered[1, 2]").text
+    assert "held     by ranks 0,3,6,9, there at [0, 0]" in text
+
+
+def test_a_layer_that_the_filters_leave_out_is_shown_when_gone_to(even_bug: Path) -> None:
+    shown = walk(even_bug, "f", "g", *"embedding", "enter")
+    assert "embedding  [32/tp/fsdp, 8]" in shown.text
+    assert "of 4" not in shown.text.splitlines()[1]
+
+
+def test_the_ranks_numbers_scroll_to_the_element_gone_to(bug: Path) -> None:
+    assert "11" not in walk(bug, "3", size=(80, 24)).text.splitlines()[3]
+    shown = walk(bug, "3", "g", *"[4, 11]", "enter", size=(80, 24)).text
+    assert "≠4,11" in shown

@@ -1,0 +1,112 @@
+"""The memory view: bytes of modules with layers folded, how uneven ranks are, and ranks as bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from shardviz.dump.dump import dump_of
+from shardviz.dump.memory import memory_table
+from shardviz.dump.read import read_files
+from shardviz.layout.mesh import parse_mesh
+from shardviz.tui.loading import checked
+from shardviz.tui.model.document import Document
+from shardviz.tui.model.tree import lines_of
+from shardviz.tui.model.usage import spread, spread_text, usage_of
+from shardviz.tui.widgets.bars import bar
+from tests.dumps import Made, make_dump
+from tests.tui.driving import walk, walk_on
+from tests.tui.steps import add_to_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    layers = {f"layers.{layer}.w": "[8/tp, 4]" for layer in range(12)}
+    return make_dump(tmp_path / "uneven.shardviz", parse_mesh("tp=4"), {"first": "[9/tp, 16]", **layers})
+
+
+def test_the_sums_are_those_that_show_prints(uneven: Path) -> None:
+    document = checked(Document(uneven, dump_of(read_files(uneven))))
+    usage, table = usage_of(document), memory_table(document.dump)
+    assert usage.total.tolist() == [sum(sizes) for sizes in table.by_rank.values()]
+    assert {role: taken.tolist() for role, taken in usage.by_role.items()} == {
+        role: [sizes[at] for sizes in table.by_rank.values()] for at, role in enumerate(table.roles)
+    }
+
+
+def test_each_line_has_the_bytes_of_one_of_its_layers_and_its_imbalance(uneven: Path) -> None:
+    usage = usage_of(Document(uneven, dump_of(read_files(uneven))))
+    lines = lines_of(usage.tree)
+    assert ["/".join(line.path) for line in lines] == ["first", "layers.[0-11]", "layers.[0-11]/w"]
+    assert [spread_text(usage.spread(line), len(line.nodes)) for line in lines] == [
+        ("", "192 B", "144 B", "1.33"),
+        ("12 ×", "32 B", "32 B", "1.00"),
+        ("12 ×", "32 B", "32 B", "1.00"),
+    ]
+    assert usage.of(lines[0]).tolist() == [192, 192, 192, 0]
+    largest = lines_of(usage.tree, order=usage.largest_first)
+    assert [line.path[-1] for line in largest] == ["layers.[0-11]", "w", "first"]
+
+
+def test_imbalance_is_the_fullest_over_the_mean_of_those_that_have_a_part() -> None:
+    def imbalance(taken: list[int], has: list[bool]) -> float:
+        return spread(np.array(taken), np.array(has, np.bool_)).imbalance
+
+    assert imbalance([30, 10, 20, 0], [True, True, True, False]) == 1.5
+    assert imbalance([30, 10, 20, 0], [True] * 4) == 2.0
+    assert imbalance([5, 5], [True, True]) == 1.0
+    assert imbalance([0, 0], [True, True]) == 1.0
+    assert imbalance([], []) == 1.0
+
+
+def test_ranks_of_another_stage_make_no_imbalance(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "pp.shardviz", parse_mesh("pp=2"), {"first": "[4]", "last": "[4]"})
+    stages = {0: "first", 1: "last"}
+    add_to_ranks(
+        path,
+        lambda rank: structs.replace(rank, tensors=tuple(t for t in rank.tensors if t.name == stages[rank.rank])),
+    )
+    usage = usage_of(Document(path, dump_of(read_files(path))))
+    assert [usage.spread(line).imbalance for line in lines_of(usage.tree)] == [1.0, 1.0]
+    assert usage.spread().imbalance == 1.0
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0.0, "    "), (1.0, "████"), (0.5, "██  "), (0.001, "▏   "), (0.28, "█▏  "), (7.0, "████")]
+)
+def test_bars_are_to_scale_and_nothing_that_is_there_is_unseen(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
+
+
+def test_the_view_says_who_is_fullest_and_opens_a_rank(uneven: Path, tmp_path: Path) -> None:
+    walks = walk_on(uneven, {"memory": "6", "last": ("tab", "end"), "rank": ("enter",)})
+    text = walks["memory"].text
+    assert "Memory: rank 0 has most, 576 B; mean 528 B, imbalance 1.09" in text
+    assert "param 576 B" in text
+    assert "12 × 32 B" in text
+    assert "rank 3         384 B" in text
+    assert "rank 3 of 4" in walks["rank"].text
+    even = make_dump(tmp_path / "even.shardviz", parse_mesh("tp=4"), {"w": "[8/tp]"})
+    assert "Memory: 8 B on every rank" in walk(even, "6").text
+
+
+def test_uneven_modules_are_marked_and_sorted(tmp_path: Path) -> None:
+    tensors = {"even": "[64/tp]", "odd": "[9/tp, 64]", "small": "[8/tp]"}
+    path = make_dump(tmp_path / "odd.shardviz", parse_mesh("tp=2"), tensors)
+    walks = walk_on(path, {"model": "6", "largest": "o"}, size=(120, 40))
+    rows = {name: [line[2:].split()[:2] for line in shown.text.splitlines()[3:6]] for name, shown in walks.items()}
+    assert rows["model"] == [["even", "128"], ["!", "odd"], ["small", "16"]]
+    assert rows["largest"] == [["!", "odd"], ["even", "128"], ["small", "16"]]
+
+
+def test_a_dump_without_ids_or_tensors_says_so(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "none.shardviz", parse_mesh("tp=2"), {})
+    assert "Memory: the dump has no tensors that take any" in walk(path, "6").text
+    plain = make_dump(tmp_path / "plain.shardviz", parse_mesh("tp=2"), {"w": Made(None, shape=(4,))})
+    assert "w " in walk(plain, "6").text

@@ -1,0 +1,174 @@
+"""What both viewers do alike: read again what changed on disk, remember the theme, write ASCII where it must be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardviz.tui import viewer
+from shardviz.tui.app import ShardvizApp
+from shardviz.tui.changes import stamps_of
+from shardviz.tui.plain import SAME, plain
+from shardviz.tui.saving import screen_text
+from shardviz.tui.settings import remember_theme, remembered_theme
+from tests.tui.driving import settle, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def copied(folder: Path, dump: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder / dump, tmp_path / dump.name))
+
+
+def after_change(dump: Path, change: Callable[[], object], wanted: str) -> str:
+    """Open a dump, change its files, and return the screen once it says what is wanted, or after five seconds."""
+
+    async def run() -> str:
+        app = ShardvizApp(dump)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            change()
+            for _ in range(500):
+                await pilot.pause(0.01)
+                if re.search(wanted, screen_text(app)):
+                    break
+            return await settle(pilot)
+
+    return asyncio.run(run())
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def completed(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+def test_a_rank_file_that_is_cut_short_is_noticed_and_said_with_the_time(
+    healthy: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)
+    dump = copied(folder, healthy, tmp_path)
+    text = after_change(dump, lambda: cut(dump / "rank_00003.json"), r"1 rank missing.*changed \d\d:\d\d")
+    assert re.search(r"1 rank missing · changed \d\d:\d\d", text)
+
+
+def test_a_rank_file_that_is_completed_later_is_noticed(
+    healthy: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)
+    dump = copied(folder, healthy, tmp_path)
+    file = dump / "rank_00003.json"
+    content = file.read_bytes()
+    cut(file)
+    text = after_change(dump, lambda: file.write_bytes(content), r"no findings.*changed")
+    assert "missing" not in text.splitlines()[0]
+    assert re.search(r"✓ no findings · changed \d\d:\d\d", text)
+
+
+def test_a_dump_that_nobody_changes_is_left_alone_and_r_reads_it_again(
+    healthy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.01)
+
+    async def run() -> tuple[bool, bool, str]:
+        app = ShardvizApp(healthy)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await settle(pilot)
+            first = app.document
+            await pilot.pause(0.3)
+            same = app.document is first
+            await pilot.press("down", "R")
+            text = await settle(pilot)
+            return same, app.document is first, text
+
+    same, still, text = asyncio.run(run())
+    assert (same, still) == (True, False)
+    assert "changed" not in text.splitlines()[0]
+    assert "up.bias  float32[24/tp/fsdp]" in text
+
+
+def test_every_file_of_a_folder_counts_and_unfinished_ones_do_not(tmp_path: Path) -> None:
+    inner = tmp_path / "global_step1" / "zero"
+    inner.mkdir(parents=True)
+    for name in ("a.json", "b.safetensors", ".b.json.tmp", "global_step1/c.pt", "global_step1/zero/d.pt"):
+        (tmp_path / name).write_bytes(b"x")
+    found = stamps_of([tmp_path])
+    assert sorted(os.path.relpath(name, tmp_path) for name in found) == [
+        "a.json",
+        "b.safetensors",
+        "global_step1/c.pt",
+        "global_step1/zero/d.pt",
+    ]
+    (tmp_path / "b.safetensors").write_bytes(b"xy")
+    assert stamps_of([tmp_path]) != found
+    assert [size for _, size in stamps_of([tmp_path / "b.safetensors"]).values()] == [2]
+    assert stamps_of([tmp_path / "nowhere"]) == {}
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    outside, dump = tmp_path / "outside", tmp_path / "dump"
+    outside.mkdir()
+    dump.mkdir()
+    (outside / "secret").write_text("x")
+    (dump / "link").symlink_to(outside)
+    assert [Path(name).name for name in stamps_of([dump])] == ["link"]
+
+
+def test_the_theme_that_was_chosen_is_there_the_next_time(healthy: Path) -> None:
+    async def choose() -> None:
+        app = ShardvizApp(healthy)
+        async with app.run_test() as pilot:
+            app.theme = "shardviz-light"
+            await settle(pilot)
+
+    assert walk(healthy, look=lambda app: app.theme).result == "shardviz-dark"
+    asyncio.run(choose())
+    assert walk(healthy, look=lambda app: app.theme).result == "shardviz-light"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"theme": 3}', '{"theme": "no such theme"}', "\x00" * 9])
+def test_damaged_settings_are_ignored(settings: Path, healthy: Path, content: str) -> None:
+    (settings / "shardviz").mkdir()
+    (settings / "shardviz" / "viewer.json").write_text(content)
+    assert walk(healthy, look=lambda app: app.theme).result == "shardviz-dark"
+    remember_theme("shardviz-light")
+    assert remembered_theme() == "shardviz-light"
+
+
+def test_settings_that_cannot_be_written_are_forgotten(settings: Path) -> None:
+    (settings / "shardviz").write_text("a file where the folder should be")
+    remember_theme("shardviz-light")
+    assert remembered_theme() == ""
+
+
+def test_other_settings_are_kept(settings: Path) -> None:
+    (settings / "shardviz").mkdir()
+    (settings / "shardviz" / "viewer.json").write_text('{"later": 1}')
+    remember_theme("shardviz-light")
+    kept = json.loads((settings / "shardviz" / "viewer.json").read_text())
+    assert kept == {"later": 1, "theme": "shardviz-light"}
+
+
+def test_where_the_terminal_shows_only_ascii_so_does_the_viewer(bug: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = walk(bug, "2").text
+    monkeypatch.setattr(viewer, "shows_unicode", lambda: False)
+    text = walk(bug, "2").text
+    assert not usual.isascii()
+    assert text.isascii()
+    assert "x 1 finding" in text
+    assert list(map(len, text.splitlines())) == list(map(len, usual.splitlines()))
+
+
+def test_each_character_takes_the_room_that_it_took() -> None:
+    assert all(len(key) == len(value) == 1 for key, value in SAME.items())
+    assert plain("✗ 層 é ▾") == "x ?? ? v"

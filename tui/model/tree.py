@@ -1,0 +1,255 @@
+"""The tensors as a tree of modules, in the model's own structure: a layer that is like others all through is one line
+with them, and one that differs anywhere stands whole beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from shardviz.check.verdicts import worst
+from shardviz.text import join_numbers, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardviz.check.verdicts import Verdict
+
+ModulePath = tuple[str, ...]
+Part = tuple[str, int | None]
+"""A module's name, and its number where it is one of several."""
+
+Apart = frozenset[tuple[ModulePath, int | None]]
+"""Layers that stand on their own though others are like them: the path around with their name, and their number.
+
+None instead of a number is all of them.
+"""
+
+_PARTS = re.compile(r"[^.\[]*\[[^\]]*\][^.]*|[^.]+")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_ORDER: dict[Verdict, int] = {"error": 0, "warning": 1, "unknown": 2}
+
+
+class Listed(Protocol):
+    """A tensor, or identical layers of one, as the tree needs it."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Its names."""
+
+    @property
+    def suffix(self) -> str:
+        """What is written behind its name; empty for nothing."""
+
+    @property
+    def short_layout(self) -> str:
+        """Its layout, or its shape."""
+
+    @property
+    def facts(self) -> str:
+        """What else is known of it, in a few characters."""
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is an optimizer's state."""
+
+    def verdict_of(self, name: str) -> Verdict:
+        """Return the verdict on one of its names."""
+
+
+@dataclass
+class Node:
+    """A module, or a tensor with its entry.
+
+    Attributes:
+        parts: What is in it, in model order.
+        entry: Of a tensor, the index of its entry.
+        names: Of a tensor, its names: several where identical layers are one.
+        verdict: The worst in it.
+        kind: A number that modules have in common which are alike all through: in parts, entries and verdicts.
+    """
+
+    parts: dict[Part, Node] = field(default_factory=dict)
+    entry: int | None = None
+    names: list[str] = field(default_factory=list)
+    verdict: Verdict = "good"
+    kind: int = -1
+
+
+@dataclass(frozen=True)
+class TreeLine:
+    """One line of the tree.
+
+    Attributes:
+        path: The names from the root down.
+        verdict: The worst verdict in it.
+        count: How many identical layers it is.
+        entry: The tensor's entry; None for a module.
+        names: The tensor's names; empty for a module.
+        key: Where its layers stand: the path of the module around with the layers' name.
+        number: Its own number, or the first of several; None if it has none.
+        nodes: The modules or tensors that it is.
+    """
+
+    path: ModulePath
+    verdict: Verdict
+    count: int = 1
+    entry: int | None = None
+    names: tuple[str, ...] = ()
+    key: ModulePath = ()
+    number: int | None = None
+    nodes: tuple[Node, ...] = field(default=(), compare=False, repr=False)
+
+
+def parts_of(name: str, suffix: str = "", *, is_state: bool = False) -> list[Part]:
+    """Split a name into modules at its dots; a number stays with the module before it.
+
+    An optimizer's state of a parameter, `weight.exp_avg`, is beside that parameter.
+    """
+    parts = list(_split(name))
+    if is_state and len(parts) > 1:
+        parts[-2:] = [(".".join(map(_label, parts[-2:])), None)]
+    if suffix and parts:
+        parts[-1] = (f"{_label(parts[-1])} ({suffix})", None)
+    return parts or [("(no name)", None)]
+
+
+@lru_cache(maxsize=1 << 16)
+def _split(name: str) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    for text in _PARTS.findall(printable(name)):
+        if not _NUMBER.fullmatch(text):
+            parts.append((text, None))
+        elif parts and parts[-1][1] is None:
+            parts[-1] = (parts[-1][0], int(text))
+        else:
+            parts.append(("", int(text)))
+    return tuple(parts)
+
+
+def _label(part: Part) -> str:
+    return part[0] if part[1] is None else f"{part[0]}.{part[1]}"
+
+
+def tree_of(entries: Sequence[Listed], shown: Iterable[int], keep: Callable[[int, str], bool] | None = None) -> Node:
+    """Return the tree of some entries.
+
+    Args:
+        entries: All entries.
+        shown: The indices of those that are in the tree.
+        keep: Whether a name of an entry is in the tree; all are by default.
+    """
+    root, alike = Node(), dict[object, int]()
+    for index in shown:
+        entry = entries[index]
+        for name in entry.names:
+            if keep is None or keep(index, name):
+                parts = parts_of(name, entry.suffix, is_state=entry.is_state)
+                _put(root, parts, Node(entry=index, names=[name], verdict=entry.verdict_of(name)))
+    _align([root])
+    _settle(root, alike)
+    return root
+
+
+def _put(root: Node, parts: list[Part], leaf: Node) -> None:
+    module, (prefix, number) = root, parts[-1]
+    for part in parts[:-1]:
+        module = module.parts.setdefault(part, Node())
+    while (prefix, number) in module.parts:  # a tensor and a module of one name, or two tensors
+        prefix += " "
+    module.parts[prefix, number] = leaf
+
+
+def _align(modules: Sequence[Node]) -> None:
+    """Give layers with the same parts the order that most of them have: what one alone has came last, as an entry."""
+    orders = Counter(tuple(module.parts) for module in modules if len(modules) > 1)
+    usual: dict[frozenset[Part], tuple[Part, ...]] = {}
+    for order, _ in orders.most_common():
+        usual.setdefault(frozenset(order), order)
+    below: dict[Part | str, list[Node]] = {}
+    for module in modules:
+        order = usual.get(frozenset(module.parts), tuple(module.parts))
+        module.parts = {part: module.parts[part] for part in order}
+        for part, inside in module.parts.items():
+            below.setdefault(part if part[1] is None else part[0], []).append(inside)
+    for nodes in below.values():
+        if any(node.parts for node in nodes):
+            _align(nodes)
+
+
+def _settle(node: Node, alike: dict[object, int]) -> None:
+    """Work out the worst verdict in a module, and give modules that are alike all through the same number."""
+    for inside in node.parts.values():
+        _settle(inside, alike)
+    if node.entry is None:
+        node.verdict = worst({inside.verdict for inside in node.parts.values()})
+    content = (node.entry, node.verdict, tuple((part, inside.kind) for part, inside in node.parts.items()))
+    node.kind = alike.setdefault(content, len(alike))
+
+
+def errors_first(alike: Sequence[Node]) -> int:
+    """Return a key that sorts what is wrong first."""
+    return _ORDER.get(alike[0].verdict, len(_ORDER))
+
+
+def lines_of(
+    root: Node, apart: Apart = frozenset(), order: Callable[[Sequence[Node]], float] | None = None
+) -> list[TreeLine]:
+    """Return the lines of a tree, each module before its parts.
+
+    Args:
+        root: The tree.
+        apart: Layers that stand on their own.
+        order: What the lines in every module are sorted by, each of one part or of several that are alike; they are in
+            the model's own order by default.
+    """
+    return list(_within([root], (), apart, order))
+
+
+def _within(
+    modules: list[Node], path: ModulePath, apart: Apart, order: Callable[[Sequence[Node]], float] | None
+) -> Iterator[TreeLine]:
+    """Yield the lines within modules that are alike, which are one."""
+    groups = _groups(modules[0], path, apart)
+    if order is not None:
+        groups.sort(key=lambda group: order([modules[0].parts[part] for part in group]))
+    for group in groups:
+        inside = [module.parts[part] for module in modules for part in group]
+        first, (prefix, number) = inside[0], group[0]
+        here, key = (*path, _numbered(prefix, [one for _, one in group if one is not None])), (*path, prefix)
+        if first.entry is None:
+            yield TreeLine(here, first.verdict, len(group), key=key, number=number, nodes=tuple(inside))
+            yield from _within(inside, here, apart, order)
+        else:
+            names = tuple(name for node in inside for name in node.names)
+            yield TreeLine(here, first.verdict, len(group), first.entry, names, key, number, tuple(inside))
+
+
+def _numbered(prefix: str, numbers: list[int]) -> str:
+    if not numbers:
+        return prefix
+    dot = "." if prefix else ""
+    return f"{prefix}{dot}{numbers[0]}" if len(numbers) == 1 else f"{prefix}{dot}[{join_numbers(numbers, ',')}]"
+
+
+def _groups(module: Node, path: ModulePath, apart: Apart) -> list[list[Part]]:
+    """Return the parts of a module in model order, those that are alike but for their number together."""
+    came = {prefix: at for at, (prefix, _) in reversed([*enumerate(module.parts)])}
+    found: dict[object, list[Part]] = {}
+    for prefix, number in sorted(module.parts, key=lambda part: (came[part[0]], -1 if part[1] is None else part[1])):
+        stands_alone = ((*path, prefix), number) in apart or ((*path, prefix), None) in apart
+        kind = None if number is None or stands_alone else module.parts[prefix, number].kind
+        found.setdefault((prefix, number if kind is None else None, kind), []).append((prefix, number))
+    return list(found.values())
+
+
+def layer_of(name: str) -> tuple[ModulePath, int] | None:
+    """Return where a name's first numbered module stands, and its number, for it to stand apart; None without one."""
+    parts = parts_of(name)
+    for depth, (prefix, number) in enumerate(parts):
+        if number is not None:
+            return (*map(_label, parts[:depth]), prefix), number
+    return None

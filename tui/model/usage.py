@@ -1,0 +1,183 @@
+"""The memory of modules on all ranks: each layer's bytes, the fullest rank's, and how uneven they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from shardviz.dump.memory import ROLES
+from shardviz.text import bytes_text
+
+from .tree import Node, tree_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.verdicts import Verdict
+    from shardviz.dump.memory import Counted
+
+    from .document import Document
+    from .tree import TreeLine
+
+    Bytes = NDArray[np.int64]
+    """Bytes by rank, in the order of the ranks that were read."""
+
+    Flags = NDArray[np.bool_]
+    """Whether each rank has a part."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Bytes over the ranks.
+
+    Attributes:
+        most: Those of the fullest rank.
+        mean: Their mean over the ranks that have a part, be it an empty one.
+        least: Those of the emptiest of these.
+    """
+
+    most: int
+    mean: float
+    least: int
+
+    @property
+    def imbalance(self) -> float:
+        """The fullest rank's bytes over the mean; 1 where all hold the same."""
+        return self.most / self.mean if self.mean else 1.0
+
+
+def spread(taken: Bytes, has: Flags) -> Spread:
+    """Sum bytes by rank up, of those that have a part: ranks of another pipeline stage have none."""
+    held = taken[has]
+    if not held.size:
+        return Spread(0, 0.0, 0)
+    return Spread(int(held.max()), float(held.mean()), int(held.min()))
+
+
+@dataclass(frozen=True)
+class UsageEntry:
+    """A tensor that takes memory, or identical layers of one, as the tree needs it.
+
+    Attributes:
+        names: Its names.
+        role: What it is to the model.
+        widths: For each name the bytes of an element.
+        taken: By the bytes of an element, the bytes of one name on each rank.
+        has: Which ranks have a part, be it an empty one.
+    """
+
+    names: tuple[str, ...]
+    role: str
+    widths: dict[str, int]
+    taken: dict[int, Bytes] = field(compare=False, repr=False)
+    has: Flags = field(compare=False, repr=False)
+    is_state: bool = False
+    short_layout: ClassVar[str] = ""
+    facts: ClassVar[str] = ""
+
+    @property
+    def suffix(self) -> str:
+        """Its role, unless it is a parameter."""
+        return "" if self.role == "param" else self.role
+
+    def verdict_of(self, name: str) -> Verdict:
+        """Return no verdict: layers differ in bytes alone here."""
+        return "good"
+
+    def of(self, name: str) -> Bytes:
+        """Return the bytes of a name on each rank."""
+        return self.taken[self.widths[name]]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The memory of a run.
+
+    Attributes:
+        ranks: The ranks that were read, rising.
+        entries: What takes memory.
+    """
+
+    ranks: tuple[int, ...]
+    entries: Sequence[UsageEntry]
+    _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
+    _flags: dict[int, Flags] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def tree(self) -> Node:
+        """The modules."""
+        return tree_of(self.entries, range(len(self.entries)))
+
+    @cached_property
+    def total(self) -> Bytes:
+        """The bytes of each rank."""
+        return self._of(self.tree)
+
+    @cached_property
+    def by_role(self) -> dict[str, Bytes]:
+        """The bytes of each rank by role, in the order of columns."""
+        found: dict[str, Bytes] = {}
+        for role in ROLES:
+            own = [entry.of(name) for entry in self.entries if entry.role == role for name in entry.names]
+            if own:
+                found[role] = np.sum(own, axis=0)
+        return found
+
+    def _of(self, node: Node) -> Bytes:
+        """Return the bytes of a module on each rank, worked out once."""
+        if id(node) not in self._sums:
+            parts = [self._of(part) for part in node.parts.values()]
+            own = [self.entries[node.entry].of(name) for name in node.names] if node.entry is not None else []
+            self._sums[id(node)] = (
+                np.sum([*parts, *own], axis=0) if parts or own else np.zeros(len(self.ranks), np.int64)
+            )
+        return self._sums[id(node)]
+
+    def of(self, line: TreeLine) -> Bytes:
+        """Return the bytes of all that a line is on each rank."""
+        taken: Bytes = np.sum([self._of(node) for node in line.nodes], axis=0)
+        return taken
+
+    def spread(self, line: TreeLine | None = None) -> Spread:
+        """Sum up the bytes of a line, or of all, over the ranks that have a part of it."""
+        if line is None:
+            return spread(self.total, np.ones(len(self.ranks), np.bool_))
+        return spread(self.of(line), self._has(line.nodes[0]))
+
+    def _has(self, node: Node) -> Flags:
+        """Return which ranks have a part of a module; those of alike ones are the same."""
+        if id(node) not in self._flags:
+            parts = [self._has(part) for part in node.parts.values()]
+            own = [self.entries[node.entry].has] if node.entry is not None else []
+            self._flags[id(node)] = np.any([*parts, *own, np.zeros(len(self.ranks), np.bool_)], axis=0)
+        return self._flags[id(node)]
+
+    def largest_first(self, alike: Sequence[Node]) -> float:
+        """Return a key that sorts modules by the bytes of their fullest rank, those that are alike together."""
+        return -float(np.sum([self._of(node) for node in alike], axis=0).max(initial=0))
+
+
+def usage_of(document: Document) -> Usage:
+    """Return the memory of a dump's modules."""
+    ranks = tuple(sorted(document.dump.files.ranks))
+    return Usage(ranks, [_entry(one, ranks) for one in document.counted])
+
+
+def _entry(one: Counted, ranks: Sequence[int]) -> UsageEntry:
+    by_width = {width: name for name, width in one.widths.items()}
+    taken = {
+        width: np.array([one.on(rank, name) for rank in ranks], dtype=np.int64) for width, name in by_width.items()
+    }
+    has = np.array([rank in one.tensor.shards for rank in ranks], dtype=np.bool_)
+    return UsageEntry(tuple(one.widths), one.tensor.role, dict(one.widths), taken, has, one.tensor.role == "optim")
+
+
+def spread_text(found: Spread, count: int = 1) -> tuple[str, str, str, str]:
+    """Write how many layers there are, one's bytes on the fullest rank and on the mean one, and the imbalance."""
+    each = f"{count:,} ×" if count > 1 else ""
+    return each, bytes_text(round(found.most / count)), bytes_text(round(found.mean / count)), f"{found.imbalance:.2f}"

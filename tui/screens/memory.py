@@ -1,0 +1,120 @@
+"""The memory: each module's bytes with layers folded, how uneven ranks are, and every rank's bytes as a bar."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from textual import on
+from textual.widgets import Static
+
+from shardviz.text import bytes_text
+
+from ..keys import keys
+from ..model.selection import rank_of
+from ..widgets.box import Box
+from ..widgets.lines import Lines
+from ..widgets.usage_tree import RankBars, UsageTree, rank_bar
+from .view import View
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ..model.document import Document
+    from ..model.selection import Selection
+    from ..model.state import State
+    from ..model.usage import Usage
+
+
+class MemoryView(View):
+    """Modules with their bytes above, ranks as bars below."""
+
+    NAME = "memory"
+    TITLE = "Memory"
+    TOOLTIP = "The bytes of modules and ranks"
+    FOCUS = "#usage"
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "memory", [("f", "fullest_first", "Fullest first", "Show the fullest ranks first, or all by number")], show=True
+    )
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._of: Usage | None = None
+        self._fullest_first = True
+        self._ranks: list[int] = []
+
+    def compose(self) -> ComposeResult:
+        """Put the modules above, the ranks below."""
+        with Box(id="usage-box"):
+            yield Static("", id="usage-head", classes="legend", markup=False)
+            yield UsageTree(id="usage")
+        with Box(id="bars-box"):
+            yield RankBars(id="bars")
+
+    def show(self, document: Document | None, selection: Selection) -> None:
+        """Show the memory of a dump, with the cursor on the chosen rank."""
+        if document is None:
+            return
+        usage = document.usage
+        if usage is not self._of:
+            self._of = usage
+            tree = self.query_one(UsageTree)
+            tree.fill(usage)
+            self.query_one("#usage-head", Static).update(tree.head())
+            self.query_one("#usage-box", Box).entitle(_title(usage), _roles(usage))
+        self._show_ranks(document, usage, rank_of(document, selection))
+
+    def on_resize(self) -> None:
+        """Put the heads over their columns again."""
+        self.query_one("#usage-head", Static).update(self.query_one(UsageTree).head())
+
+    def _show_ranks(self, document: Document, usage: Usage, rank: int) -> None:
+        taken, mesh = dict(zip(usage.ranks, usage.total.tolist(), strict=True)), document.dump.files.mesh
+        self._ranks = sorted(usage.ranks, key=lambda one: -taken[one]) if self._fullest_first else [*usage.ranks]
+        most, lines = max(taken.values(), default=0), self.query_one(RankBars)
+
+        def line(at: int) -> Text:
+            one = self._ranks[at]
+            where = mesh.label(one) if one in mesh else ""
+            return rank_bar(one, taken[one], most, where, lines.size.width)
+
+        lines.show(len(self._ranks), line, self._ranks.index(rank) if rank in taken else 0)
+        order = "fullest first" if self._fullest_first else "by number"
+        self.query_one("#bars-box", Box).entitle(f"Ranks, {order}")
+
+    @on(Lines.Highlighted, "#bars")
+    def _rank_chosen_here(self, message: Lines.Highlighted) -> None:
+        self.state.selection = replace(self.state.selection, rank=self._ranks[message.index])
+
+    @on(Lines.Chosen, "#bars")
+    async def _rank_opened(self) -> None:
+        await self.state.action_show_view("rank")
+
+    def action_fullest_first(self) -> None:
+        """Sort the ranks by their bytes, or by their numbers."""
+        self._fullest_first = not self._fullest_first
+        self.show(self.state.document, self.state.selection)
+
+
+def _title(usage: Usage) -> str:
+    """Write the fullest rank, the mean and the imbalance."""
+    found = usage.spread()
+    if not found.most:
+        return "Memory: the dump has no tensors that take any"
+    if found.most == found.least:
+        return f"Memory: {bytes_text(found.most)} on every rank"
+    rank = usage.ranks[int(np.argmax(usage.total))]
+    mean = bytes_text(round(found.mean))
+    return f"Memory: rank {rank} has most, {bytes_text(found.most)}; mean {mean}, imbalance {found.imbalance:.2f}"
+
+
+def _roles(usage: Usage) -> str:
+    """Write the fullest rank's bytes by role."""
+    if not usage.total.size:
+        return ""
+    at = int(np.argmax(usage.total))
+    return " · ".join(f"{role} {bytes_text(int(taken[at]))}" for role, taken in usage.by_role.items())

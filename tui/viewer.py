@@ -1,0 +1,231 @@
+"""What the viewers of dumps and of checkpoints share: themes, saving, copying, help, and reading again what changed."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import textual
+from rich.console import Group
+from rich.text import Text
+from rich.traceback import Traceback
+from textual.app import App, SystemCommand
+from textual.reactive import var
+
+from shardviz.errors import ShardvizError
+from shardviz.text import printable
+
+from .changes import Stamps, stamps_of
+from .clipboard import copy
+from .colours import THEMES
+from .keys import MOVES, keys
+from .plain import PlainCharacters, shows_unicode
+from .saving import save_picture, save_screen
+from .settings import remember_theme, remembered_theme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from textual.binding import BindingType
+    from textual.filter import LineFilter
+    from textual.message import Message
+    from textual.screen import Screen
+
+    from .model.target import Known, Target
+
+LOOK_AGAIN = 1.0
+"""Seconds between two looks whether any file has changed."""
+
+
+class Viewer(App[None]):
+    """A viewer of files on disk. Subclasses say what is chosen, what is watched, and how all is read again."""
+
+    TITLE = "shardviz"
+    CSS_PATH = Path(__file__).with_name("shardviz.tcss")
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012  Textual's own form
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *keys(
+            "viewer",
+            [
+                ("y", "copy_name", "Copy name", "Copy the name of the chosen tensor"),
+                ("s", "save_tensor", "Save picture", "Save the chosen tensor's picture (SVG)"),
+                ("S", "save_screen('svg')", "Save screen", "Save the screen as a picture (SVG)"),
+                ("R", "reload", "Reload", "Read the files again"),
+            ],
+        ),
+        *keys(
+            "viewer",
+            [
+                ("g", "goto", "Go to", "Go to a rank, a tensor or an element, and see who has it"),
+                ("f1,question_mark", "help", "Help", "Help for the focused part"),
+                ("q,ctrl+c", "quit", "Quit", "Quit and restore the terminal"),
+            ],
+            show=True,
+        ),
+    ]
+
+    changed: var[str] = var("")
+    """When files on disk changed last, as `14:03`; empty until they do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stamps: Stamps = {}
+        self._reading = 0
+        self._plain = PlainCharacters(enabled=not shows_unicode())
+        for theme in THEMES:
+            self.register_theme(theme)
+        known = remembered_theme()
+        self.theme = known if known in self.available_themes else THEMES[0].name
+
+    @property
+    def watched(self) -> Sequence[Path]:
+        """The folders and files whose changes are noticed."""
+        raise NotImplementedError
+
+    @property
+    def chosen_name(self) -> str:
+        """The name of the chosen tensor; empty where there is none."""
+        raise NotImplementedError
+
+    def picture(self) -> str:
+        """Draw the chosen tensor as SVG.
+
+        Raises:
+            ShardvizError: It cannot be drawn.
+        """
+        raise NotImplementedError
+
+    def read_again(self) -> None:
+        """Start to read all files again, and show them in place once they are read."""
+        raise NotImplementedError
+
+    def posting(self) -> Callable[[Message], object]:
+        """Return what a thread posts its messages by: they are dropped once reading has begun again."""
+        self._reading += 1
+        number = self._reading
+
+        def post(message: Message) -> object:
+            return self.post_message(message) if number == self._reading else None
+
+        return post
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether files are being read or checked now."""
+        return any(not worker.is_finished for worker in self.workers if worker.group.startswith("load"))
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Add one that writes ASCII where the terminal shows nothing else."""
+        return [*super().get_line_filters(), *([self._plain] if self._plain.enabled else [])]
+
+    def watch_files(self) -> None:
+        """Notice from now on when a file changes."""
+        self._stamps = stamps_of(self.watched)
+        self.set_interval(LOOK_AGAIN, self._look_again)
+
+    async def _look_again(self) -> None:
+        """Read again if any file is new, gone, longer, shorter or written again."""
+        if self.is_reading:
+            return
+        found = await asyncio.to_thread(stamps_of, self.watched)
+        if found and found != self._stamps and not self.is_reading:
+            self._reload(found)
+
+    def reload(self) -> None:
+        """Read all files again, keep what is chosen, and show when they changed, if they did.
+
+        From another thread: `viewer.call_from_thread(viewer.reload)`.
+        """
+        self._reload(stamps_of(self.watched))
+
+    def _reload(self, found: Stamps) -> None:
+        if found != self._stamps:
+            self.changed = f"{datetime.now().astimezone():%H:%M}"
+        self._stamps = found
+        self.read_again()
+
+    @property
+    def known(self) -> Known:
+        """What can be gone to."""
+        raise NotImplementedError
+
+    def about(self, target: Target) -> str:
+        """Say where something is."""
+        raise NotImplementedError
+
+    async def go(self, target: Target) -> None:
+        """Go somewhere."""
+        raise NotImplementedError
+
+    def action_goto(self) -> None:
+        """Ask where to go, and go there."""
+        from .screens.goto import GotoScreen
+
+        async def leave(target: Target | None) -> None:
+            if target is not None:
+                await self.go(target)
+
+        self.push_screen(GotoScreen(self.known, self.about), leave)
+
+    def action_reload(self) -> None:
+        """Read the files again, changed or not."""
+        self.reload()
+
+    def on_mount(self) -> None:
+        """Remember the theme when the user chooses another."""
+        self.theme_changed_signal.subscribe(self, lambda theme: remember_theme(theme.name))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Offer in the palette every action that has a key and works now, and the themes."""
+        offered = set()
+        for active in screen.active_bindings.values():
+            action = active.binding.action
+            if active.enabled and active.tooltip and action.partition("(")[0] not in MOVES and action not in offered:
+                offered.add(action)
+                run = partial(self.call_later, self.run_action, action, active.node)
+                key = self.get_key_display(active.binding)
+                yield SystemCommand(f"{active.tooltip} ({key})", active.binding.description, run)
+        yield SystemCommand(
+            "Save the screen as text", "Its characters without colours", partial(self.action_save_screen, "txt")
+        )
+        yield SystemCommand("Change the theme", "Light and dark themes", self.action_change_theme)
+
+    def _fatal_error(self) -> None:
+        """Print the traceback without local variables, which Textual would print too: here they are whole dumps."""
+        self.bell()
+        shown = Traceback(width=min(self.size.width, 100), suppress=[textual])
+        self.panic(Group(shown, Text("shardviz: error: the viewer failed; this is a bug in shardviz")))
+
+    def action_help(self) -> None:
+        """Show the help for the focused widget."""
+        from .screens.help import help_for
+
+        self.push_screen(help_for(self.screen))
+
+    def action_copy_name(self) -> None:
+        """Copy the chosen tensor's name, as the model spells it."""
+        if self.chosen_name:
+            copy(self, self.chosen_name)
+            self.notify(printable(self.chosen_name), title="Copied", markup=False)
+
+    def action_save_screen(self, kind: str) -> None:
+        """Save the screen to a new file in the working folder."""
+        self._say_saved(partial(save_screen, self, kind))
+
+    def action_save_tensor(self) -> None:
+        """Save the chosen tensor's picture to a new file in the working folder."""
+        self._say_saved(lambda: save_picture(self.chosen_name, self.picture()))
+
+    def _say_saved(self, save: Callable[[], Path]) -> None:
+        """Save something, and show its path, or why it could not be saved."""
+        try:
+            path = save()
+        except (ShardvizError, OSError) as error:
+            why = error.message if isinstance(error, ShardvizError) else error.strerror or str(error)
+            self.notify(printable(why), title="Not saved", severity="error", markup=False)
+        else:
+            self.notify(str(path), title="Saved", markup=False)

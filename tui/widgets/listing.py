@@ -1,0 +1,136 @@
+"""The tensors with what is searched and left out: the tree in its box, as both viewers show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from textual import on
+
+from ..model.filters import Filters
+from ..model.messages import TensorChosen
+from .box import Box
+from .search import Search
+from .tensor_tree import TensorTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    from textual.app import ComposeResult
+    from textual.widgets import Input
+
+    from ..keys import KeySpec
+    from ..model.filters import Filtered
+    from ..model.tree import Listed
+
+    class Entry(Filtered, Listed, Protocol):
+        """A tensor of a dump or of a checkpoint."""
+
+
+SEARCHING: tuple[KeySpec, ...] = (
+    ("slash", "search", "Search", "Find tensors by name"),
+    ("f", "only_findings", "Wrong only", "Show only tensors with findings, or all"),
+)
+"""Keys that a viewer binds around the listing, so that they work beside it too."""
+
+
+class Listing(Box):
+    """A search line above the tree of the tensors that pass the filters."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.filters = Filters()
+        self._entries: Sequence[Entry] = ()
+        self._listed: tuple[Sequence[Entry], Filters] | None = None
+        self._chosen = (0, "")
+
+    def compose(self) -> ComposeResult:
+        """Put the search line above the tree."""
+        yield Search(id="search")
+        yield TensorTree(id="tree")
+
+    def show(self, entries: Sequence[Entry], entry: int, name: str = "") -> None:
+        """List the entries that pass the filters, with the cursor on the chosen one."""
+        self._entries, self._chosen = entries, (entry, name)
+        if entries and not self._lists(entries[entry]):
+            self.filters = replace(self.filters, role="all")
+        self._list()
+        self.query_one(TensorTree).choose(entry, name)
+
+    def _lists(self, chosen: Filtered) -> bool:
+        """Whether the chosen tensor is listed, or left out by another filter than the role."""
+        return self.filters.passes(chosen) or not replace(self.filters, role="all").passes(chosen)
+
+    def filter(self, filters: Filters) -> None:
+        """List the tensors that pass other filters."""
+        self.filters = filters
+        self._list()
+        self.query_one(TensorTree).choose(*self._chosen)
+
+    def _list(self) -> None:
+        if self._listed is not None and self._listed[0] is self._entries and self._listed[1] == self.filters:
+            return
+        entries, filters = self._entries, self.filters
+        self._listed = (entries, filters)
+        shown = [index for index, entry in enumerate(entries) if filters.passes(entry)]
+        if not shown and filters == Filters():
+            shown = list(range(len(entries)))
+        kept = {(at, name) for at in shown for name in entries[at].names if filters.keeps(entries[at], name)}
+        self.query_one(TensorTree).fill(entries, shown, lambda index, name: (index, name) in kept)
+        self._entitle(len(kept), sum(len(entry.names) for entry in entries))
+        if kept and not any(at == self._chosen[0] for at, _ in kept):
+            first = next(name for name in entries[shown[0]].names if (shown[0], name) in kept)
+            self.post_message(TensorChosen(shown[0], first))
+        elif kept and filters.text and (self._chosen[0], self._chosen[1]) not in kept:
+            first = next(name for name in entries[self._chosen[0]].names if (self._chosen[0], name) in kept)
+            self.post_message(TensorChosen(self._chosen[0], first))
+
+    def _entitle(self, shown: int, of: int) -> None:
+        """Write how many tensors are listed, and what leaves out the others."""
+        hidden, is_asked_for = of - shown, self.filters != Filters()
+        title = f"Tensors: {shown:,} of {of:,}" if hidden and is_asked_for else "Tensors"
+        below = str(self.filters)
+        if is_asked_for and not shown:
+            below = f"esc: clear the filters ({below or 'by name'})"
+        elif hidden and not is_asked_for:
+            below = f"r: {hidden:,} more from the step"
+        self.entitle(title, below)
+
+    @on(Search.Changed)
+    def _searched(self, message: Input.Changed) -> None:
+        self.filter(replace(self.filters, text=message.value.strip()))
+
+    @on(Search.Closed)
+    def _search_closed(self) -> None:
+        """Go to the tensors; the layer that was searched for stays on its own when all are shown again."""
+        tree = self.query_one(TensorTree)
+        if self.filters.text and self._chosen[1]:
+            tree.set_apart(self._chosen[1])
+        tree.focus()
+
+    def set_apart(self, name: str) -> None:
+        """Let the layer that a name is in stand on its own, and show all tensors if it is not listed."""
+        if not any(self.filters.keeps(entry, name) and self.filters.passes(entry) for entry in self._named(name)):
+            self.query_one(Search).action_clear_and_close()
+            self.filter(Filters())
+        self.query_one(TensorTree).set_apart(name)
+
+    def _named(self, name: str) -> list[Entry]:
+        return [entry for entry in self._entries if name in entry.names]
+
+    def action_search(self) -> None:
+        """Open the search line."""
+        self.query_one(Search).open()
+
+    def action_only_findings(self) -> None:
+        """List only tensors with findings, or all again."""
+        self.filter(replace(self.filters, findings=not self.filters.findings))
+
+    def clear_or_focus(self) -> None:
+        """Go to the tensors; if they have the focus, clear the filters."""
+        tree = self.query_one(TensorTree)
+        if tree.has_focus and self.filters != Filters():
+            self.query_one(Search).action_clear_and_close()
+            self.filter(Filters())
+        tree.focus()

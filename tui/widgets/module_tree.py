@@ -1,0 +1,164 @@
+"""A tree of modules that open and close, in which alike layers are one line or stand apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+
+from ..keys import keys
+from ..model.names import shortened
+from ..model.tree import Node, layer_of, lines_of
+from .lines import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from textual import events
+    from textual.binding import BindingType
+
+    from ..model.tree import Apart, ModulePath, TreeLine
+
+MOST_NAME = 60
+MOST_OPEN = 64
+"""With more lines than this, only modules with errors are open at first."""
+
+
+class ModuleTree(Lines):
+    """Modules with what is in them; the tree remembers which are open. Subclasses say what a line is about."""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "tree",
+        [
+            ("right,l", "open(True)", "Open module", "Open this module"),
+            ("left,h", "open(False)", "Close module", "Close this module, or go to the one around it"),
+            ("u", "each_layer", "Each layer", "Show each of these layers on its own, or alike ones as one"),
+        ],
+    )
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._root = Node()
+        self._rows: list[TreeLine] = []
+        self._visible: list[TreeLine] = []
+        self._opened: dict[ModulePath, bool] = {}
+        self._apart: Apart = frozenset()
+        self._open_all = True
+        self._is_nested = False
+        self._order: Callable[[Sequence[Node]], float] | None = None
+
+    def sign(self, row: TreeLine) -> Text:
+        """Return what stands before a line's name."""
+        raise NotImplementedError
+
+    def about(self, row: TreeLine, column: int) -> Text:
+        """Return what stands behind a line's name, which ends at a column."""
+        raise NotImplementedError
+
+    def show_tree(self, root: Node, order: Callable[[Sequence[Node]], float] | None = None) -> None:
+        """Show a tree, with the cursor on the same line as before, or on another of the same tensors or layers."""
+        self._root, self._order = root, order
+        self._arrange()
+
+    def _arrange(self) -> None:
+        before = self.at_cursor
+        self._rows = lines_of(self._root, self._apart, self._order)
+        self._open_all = len(self._rows) <= MOST_OPEN
+        self._is_nested = any(row.entry is None for row in self._rows)
+        self._list(before)
+
+    @property
+    def at_cursor(self) -> TreeLine | None:
+        """The line under the cursor; None where there is none."""
+        return self._visible[self.cursor] if self.cursor < len(self._visible) else None
+
+    def choose(self, entry: int, name: str = "") -> None:
+        """Put the cursor on an entry, if it is listed, and open the modules around it."""
+        current = self.at_cursor
+        if current is not None and current.entry == entry and (not name or name in current.names):
+            return
+        found = [row for row in self._rows if row.entry == entry]
+        row = next((row for row in found if name in row.names), found[0] if found else None)
+        if row is not None:
+            self._opened |= {row.path[:depth]: True for depth in range(1, len(row.path))}
+            self._list(row)
+
+    def set_apart(self, name: str) -> None:
+        """Let the layer that a name is in stand on its own."""
+        layer = layer_of(name)
+        if layer is not None and layer not in self._apart:
+            self._apart |= {layer}
+            self._arrange()
+
+    def _is_open(self, row: TreeLine) -> bool:
+        return self._opened.get(row.path, self._open_all or row.verdict == "error")
+
+    def _list(self, current: TreeLine | None) -> None:
+        """List the lines in open modules, with the cursor on one of them, or on the closed module around it."""
+        self._visible, closed = [], None
+        for row in self._rows:
+            if closed is None or row.path[: len(closed)] != closed:
+                self._visible.append(row)
+                closed = row.path if row.entry is None and not self._is_open(row) else None
+        self.show(len(self._visible), self._text, self._place_of(current))
+
+    def _place_of(self, line: TreeLine | None) -> int:
+        """Return where a line is now, or the closed module around it; its layer may have been set apart since."""
+        if line is None:
+            return 0
+        name = line.names[0] if line.names else ""
+        same = (row for row in self._rows if (row.path, row.entry) == (line.path, line.entry))
+        alike = (row for row in self._rows if (name in row.names if name else row.key == line.key))
+        row = next(same, next(alike, None))
+        places = {row.path: at for at, row in reversed([*enumerate(self._visible)])}
+        around = (row.path[:depth] for depth in range(len(row.path), 0, -1)) if row else ()
+        return next((places[path] for path in around if path in places), 0)
+
+    def _text(self, index: int) -> Text:
+        row = self._visible[index]
+        depth = len(row.path) - 1
+        mark = "  " * (self._is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
+        line = Text.assemble(("│ " * depth, "dim"), mark, self.sign(row), no_wrap=True)
+        line.append(shortened(row.path[-1].rstrip(), MOST_NAME))
+        return line.append_text(self.about(row, line.cell_len))
+
+    def action_open(self, on: bool) -> None:
+        """Open or close the module under the cursor; on a tensor, go to its module."""
+        row = self.at_cursor
+        if row is None:
+            return
+        if row.entry is None and on != self._is_open(row):
+            self._open(row, on=on)
+        elif not on:
+            around = [index for index, other in enumerate(self._visible) if other.path == row.path[:-1]]
+            self.action_move((around or [self.cursor])[0] - self.cursor)
+
+    def action_each_layer(self) -> None:
+        """Let each of the layers under the cursor stand on its own; if they do, fold alike ones again."""
+        around = self._layers_around()
+        if around is None:
+            return
+        apart = frozenset(one for one in self._apart if one[0] != around.key)
+        folded = apart if len(apart) < len(self._apart) and around.count == 1 else apart | {(around.key, None)}
+        self._apart = folded
+        self._arrange()
+
+    def _layers_around(self) -> TreeLine | None:
+        """Return the nearest module around the cursor that is one of several, or several."""
+        row = self.at_cursor
+        while row is not None and row.number is None:
+            path = row.path[:-1]
+            row = next((other for other in self._rows if other.path == path), None)
+        return row
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor under the mouse; open or close a module; a second click goes to a tensor's map."""
+        super().on_click(event)
+        if event.chain == 1 and event.y + self.scroll_offset.y < self.count:
+            row = self._visible[self.cursor]
+            if row.entry is None:
+                self._open(row, on=not self._is_open(row))
+
+    def _open(self, row: TreeLine, *, on: bool) -> None:
+        self._opened[row.path] = on
+        self._list(row)

@@ -1,0 +1,108 @@
+"""The memory of modules as a tree, and of ranks as bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import on
+
+from shardviz.text import bytes_text
+
+from ..keys import keys
+from ..model.usage import spread_text
+from .bars import bar
+from .lines import Lines
+from .module_tree import ModuleTree
+
+if TYPE_CHECKING:
+    from textual.binding import BindingType
+
+    from ..model.tree import TreeLine
+    from ..model.usage import Usage
+
+BAR = 12
+"""Columns of the longest bar."""
+
+UNEVEN = 1.1
+"""An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
+
+NUMBERS = 39
+"""Columns of the numbers behind a name."""
+
+
+class UsageTree(ModuleTree):
+    """Modules with the bytes of one layer on the fullest rank, the mean over the ranks, and how uneven they are."""
+
+    HELP = """\
+## The memory
+
+The bytes of each module: of its fullest rank, and the mean over the ranks that have a part of it. Layers that are alike
+are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* is the fullest rank's bytes over the mean:
+1 where all hold the same. `!` marks those where the fullest rank holds a tenth more than the mean.
+"""
+
+    BINDINGS: ClassVar[list[BindingType]] = keys(
+        "usage", [("o", "largest_first", "Order", "Show the largest first, or the model's own order")]
+    )
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._usage: Usage | None = None
+        self.is_sorted = False
+
+    def fill(self, usage: Usage) -> None:
+        """Show the memory of a run; modules stay open or closed as they were."""
+        self._usage = usage
+        self.show_tree(usage.tree, usage.largest_first if self.is_sorted else None)
+
+    def sign(self, row: TreeLine) -> Text:
+        """Return a mark where ranks hold very different amounts."""
+        assert self._usage is not None
+        return Text("! " if self._usage.spread(row).imbalance >= UNEVEN else "  ", "bold")
+
+    def about(self, row: TreeLine, column: int) -> Text:
+        """Return the bytes."""
+        assert self._usage is not None
+        found = self._usage.spread(row)
+        count, most, mean, imbalance = spread_text(found, len(row.nodes))
+        share = found.most / max(self._usage.spread().most, 1)
+        gap = " " * max(self.size.width - NUMBERS - BAR - self.scrollbar_size_vertical - column, 1)
+        numbers = f"{count:>7} {most:<9} {mean:>9} {imbalance:>9}  "
+        return Text.assemble(gap, numbers, (bar(share, BAR), "dim"))
+
+    @on(Lines.Chosen)
+    def _chosen(self, message: Lines.Chosen) -> None:
+        row = self._visible[message.index]
+        if row.entry is None:
+            message.stop()
+            self._open(row, on=not self._is_open(row))
+
+    def head(self) -> str:
+        """Return the heads of the columns."""
+        return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(
+            self.size.width - BAR - self.scrollbar_size_vertical
+        )
+
+    def action_largest_first(self) -> None:
+        """Put the largest first, or go back to the model's own order."""
+        self.is_sorted = not self.is_sorted
+        if self._usage is not None:
+            self.fill(self._usage)
+
+
+class RankBars(Lines):
+    """The ranks with their bytes as bars."""
+
+    HELP = """\
+## The memory of ranks
+
+All that each rank holds, beside the fullest rank. To open one is to see all of its tensors.
+"""
+
+
+def rank_bar(rank: int, taken: int, most: int, where: str, width: int) -> Text:
+    """Write a rank's bytes with a bar."""
+    head = f"rank {rank:<5} {bytes_text(taken):>9}  "
+    drawn = bar(taken / max(most, 1), max(min(width - len(head) - 24, 40), 4))
+    return Text.assemble((head, "bold"), (drawn, "dim"), (f"  {where}", "dim"), no_wrap=True)
