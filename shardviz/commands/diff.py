@@ -1,6 +1,7 @@
-"""Compare two dumps: layouts, contents, findings; two checkpoints; or a job's dump with a checkpoint.
+"""Compare two dumps, two checkpoints, or a job with a checkpoint.
 
-What a job's ranks hold is compared with a checkpoint by the hashes in its dump.
+Of two dumps layouts, contents and findings are compared. What the ranks of a
+job hold is compared with a checkpoint by the hashes in its dump.
 
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with")
-    parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed")
+    parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with: a dump or a checkpoint")
+    parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed, likewise")
     from shardviz.checkpoint.maps.families import families
     from shardviz.checkpoint.maps.language import LANGUAGE, functions_text
 

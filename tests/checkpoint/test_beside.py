@@ -54,6 +54,11 @@ def test_a_real_job_beside_a_cast_and_a_permuted_checkpoint(saved, capsys):
     assert [(one["name"], one["verdict"], one["ranks"]) for one in found] == [("0.weight", "permuted", [0, 1, 2, 3])]
 
 
+def test_view_prints_what_diff_does(saved, capsys):
+    assert main(["view", "--print", str(saved / "job.shardviz"), str(saved / "moved")]) == 0
+    assert "permuted  0.weight" in capsys.readouterr().out
+
+
 LAYOUTS = ["[24/fsdp/tp, 16]", "[24/tp, 16/fsdp]", "[24/fsdp, 16]", "[24, 16]", "[24/3/tp, 16]", "[24, 16/tp/fsdp]"]
 
 
