@@ -219,10 +219,10 @@ class Report:
     @cached_property
     def reasons(self) -> list[str]:
         """Why something could not be looked at, each reason once, after the names of its tensors."""
-        by_why: dict[str, list[Fold]] = {}
+        by_why: dict[tuple[str, bool], list[Fold]] = {}
         for folded, why in fold((unchecked.tensor, unchecked.why) for unchecked in self.not_checked):
-            by_why.setdefault(why, []).append(folded)
-        return [f"{names}: {why}" if (names := _names_of(folds)) else why for why, folds in by_why.items()]
+            by_why.setdefault((why, bool(str(folded))), []).append(folded)
+        return [f"{_names_of(folds)}: {why}" if is_named else why for (why, is_named), folds in by_why.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz check --format json` prints."""

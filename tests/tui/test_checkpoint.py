@@ -151,7 +151,7 @@ def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_said(
             await pilot.press("down")
             for change, wanted in (
                 (lambda: write(second=[1.0], third=[4.0]), "changed.*third"),
-                (lambda: path.write_bytes(b"x" * 20), f"^ {path.name} +{re.escape(str(path))[:40]}"),
+                (lambda: path.write_bytes(b"x" * 20), f"^ {path.name} +{re.escape(str(path)[:40])}"),
             ):
                 change()
                 for _ in range(500):

@@ -179,7 +179,7 @@ def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str
 def _finding(anchor: str, finding: Finding, entry: Entry | None, table: str, *, drawn: bool) -> str:
     """Write one finding as an article: its summary, what it is seen by, layouts, cause, fix and picture."""
     facts = [*((title, element("code", words(text))) for title, text in finding.layouts), *advice(finding)]
-    facts += [("ranks", ranks_cell(finding.ranks, 80))] if finding.ranks else []
+    facts += [("ranks", ranks_cell(finding.ranks))] if finding.ranks else []
     picture = ""
     if entry is not None and entry.picture:
         link = element("a", "who holds what, rank by rank", href=f"#{entry.anchor}")

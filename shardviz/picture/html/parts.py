@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import mask_of, ranks_text
-from shardviz.text import bytes_text, cut_at_comma
+from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,14 +91,9 @@ def coded(text: str) -> str:
     return "".join([*written, words(text[at:])])
 
 
-def ranks_cell(ranks: Iterable[int], most: int = 60) -> str:
-    """Write ranks; a list that is longer than so many characters is folded under its beginning."""
-    found = tuple(ranks)
-    text = ranks_text(mask_of(found))
-    if len(text) <= most:
-        return words(text)
-    summary = element("summary", words(f"{cut_at_comma(text, most)} ({len(found):,} ranks)"))
-    return element("details", summary, words(text), class_="ranks")
+def ranks_cell(ranks: Iterable[int]) -> str:
+    """Write ranks, briefly however many they are."""
+    return words(ranks_text(mask_of(ranks)))
 
 
 def scrolled(table: str, label: str) -> str:

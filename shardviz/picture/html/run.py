@@ -45,7 +45,7 @@ def _ranks(found: MemoryTable) -> str:
     most = max(map(sum, groups))
     rows = [
         [
-            f"rank{'s' * (len(ranks) > 1)} {ranks_cell(ranks, 40)}",
+            f"rank{'s' * (len(ranks) > 1)} {ranks_cell(ranks)}",
             *map(bytes_cell, sizes),
             bytes_cell(sum(sizes)),
             bar(_parts(found.roles, sizes), most),
