@@ -7,6 +7,7 @@ collective that goes through torch's dispatcher: DTensor's, FSDP's, DistributedD
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +102,12 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point()
 
 
+@lru_cache(maxsize=256)
 def _axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return the fewest axes along which a group of this rank runs."""
-    wanted = tuple(sorted(ranks))
-    for count in range(1, mesh.ndim + 1):
+    wanted = sorted(ranks)
+    for count in range(1, mesh.ndim + 1) if rank in mesh else ():
         for axes in combinations(mesh.axes, count):
-            if any(rank in group and tuple(sorted(group)) == wanted for group in mesh.groups(*axes)):
+            if sorted(mesh.group_of(rank, *axes)) == wanted:
                 return axes
     return ()
