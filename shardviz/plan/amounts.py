@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.memory import under_way
 from shardviz.layout.dtypes import itemsize
+from shardviz.plan.records import PeakRecord
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardviz.plan.ranks import PlannedPart, PlannedRanks
 
 ROLES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered")
-"""What takes memory, in the order of columns. Gathered is what FSDP has gathered at the worst moment."""
+"""What takes memory, in the order of columns. Gathered is FSDP's: weights, and gradients before it has reduced them."""
 
 OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
 
@@ -77,9 +77,9 @@ class Amounts:
             ranks = np.array(part.ranks)
             for one in held:
                 found[one.role][ranks] += one.bytes
-            if not part.part.units:  # what FSDP gathers is not told from what a step keeps, yet
-                found["activations"][ranks] += round(part.part.saved_peak * under_way(part.part.record.schedule))
-            found["gathered"][ranks] += gathered(part)
+            peak = part.part.peak or PeakRecord(0, gathered(part))
+            found["activations"][ranks] += peak.activations
+            found["gathered"][ranks] += peak.gathered
         return found
 
     @cached_property

@@ -21,17 +21,15 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.plan.ranks import PlannedRanks
-    from shardviz.plan.records import PlanRecord
+    from shardviz.plan.ranks import PlannedPart, PlannedRanks
+    from shardviz.plan.records import PlanPart, PlanRecord
     from shardviz.plan.splits import Uneven, Whole
     from shardviz.plan.traffic import Sent
 
 MOST = 8
 """Tensors that are named of each kind."""
 
-WORDS = {"activations": "what a step keeps for its backward", "gathered": "what FSDP gathers"}
-
-NOT_COUNTED = "activations are not counted: under FSDP they are not told from the weights that it gathers"
+WORDS = {"activations": "what a step's modules make", "gathered": "what FSDP gathers and sends"}
 
 MODULES = 60
 """Characters of the names of modules that call a collective."""
@@ -76,9 +74,8 @@ def _memory(amounts: Amounts) -> Iterator[Text]:
             "and optimizer state included:"
         )
         yield from _why(amounts, fullest, emptiest)
-    yield from _gathered(amounts)
-    if any(part.part.units and part.part.saved_peak for part in amounts.ranks.parts):
-        yield line((NOT_COUNTED, DIM))
+    yield from _moment(amounts.ranks.part_of(fullest).part)
+    yield from _gathered(amounts.ranks.part_of(fullest))
 
 
 def _why(amounts: Amounts, fullest: int, emptiest: int) -> Iterator[Text]:
@@ -104,8 +101,19 @@ def _by_name(amounts: Amounts, rank: int) -> dict[str, int]:
     return found
 
 
-def _gathered(amounts: Amounts) -> Iterator[Text]:
-    part = amounts.ranks.part_of(amounts.fullest)
+def _moment(part: PlanPart) -> Iterator[Text]:
+    """Yield when a step holds most, and what of that waits for backward."""
+    if part.peak is None:
+        return
+    when = "backward" if part.peak.in_backward else "forward"
+    kept = sum(saved.bytes for saved in part.saved)
+    yield line(
+        f"activations and gathered are those of a step's fullest moment, in the {when} of {_named(part.peak.module)}; "
+        f"{bytes_text(kept)} of activations wait for backward when the forward ends"
+    )
+
+
+def _gathered(part: PlannedPart) -> Iterator[Text]:
     units = part.part.units
     if not units:
         return
@@ -113,10 +121,10 @@ def _gathered(amounts: Amounts) -> Iterator[Text]:
     largest = max(units, key=lambda unit: unit.bytes)
     kept = f"; {_named(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
     kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
-    size = bytes_text(gathered(part))
+    most = f", at most {bytes_text(gathered(part))} at once, the next one already beside the one that runs"
     yield line(
-        f"FSDP gathers {counted(len(units), 'unit')}, at most {size} at once, the next one already beside the one that "
-        f"runs; the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}{kept}"
+        f"FSDP gathers {counted(len(units), 'unit')}{most if part.part.peak is None else ''}; the largest is "
+        f"{_named(largest.name)}, {bytes_text(largest.bytes)}{kept}"
     )
 
 

@@ -51,6 +51,11 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         self._found: dict[Key, tuple[int, int]] = {}
         self.narrowed_to: set[torch.dtype] = set()
 
+    @property
+    def module(self) -> str:
+        """The module that is running; empty for the model itself, or if none is."""
+        return self._running.name
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record a collective, then let torch count and run it."""
         library, _, name = str(func).partition("::" if "::" in str(func) else ".")
