@@ -133,7 +133,7 @@ def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:
     from shardviz.plan.report import plan_lines
 
     terminal = terminal_for(args.color)
-    write_answer(plan_lines(job.probe.name, ranks), terminal)
+    write_answer(plan_lines(job.probe.name, ranks, terminal.width), terminal)
 
 
 def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:

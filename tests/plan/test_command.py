@@ -42,7 +42,7 @@ def printed(capfd: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str
 
 def test_a_plan_says_what_ranks_hold_and_what_crosses_nodes(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = printed(capfd, "plan", str(mine), "--mesh", "16", "--node", "8", "--batch", "16,8")
-    assert "16 ranks, 2 nodes of 8" in text
+    assert "16 ranks on 2 nodes of 8" in text
     assert "parameters" in text
     assert "all_gather along dp" in text
     assert "groups that cross nodes of 8" in text
