@@ -73,22 +73,32 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
         width: Columns.
     """
     fullest, emptiest = amounts.fullest, amounts.emptiest
-    roles = [role for role in ROLES if amounts.by_role[role].any()]
-    columns = [("fullest", f"rank {fullest}"), ("emptiest", f"rank {emptiest}"), ("all ranks", "together")]
-    rows = [[title, *(heads[at] for heads in columns)] for at, title in enumerate(("bytes per rank", ""))]
-    for role in roles:
-        sizes = amounts.by_role[role]
-        rows.append([role, *map(bytes_text, (int(sizes[fullest]), int(sizes[emptiest]))), _of_all(role, sizes)])
-    total = [bytes_text(int(amounts.together[rank])) for rank in (fullest, emptiest)]
-    yield from table([*rows, ["together", *total, "-"]], headings=2)
+    differ = amounts.together[fullest] > amounts.together[emptiest]
+    yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
     yield line("")
     part = amounts.ranks.part_of(fullest).part
     yield from _moment(part, width)
     yield from _gathered(part, width)
-    if amounts.together[fullest] == amounts.together[emptiest]:
-        yield line(f"every rank has as much as rank {fullest}")
-    else:
+    if differ:
         yield from _why(amounts, fullest, emptiest, width)
+
+
+def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
+    """Return the table of some ranks' bytes.
+
+    Args:
+        amounts: The bytes of a plan.
+        ranks: The ranks, by the heads of their columns.
+    """
+    rows = [["bytes per rank", *ranks, "all ranks"]]
+    if len(ranks) > 1:
+        rows.append(["", *(f"rank {rank}" for rank in ranks.values()), "together"])
+    headings = len(rows)
+    for role in (role for role in ROLES if amounts.by_role[role].any()):
+        sizes = amounts.by_role[role]
+        rows.append([role, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
+    together = [bytes_text(int(amounts.together[rank])) for rank in ranks.values()]
+    return table([*rows, ["together", *together, "-"]], headings=headings)
 
 
 def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
@@ -193,8 +203,9 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         yield row
         yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:
-        across = bytes_text(crossing(plan, ranks.mesh))
-        yield line(f"a rank receives at most {across} in a step from groups that cross nodes of {plan.node}")
+        across = crossing(plan, ranks.mesh)
+        most = f"a rank receives at most {bytes_text(across)} in a step from groups that cross nodes of {plan.node}"
+        yield line(most if across else f"no group crosses nodes of {plan.node}")
 
 
 _HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group", "nodes"]
