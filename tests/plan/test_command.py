@@ -103,6 +103,65 @@ def test_code_that_raises_is_named_in_one_line(mine: Path, capfd: pytest.Capture
     assert "Traceback" not in text
 
 
+BAD_LINES = {
+    "needs values": ("def build(): return needing(nn.Linear(8, 16))", "build() on the meta device raised RuntimeError"),
+    "needs CUDA": ("def build(): return nn.Linear(8, 16).cuda()", "build() with values raised"),
+    "is not a module": ("def build(): return 3", "build() returned int"),
+    "uses what it communicates": (
+        """
+def parallelize(model, mesh):
+    seen = torch.ones(1)
+    torch.distributed.all_reduce(seen)
+    assert seen > 2
+""",
+        "parallelize() calls all_reduce (mine.py, line 19: torch.distributed.all_reduce(seen)): a plan sends nothing",
+    ),
+    "is larger than its values may be": (
+        "def build(): return needing(nn.Linear(16384, 8192))",
+        "more than the 256 MiB that are planned with values",
+    ),
+}
+"""Code that cannot be planned as it is, and what the plan says of it."""
+
+NEEDING = """
+def needing(model):
+    assert float(model.weight.detach().abs().sum()) > 0
+    return nn.Sequential(model, nn.Linear(16, 8))
+"""
+
+
+@pytest.mark.parametrize("what", BAD_LINES)
+def test_what_cannot_be_planned_as_it_is_names_the_call(
+    what: str, mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, said = BAD_LINES[what]
+    mine.write_text(HEAD + NEEDING + code)
+    status = main(["plan", str(mine)])
+    out, err = capfd.readouterr()
+    text = " ".join((out + err).split())
+    assert said in text
+    assert "Traceback" not in text
+    assert "Warning" not in text
+    assert (status, "parameters" in text, "Hint:" in text) in ((0, True, False), (2, False, True))
+    assert status == (0 if what == "needs values" else 2)
+
+
+def test_a_result_of_a_collective_is_not_taken_for_true(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    call = "torch.distributed.all_reduce(torch.ones(1)); fully_shard(model, mesh=mesh)"
+    mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", call))
+    text = " ".join(printed(capfd, "plan", str(mine)).split())
+    assert "parallelize() calls all_reduce (mine.py, line 10:" in text
+    assert "calls all_gather" not in text  # FSDP's own, in a step
+
+
+def test_seconds_are_talk_and_not_data(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["plan", str(mine), "-o", "p.shardviz"])
+    out, err = capfd.readouterr()
+    assert "planned in" in err
+    assert main(["plan", str(mine), "-o", "p.shardviz", "--force"]) == 0
+    assert capfd.readouterr().out == out
+
+
 def test_ranks_that_the_code_tells_apart_are_all_asked(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(
         HEAD + "import torch.distributed as dist\ndef parallelize(model, mesh): return model[dist.get_rank() % 2]\n"

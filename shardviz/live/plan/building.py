@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardviz.errors import ProbeError
 from shardviz.live.compat import fake_mode
 from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Built:
         model: The sharded model.
         means: How.
         mode: The mode in which its tensors live; None unless they are fakes.
-        refused: Why no means with less memory worked, a line each.
+        refused: Why no means with less memory worked, and what is not true of this one, a line each.
     """
 
     model: nn.Module
@@ -143,20 +144,23 @@ def sharded(
         if one == "values" and size > MAX_VALUES:
             limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
             raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
-        call = "build()"
+        call, talks = "build()", Talks()
         try:
             with mode or contextlib.nullcontext():
                 model = _built(build, one, early)
                 call = "parallelize()"
-                returned = parallelize(model, mesh)
+                with talks:
+                    returned = parallelize(model, mesh)
             own = mode if one == "fakes" else None
-            return Built(model if returned is None else returned, one, own, tuple(refused))
+            return Built(model if returned is None else returned, one, own, (*refused, *talks.said))
         except ProbeError as error:
             raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
         except Exception as error:
             on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
             refused.append(f"{call} {on} raised {one_line(error)}")
-    raise ProbeError(refused[-1], "call build() and parallelize() by hand: the traceback shows where")
+    raise ProbeError(
+        "; ".join((refused[-1], *talks.said)), "call build() and parallelize() by hand: the traceback shows where"
+    )
 
 
 def _built(build: Callable[[], nn.Module], means: str, early: nn.Module | None) -> nn.Module:
