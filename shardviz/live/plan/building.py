@@ -155,7 +155,9 @@ def sharded(
             return Built(model if returned is None else returned, one, own, (*refused, *talks.said))
         except ProbeError as error:
             raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # torch's CheckpointException is not derived from Exception
             on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
             refused.append(f"{call} {on} raised {one_line(error)}")
     raise ProbeError(
