@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
     folder = args.output or _folder(job)
     if args.lock is None:
         check_folder(folder, force=args.force)
+    begin = time.monotonic()
     with progress(lambda: f"planning {job.mesh.size:,} ranks on a few of them"):
         run_record, record = plan(job)
+    seconds = time.monotonic() - begin
     ranks = PlannedRanks(record, job.mesh)
     if args.lock is not None:
         return _locked(args.lock, ranks, force=args.force)
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     with replacing_folder(folder, force=args.force) as unfinished:
         write_run(unfinished, run_record)
         write_plan(unfinished, record)
-    print(f"wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
+    print(f"planned in {seconds:.1f} s; wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
     return EXIT_CLEAN
 
 
@@ -130,7 +133,7 @@ def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:
     from shardviz.plan.report import plan_lines
 
     terminal = terminal_for(args.color)
-    write_answer(plan_lines(job.probe.name, ranks), terminal)
+    write_answer(plan_lines(job.probe.name, ranks, terminal.width), terminal)
 
 
 def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:

@@ -131,12 +131,23 @@ def _show_table(args: argparse.Namespace) -> None:
     terminal = terminal_for(args.color, args.output)
     if args.memory:
         heat = heat_lines(dump.files.mesh, bytes_held(dump), terminal)
-        lines = [*heat, *memory_lines(dump, all_ranks=args.all)]
+        lines = [*_planned(dump, terminal), *heat, *memory_lines(dump, all_ranks=args.all)]
     elif args.comms:
         lines = [*heat_lines(dump.files.mesh, bytes_received(dump), terminal), *comms_lines(dump)]
     else:
         lines = schedule_lines(dump, terminal.width)
     write_answer(lines, terminal, args.output)
+
+
+def _planned(dump: Dump, terminal: Terminal) -> list[Text]:
+    """Return the memory of a plan, which has activations without having any tensors of them."""
+    if dump.files.planned is None:
+        return []
+    from shardviz.picture.text.terminal import line
+    from shardviz.plan.amounts import Amounts
+    from shardviz.plan.report import memory_lines
+
+    return [*memory_lines(Amounts(dump.files.planned), terminal.width), line("")]
 
 
 def _refuse_checkpoint(path: Path, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -43,13 +44,20 @@ def received(record: CollectiveRecord) -> int:
 
 def traffic(dump: Dump) -> list[Traffic]:
     """Return the step's collectives, with one entry for those that are alike on all ranks."""
-    found: dict[tuple[object, ...], dict[int, CollectiveRecord]] = {}
-    for number, rank in sorted(dump.files.ranks.items()):
+    found: dict[tuple[object, ...], list[tuple[CollectiveRecord, tuple[int, ...]]]] = {}
+    for rank, alike in dump.files.alike():
+        own: dict[tuple[object, ...], CollectiveRecord] = {}
         for record in rank.collectives:
             key = (record.axes, record.op, record.module, record.when, record.size)
-            by_rank = found.setdefault(key, {})
-            by_rank[number] = _together(by_rank[number], record) if number in by_rank else record
-    return [Traffic(max(by_rank.values(), key=lambda one: one.bytes), tuple(by_rank)) for by_rank in found.values()]
+            own[key] = _together(own[key], record) if key in own else record
+        for same, record in own.items():
+            found.setdefault(same, []).append((record, alike))
+    return [_busiest(same) for same in found.values()]
+
+
+def _busiest(same: list[tuple[CollectiveRecord, tuple[int, ...]]]) -> Traffic:
+    record = max((one for one, _ in same), key=lambda one: one.bytes)
+    return Traffic(record, tuple(sorted(chain.from_iterable(ranks for _, ranks in same))))
 
 
 def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecord:
@@ -60,7 +68,7 @@ def _together(one: CollectiveRecord, other: CollectiveRecord) -> CollectiveRecor
 def received_by_axes(dump: Dump) -> dict[Axes, int]:
     """Return the bytes that the busiest rank receives, by the axes that groups run along, single axes first."""
     most: dict[Axes, int] = {}
-    for rank in dump.files.ranks.values():
+    for rank, _ in dump.files.alike():
         own: dict[Axes, int] = {}
         for record in rank.collectives:
             own[record.axes] = own.get(record.axes, 0) + received(record)

@@ -71,29 +71,36 @@ class Counted:
     widths: dict[str, int]
     at_once: Mapping[int, float]
 
-    @cached_property
-    def _width(self) -> int:
-        return sum(self.widths.values())
-
     def on(self, rank: int, name: str | None = None) -> int:
         """Return the bytes on a rank, of one name or of all together; 0 where the rank has none of it."""
         if rank not in self.tensor.shards:
             return 0
         if self.at_once and name is None:
             return sum(self.on(rank, one) for one in self.widths)
-        width = self._width if name is None else self.widths[name]
+        width = sum(self.widths.values()) if name is None else self.widths[name]
         return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
+
+    def bytes(self, width: int) -> dict[int, int]:
+        """Return the bytes of one name on every rank that has it: the same object for names of the same width."""
+        if width not in self._bytes:
+            sizes = self.tensor.elements.items()
+            self._bytes[width] = {rank: round(size * width * self.at_once.get(rank, 1)) for rank, size in sizes}
+        return self._bytes[width]
+
+    @cached_property
+    def _bytes(self) -> dict[int, dict[int, int]]:
+        return {}
 
 
 def counted(dump: Dump) -> list[Counted]:
     """Return the tensors that take memory: parameters and buffers as sharded, the rest as it was after a step."""
     before = dump.at("initial") or dump.at("stamped")
-    step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim") or tensor.role == "activation"]
+    step = [tensor for tensor in dump.at("step") if tensor.role in ("grad", "optim", "activation")]
     widths = {name: itemsize(tensor.dtype) for tensor in before for name in tensor.names}
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
     leaves = _leaves(_outputs(dump, step))
-    tied = {name for record in dump.files.ranks.values() for group in record.tied for name in group[1:]}
-    at_once = {rank: under_way(record.schedule) for rank, record in dump.files.ranks.items()}
+    tied = {name for record, _ in dump.files.alike() for group in record.tied for name in group[1:]}
+    at_once = {rank: under_way(record.schedule) for record, ranks in dump.files.alike() for rank in ranks}
     found = []
     for tensor in [*before, *step]:
         left_out = tied if tensor.role == "param" else frozenset[str]()
@@ -113,7 +120,7 @@ def uses(dump: Dump) -> list[Use]:
         Use(
             name,
             one.tensor.role,
-            {rank: one.on(rank, name) for rank in one.tensor.shards},
+            one.bytes(width),
             math.prod(_whole_shape(dump, one.tensor, name, traced)) * width,
         )
         for one in counted(dump)
@@ -123,7 +130,7 @@ def uses(dump: Dump) -> list[Use]:
 
 def _outputs(dump: Dump, step: Iterable[Tensor]) -> Iterator[str]:
     """Yield the activations that modules returned: others are kept to explain a step, or before a collective."""
-    before = {f"{call.module}.before" for record in dump.files.ranks.values() for call in record.calls}
+    before = {f"{call.module}.before" for record, _ in dump.files.alike() for call in record.calls}
     for tensor in step:
         if tensor.role == "activation":
             yield from (name for name in tensor.names if name not in before and not is_point(name))
@@ -144,7 +151,7 @@ def _whole_shape(dump: Dump, tensor: Tensor, name: str, traced: Mapping[str, tup
 def _traced(dump: Dump) -> dict[str, tuple[int, ...]]:
     """Return the unsharded shape of each module's output, for those that the trace of a step found in it."""
     found: dict[str, tuple[int, ...]] = {}
-    for record in dump.files.ranks.values():
+    for record, _ in dump.files.alike():
         for point in record.trace:
             is_first = point.what == "output" and point.call == point.index == 0
             if is_first and point.layout and point.module not in found:
@@ -193,13 +200,14 @@ def memory_table(dump: Dump) -> MemoryTable:
     found = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
     roles = tuple(role for role in ROLES if any(use.role == role for use in found))
     by_rank = {rank: dict.fromkeys(roles, 0) for rank in sorted(dump.files.ranks)}
-    for use in found:
+    same = Counter((id(use.bytes), use.role) for use in found)
+    for use in {(id(use.bytes), use.role): use for use in found}.values():
         for rank, count in use.bytes.items():
-            by_rank[rank][use.role] += count
+            by_rank[rank][use.role] += count * same[id(use.bytes), use.role]
     params = sum(use.whole for use in found if use.role == "param")
     fullest = max((sum(own.get(role, 0) for role in STATE) for own in by_rank.values()), default=0)
     this = Scheme("this run", "the fullest rank", fullest)
-    counts = [under_way(record.schedule) for record in dump.files.ranks.values() if record.schedule] or [1.0]
+    counts = [under_way(record.schedule) for record, _ in dump.files.alike() if record.schedule] or [1.0]
     return MemoryTable(
         roles=roles,
         by_rank={rank: tuple(own.values()) for rank, own in by_rank.items()},

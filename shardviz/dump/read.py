@@ -72,6 +72,13 @@ class DumpFiles:
         ranks: Any = self.ranks
         return ranks if hasattr(ranks, "plan") else None
 
+    def alike(self) -> Iterator[tuple[RankRecord, tuple[int, ...]]]:
+        """Yield records with the ranks that did the same in the step: those of a plan's parts, else each by itself."""
+        if self.planned is not None:
+            yield from self.planned.alike()
+        else:
+            yield from ((self.ranks[rank], (rank,)) for rank in sorted(self.ranks))
+
     @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks of the run without a readable file."""

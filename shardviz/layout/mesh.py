@@ -155,11 +155,14 @@ class Mesh:
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
         """Return the groups of ranks that differ only in their coordinate on `axes`, each in coordinate order."""
         positions = {self.axis_index(axis) for axis in axes}
-        members: dict[Coord, list[int]] = {}
-        for coord, rank in zip(self.coords(), self.ranks, strict=True):
-            key = tuple(position for index, position in enumerate(coord) if index not in positions)
-            members.setdefault(key, []).append(rank)
-        return [tuple(group) for group in members.values()]
+        indices: list[list[int]] = [[0], [0]]  # where groups begin, and what their members add to that
+        for index, size in enumerate(self.shape):
+            along = index in positions
+            indices = [
+                [one * size + at for one in ones for at in (range(size) if is_members == along else (0,))]
+                for is_members, ones in enumerate(indices)
+            ]
+        return [tuple([self.ranks[first + more] for more in indices[1]]) for first in indices[0]]
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks that differ from one only in their coordinate on `axes`, itself too, in coordinate order.

@@ -63,14 +63,17 @@ __all__ = [
     "make_ranks_of_threads",
     "pipelines_alone",
     "placement_of",
+    "plain_tensors",
     "quiet_redistribution",
     "ranks_of_operator",
     "real_tensors",
     "root_mesh",
     "stages_of",
+    "storages_resized",
     "torch_placement",
     "unit_of",
     "use_public_names",
+    "working_out_shapes",
     "world_of",
 ]
 
@@ -516,6 +519,70 @@ def id_without_memory(storage: torch.UntypedStorage) -> int:
     return -int(storage._cdata)
 
 
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors with elements of their own that a tensor is made of: a DTensor's part, or a tensor itself.
+
+    Wrappers say what they hold by `__tensor_flatten__`, in torch 2.4.1 to 2.13.0.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+            if torch.is_tensor(part):  # a DTensor's mesh is a part of it too
+                yield from plain_tensors(part)
+    else:
+        yield tensor
+
+
+@contextmanager
+def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call back with every storage that got another size, which no operator shows.
+
+    `torch.UntypedStorage.resize_` is replaced for this long, as torch's own `MemTracker` does. Tried on torch 2.13.0.
+    """
+    before = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        returned = before(storage, size)
+        note(storage)
+        return returned
+
+    kind: Any = torch.UntypedStorage
+    kind.resize_ = resize_
+    try:
+        yield
+    finally:
+        kind.resize_ = before
+
+
+@contextmanager
+def working_out_shapes() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether DTensor runs an operator only to know the shape of its result.
+
+    It runs it on tensors of the whole shape, without values: `ShardingPropagator._propagate_tensor_meta_non_cached`, in
+    torch 2.13.0; where it has another name, the answer is always no.
+    """
+    from torch.distributed.tensor import _sharding_prop
+
+    kind: Any = _sharding_prop.ShardingPropagator
+    before = getattr(kind, "_propagate_tensor_meta_non_cached", None)
+    depth = 0
+
+    def noting(*args: Any, **named: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return before(*args, **named)  # type: ignore[misc]
+        finally:
+            depth -= 1
+
+    if before is not None:
+        kind._propagate_tensor_meta_non_cached = noting
+    try:
+        yield lambda: depth > 0
+    finally:
+        if before is not None:
+            kind._propagate_tensor_meta_non_cached = before
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a DTensor's own part without waiting for it or recording it for autograd; another tensor is returned.
 
@@ -536,28 +603,33 @@ def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
     """Yield what FSDP gathers together: a module's name, bytes on one rank, whether it stays gathered until backward.
 
     Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, and `_orig_size` of its
-    parameters; of FSDP1 the length of a handle's flat parameter. Tried on torch 2.13.0.
+    parameters; of FSDP1 the length of a handle's flat parameter. `_auto_reshard_after_forward` of FSDP2 keeps a module
+    inside of no other one gathered, from its first forward on. Tried on torch 2.13.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
+    inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         find: Any = getattr(module, "_get_fsdp_state", None)
         state = find() if callable(find) else None
+        is_kept = getattr(state, "_auto_reshard_after_forward", False) and module not in inside
+        inside.update(module.modules() if state is not None and module not in inside else ())
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
         for group in groups:
             params = getattr(group, "fsdp_params", ())
             dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
             sizes = (one._orig_size.numel() * (dtype or one.sharded_param.dtype).itemsize for one in params)
             if params:
-                yield clean_name(name), sum(sizes), group.post_forward_mesh_info is None
+                yield clean_name(name), sum(sizes), is_kept or group.post_forward_mesh_info is None
         if isinstance(module, FullyShardedDataParallel) and getattr(module, "_handle", None) is not None:
-            handle: Any = module._handle
-            count = handle.flat_param._unpadded_unsharded_size.numel()
-            stays = "FULL_SHARD" not in str(handle._sharding_strategy) and "HYBRID_SHARD" not in str(
-                handle._sharding_strategy
-            )
-            if handle.uses_sharded_strategy:
-                yield clean_name(name), count * handle.flat_param.dtype.itemsize, stays
+            yield from _unit_of_handle(name, module._handle)
+
+
+def _unit_of_handle(name: str, handle: Any) -> Iterator[tuple[str, int, bool]]:
+    flat, strategy = handle.flat_param, str(handle._sharding_strategy)
+    if handle.uses_sharded_strategy:
+        size = flat._unpadded_unsharded_size.numel() * flat.dtype.itemsize
+        yield clean_name(name), size, "FULL_SHARD" not in strategy and "HYBRID_SHARD" not in strategy
 
 
 def unit_of(name: str) -> str | None:

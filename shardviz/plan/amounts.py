@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import product
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.memory import under_way
 from shardviz.layout.dtypes import itemsize
+from shardviz.plan.records import PeakRecord
+from shardviz.plan.sizes import sizes
 from shardviz.text import Fold
 
 if TYPE_CHECKING:
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 
     from shardviz.dump.records import Body, TensorRecord
     from shardviz.layout.layout import Layout
-    from shardviz.layout.mesh import Mesh
     from shardviz.plan.ranks import PlannedPart, PlannedRanks
+    from shardviz.plan.records import PlanPart
 
 ROLES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered")
-"""What takes memory, in the order of columns. Gathered is what FSDP has gathered at the worst moment."""
+"""What takes memory, in the order of columns. Gathered is FSDP's: weights, and gradients before it has reduced them."""
 
 OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
 
@@ -77,9 +76,9 @@ class Amounts:
             ranks = np.array(part.ranks)
             for one in held:
                 found[one.role][ranks] += one.bytes
-            if not part.part.units:  # what FSDP gathers is not told from what a step keeps, yet
-                found["activations"][ranks] += round(part.part.saved_peak * under_way(part.part.record.schedule))
-            found["gathered"][ranks] += gathered(part)
+            peak = part.part.peak or PeakRecord(0, gathered(part.part))
+            found["activations"][ranks] += peak.activations
+            found["gathered"][ranks] += peak.gathered
         return found
 
     @cached_property
@@ -99,10 +98,10 @@ class Amounts:
         return int(self.together.argmin())
 
 
-def gathered(part: PlannedPart) -> int:
+def gathered(part: PlanPart) -> int:
     """Return what FSDP has gathered at most: units that stay gathered, the largest other one and the one after it."""
-    stays = sum(unit.bytes for unit in part.part.units if unit.stays)
-    others = [unit.bytes for unit in part.part.units if not unit.stays]
+    stays = sum(unit.bytes for unit in part.units if unit.stays)
+    others = [unit.bytes for unit in part.units if not unit.stays]
     pairs = [sum(others[at : at + 2]) for at in range(len(others))]
     return stays + max(pairs, default=0)
 
@@ -123,30 +122,4 @@ def _held(part: PlannedPart) -> list[Held]:
 def _one(part: PlannedPart, tensor: TensorRecord, body: Body, count: int) -> Held:
     name = str(Fold(tensor.name, tensor.numbers, tensor.suffix))
     layout = None if body.layout is None else part.layout(part.part.record.rank, body.layout)
-    return Held(name, OF[body.role], body, count, layout, _sizes(part, tensor.body, layout))
-
-
-def _sizes(part: PlannedPart, index: int, layout: Layout | None) -> NDArray[np.int64]:
-    body = part.part.record.bodies[index]
-    if layout is None:
-        return np.full(len(part.ranks), math.prod(body.local_shape), np.int64)
-    if any(rank not in layout.mesh for rank in part.ranks):
-        return np.array([math.prod(part.body(rank, index).local_shape) for rank in part.ranks], np.int64)
-    places = _places(layout.mesh)
-    sizes = _on_mesh(layout)[[places[rank] for rank in part.ranks]]
-    sizes[part.ranks.index(part.part.record.rank)] = math.prod(body.local_shape)
-    return sizes
-
-
-@lru_cache(maxsize=64)
-def _places(mesh: Mesh) -> dict[int, int]:
-    return {rank: place for place, rank in enumerate(mesh.ranks)}
-
-
-@lru_cache(maxsize=4096)
-def _on_mesh(layout: Layout) -> NDArray[np.int64]:
-    """Return the elements that every coordinate of a layout's mesh holds, in the order of its ranks."""
-    used = [axis in layout.split_axes for axis in layout.mesh.axes]
-    shape = [size if is_used else 1 for size, is_used in zip(layout.mesh.shape, used, strict=True)]
-    sizes = [layout.region(coord).size for coord in product(*map(range, shape))]
-    return np.broadcast_to(np.array(sizes, np.int64).reshape(shape), layout.mesh.shape).flatten()
+    return Held(name, OF[body.role], body, count, layout, sizes(part, tensor.body))

@@ -134,6 +134,11 @@ class PlannedRanks(Mapping[int, RankRecord]):
     def __contains__(self, rank: object) -> bool:
         return rank in self._part_of
 
+    def alike(self) -> Iterator[tuple[RankRecord, tuple[int, ...]]]:
+        """Yield the record of one rank of each part, and the ranks that did the same in the step."""
+        for part in self.parts:
+            yield part.part.record, part.ranks
+
     def part_of(self, rank: int) -> PlannedPart:
         """Return the part that a rank belongs to."""
         return self._part_of[rank]

@@ -36,6 +36,22 @@ class SavedRecord(Record, frozen=True):
     bytes: Count
 
 
+class PeakRecord(Record, frozen=True):
+    """The moment of a step at which a rank holds most beside weights, their gradients and optimizer state.
+
+    Attributes:
+        activations: Bytes of what modules made: kept for backward, or used at this moment.
+        gathered: Bytes of what FSDP made: gathered weights, gradients that are not reduced yet, what it sends.
+        module: The module that runs; empty for the model itself.
+        in_backward: Whether it runs in backward.
+    """
+
+    activations: Count = 0
+    gathered: Count = 0
+    module: str = ""
+    in_backward: bool = False
+
+
 class PlanPart(Record, frozen=True):
     """One rank that was asked, and the ranks that it stands for.
 
@@ -43,15 +59,15 @@ class PlanPart(Record, frozen=True):
         record: What that rank has. Other ranks have the same, each with its own part of what the placements split.
         at: Positions along the mesh axes of the ranks that it stands for; along an axis that is not here, all of them.
         units: What FSDP gathers.
-        saved: What a step keeps for its backward; empty where no step was planned.
-        saved_peak: The most bytes that are kept for backward at once.
+        saved: What a step keeps for its backward, at the end of the forward after which that is most.
+        peak: The fullest moment of a step; None where no step was planned.
     """
 
     record: RankRecord
     at: dict[str, Annotated[tuple[Count, ...], Meta(min_length=1)]] = msgspec.field(default_factory=dict)
     units: tuple[UnitRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
-    saved_peak: Count = 0
+    peak: PeakRecord | None = None
 
 
 class PlanRecord(Record, frozen=True):
@@ -63,7 +79,7 @@ class PlanRecord(Record, frozen=True):
         run_id: That of its run.
         node: GPUs of a node; 0 where nobody said.
         optimizer: What the optimizer state is that of: `adam`, `sgd`, `none`, or a class that the probe uses.
-        how: How the model was built, and how long that took, a sentence each.
+        how: How many ranks were asked, and how the model was built, a sentence each.
         without_step: Why no step was planned; empty where one was.
     """
 

@@ -10,121 +10,158 @@ from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text
 from shardviz.picture.text.tables.comms import groups_text
 from shardviz.picture.text.tables.table import table
-from shardviz.picture.text.terminal import DIM, line
+from shardviz.picture.text.terminal import DIM, line, wrapped
 from shardviz.plan.amounts import ROLES, Amounts, gathered
 from shardviz.plan.splits import uneven, whole
-from shardviz.plan.traffic import crossing, sent
+from shardviz.plan.traffic import crossing, kind_of, sent
 from shardviz.text import bytes_text, counted, cut_at_comma, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.text import Text
 
     from shardviz.plan.ranks import PlannedRanks
-    from shardviz.plan.records import PlanRecord
+    from shardviz.plan.records import PlanPart, PlanRecord
     from shardviz.plan.splits import Uneven, Whole
     from shardviz.plan.traffic import Sent
 
 MOST = 8
 """Tensors that are named of each kind."""
 
-WORDS = {"activations": "what a step keeps for its backward", "gathered": "what FSDP gathers"}
+LITTLE = 0.01
+"""A part of a difference that is too small to be named."""
 
-NOT_COUNTED = "activations are not counted: under FSDP they are not told from the weights that it gathers"
-
-MODULES = 60
-"""Characters of the names of modules that call a collective."""
+WORDS = {"activations": "activations", "gathered": "what FSDP gathers and sends"}
 
 
-def plan_lines(probe: str, ranks: PlannedRanks) -> Iterator[Text]:
+def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     """Yield what a plan says.
 
     Args:
         probe: The name of the probe.
         ranks: The plan's ranks.
+        width: Columns.
     """
     amounts = Amounts(ranks)
     plan = ranks.plan
-    nodes = f", {counted(-(-len(ranks) // plan.node), 'node')} of {plan.node}" if plan.node else ""
-    yield line((f"plan of {printable(probe)} on mesh {ranks.mesh}", "bold"), f": {len(ranks):,} ranks{nodes}")
-    yield from (line((printable(how), DIM)) for how in plan.how)
+    yield line((f"plan of {printable(probe)} on mesh {ranks.mesh}", "bold"))
+    nodes = f" on {counted(-(-len(ranks) // plan.node), 'node')} of {plan.node}" if plan.node else ""
+    first, *others = plan.how or ("",)
+    for text in (f"{counted(len(ranks), 'rank')}{nodes}; {printable(first)}", *map(printable, others)):
+        yield from _said(text, width)
     yield line("")
-    yield from _memory(amounts)
-    yield from _uneven(list(uneven(amounts)))
-    yield from _whole(list(whole(amounts)))
+    yield from memory_lines(amounts, width)
+    yield from _uneven(list(uneven(amounts)), width)
+    yield from _whole(list(whole(amounts)), width)
     yield line("")
-    yield from _traffic(plan, ranks)
+    yield from _traffic(plan, ranks, width)
     yield from _bubble(ranks)
 
 
-def _memory(amounts: Amounts) -> Iterator[Text]:
+def _said(text: str, width: int, start: str = "", indent: int = 2) -> list[Text]:
+    return wrapped(text, width, line(start), indent)
+
+
+def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
+    """Yield the bytes of the fullest rank and of the emptiest by role, and what makes the difference.
+
+    Args:
+        amounts: The bytes of a plan.
+        width: Columns.
+    """
     fullest, emptiest = amounts.fullest, amounts.emptiest
-    roles = [role for role in ROLES if amounts.by_role[role].any()]
+    differ = amounts.together[fullest] > amounts.together[emptiest]
+    yield from _by_role(amounts, {"fullest": fullest, "emptiest": emptiest} if differ else {"each rank": fullest})
+    yield line("")
+    part = amounts.ranks.part_of(fullest).part
+    yield from _moment(part, width)
+    yield from _gathered(part, width)
+    if differ:
+        yield from _why(amounts, fullest, emptiest, width)
+
+
+def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
+    """Return the table of some ranks' bytes.
+
+    Args:
+        amounts: The bytes of a plan.
+        ranks: The ranks, by the heads of their columns.
+    """
+    rows = [["bytes per rank", *ranks, "all ranks"]]
+    if len(ranks) > 1:
+        rows.append(["", *(f"rank {rank}" for rank in ranks.values()), "together"])
+    headings = len(rows)
+    for role in (role for role in ROLES if amounts.by_role[role].any()):
+        sizes = amounts.by_role[role]
+        rows.append([role, *(bytes_text(int(sizes[rank])) for rank in ranks.values()), _of_all(role, sizes)])
+    together = [bytes_text(int(amounts.together[rank])) for rank in ranks.values()]
+    return table([*rows, ["together", *together, "-"]], headings=headings)
+
+
+def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
+    return "-" if role in WORDS else bytes_text(int(sizes.sum()))
+
+
+def _moment(part: PlanPart, width: int) -> Iterator[Text]:
+    """Yield when a step holds most, and what of that waits for backward."""
+    if part.peak is None:
+        return
+    when = "backward" if part.peak.in_backward else "forward"
+    both = "activations and gathered are" if part.units else "activations are"
+    kept = bytes_text(sum(saved.bytes for saved in part.saved))
+    yield from _said(
+        f"{both} those of a step's fullest moment, in the {when} of {_named(part.peak.module)}, by the kernels of a "
+        f"CPU; {kept} of activations wait for their backward when the forward ends",
+        width,
+    )
+
+
+def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
+    if not part.units:
+        return
+    stays = [unit for unit in part.units if unit.stays]
+    largest = max(part.units, key=lambda unit: unit.bytes)
+    kept = f"; {_named(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
+    kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
+    most = f", at most {bytes_text(gathered(part))} at once, the next one already beside the one that runs"
+    units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
+    largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
+    yield from _said(f"FSDP gathers {units}; {largest_text}{kept}", width)
+
+
+def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
+    """Yield the tensors that make the difference between two ranks, the largest first; layers count as one kind."""
     mesh = amounts.ranks.mesh
-    heads = ["bytes per rank", f"rank {fullest}, the fullest", f"rank {emptiest}, the emptiest", "all ranks"]
-    rows = [[role, *(bytes_text(int(amounts.by_role[role][rank])) for rank in (fullest, emptiest))] for role in roles]
-    for role, row in zip(roles, rows, strict=True):
-        row.append(bytes_text(int(amounts.by_role[role].sum())) if role != "gathered" else "-")
-    total = [bytes_text(int(amounts.together[rank])) for rank in (fullest, emptiest)]
-    yield from table([heads, *rows, ["together", *total, "-"]])
-    if amounts.together[fullest] == amounts.together[emptiest]:
-        yield line((f"every rank has as much as rank {fullest}", DIM))
-    else:
-        yield line(
-            f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)}), gradients "
-            "and optimizer state included:"
-        )
-        yield from _why(amounts, fullest, emptiest)
-    yield from _gathered(amounts)
-    if any(part.part.units and part.part.saved_peak for part in amounts.ranks.parts):
-        yield line((NOT_COUNTED, DIM))
-
-
-def _why(amounts: Amounts, fullest: int, emptiest: int) -> Iterator[Text]:
-    """Yield the tensors that make the difference between two ranks, the largest first."""
-    here, there = _by_name(amounts, fullest), _by_name(amounts, emptiest)
-    more = sorted(((size - there.get(name, 0), name) for name, size in here.items()), reverse=True)
-    for size, name in [one for one in more if one[0] > 0][:MOST]:
+    ranks = f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)})"
+    yield from _said(f"{ranks}, gradients and optimizer state included:", width)
+    here, there = _by_kind(amounts, fullest), _by_kind(amounts, emptiest)
+    more = [(size - there.get(name, 0), name) for name, size in here.items()]
+    for role, word in WORDS.items():
+        more.append((int(amounts.by_role[role][fullest] - amounts.by_role[role][emptiest]), word))
+    least = LITTLE * int(amounts.together[fullest] - amounts.together[emptiest])
+    for size, name in sorted((one for one in more if one[0] > least), reverse=True)[:MOST]:
         yield line(f"  {bytes_text(size)} of {printable(name)}")
-    for role in ("activations", "gathered"):
-        size = int(amounts.by_role[role][fullest] - amounts.by_role[role][emptiest])
-        if size > 0:
-            yield line(f"  {bytes_text(size)} of {WORDS[role]}")
 
 
-def _by_name(amounts: Amounts, rank: int) -> dict[str, int]:
-    """Return a rank's bytes by parameter, with the gradient and what the optimizer keeps of it."""
+def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
+    """Return a rank's bytes by parameter, with the gradient and what the optimizer keeps of it, numbers left out."""
     found: dict[str, int] = {}
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
         for one in held if at >= 0 else ():
-            name = one.name.rpartition(".")[0] if one.role == "optimizer" else one.name
+            name = kind_of(one.name.rpartition(".")[0] if one.role == "optimizer" else one.name)
             found[name] = found.get(name, 0) + int(one.bytes[at])
     return found
-
-
-def _gathered(amounts: Amounts) -> Iterator[Text]:
-    part = amounts.ranks.part_of(amounts.fullest)
-    units = part.part.units
-    if not units:
-        return
-    stays = [unit for unit in units if unit.stays]
-    largest = max(units, key=lambda unit: unit.bytes)
-    kept = f"; {_named(stays[0].name)} stays gathered until its backward" if len(stays) == 1 else ""
-    kept = f"; {len(stays)} units stay gathered until their backward" if len(stays) > 1 else kept
-    size = bytes_text(gathered(part))
-    yield line(
-        f"FSDP gathers {counted(len(units), 'unit')}, at most {size} at once, the next one already beside the one that "
-        f"runs; the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}{kept}"
-    )
 
 
 def _named(module: str) -> str:
     return printable(module) or "the model itself"
 
 
-def _uneven(found: list[Uneven]) -> Iterator[Text]:
+def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
     if not found:
         return
     yield line("")
@@ -132,12 +169,13 @@ def _uneven(found: list[Uneven]) -> Iterator[Text]:
     for one in found[:MOST]:
         layout = write(one.held.layout) if one.held.layout else ""
         empty = f", {one.empty:,} of {one.ranks:,} ranks have none" if one.empty else ""
-        yield line(f"  {printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}")
+        text = f"{printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}"
+        yield from _said(text, width, "  ", 4)
     if len(found) > MOST:
         yield line((f"  and {len(found) - MOST} more", DIM))
 
 
-def _whole(found: list[Whole]) -> Iterator[Text]:
+def _whole(found: list[Whole], width: int) -> Iterator[Text]:
     if not found:
         return
     yield line("")
@@ -145,32 +183,37 @@ def _whole(found: list[Whole]) -> Iterator[Text]:
     for one in found[:MOST]:
         layout = write(one.held.layout) if one.held.layout else ""
         saved = f"split over {one.axis}({one.size}) it would save each rank {bytes_text(one.saved)}"
-        yield line(f"  {printable(one.held.name)} {layout}: {saved}")
+        yield from _said(f"{printable(one.held.name)} {layout}: {saved}", width, "  ", 4)
     if len(found) > MOST:
         yield line((f"  and {len(found) - MOST} more", DIM))
 
 
-def _traffic(plan: PlanRecord, ranks: PlannedRanks) -> Iterator[Text]:
+def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     found = sent(plan, ranks.mesh)
     if plan.without_step:
-        yield line("planned without activations and collectives: " + printable(plan.without_step))
+        yield from _said(f"planned without activations and collectives: {printable(plan.without_step)}", width)
     if not found:
         if not plan.without_step:
             yield line("no step was planned: the probe has no batch(), and there is no --batch")
         return
-    yield from table([_HEADS, *(_cells(one, plan.node) for one in found)], left=3)
+    heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in found)], left=2)
+    yield heading
+    for one, row in zip(found, rows, strict=True):
+        modules = ", ".join(_named(name) for name in one.modules)
+        yield row
+        yield line((f"  in {cut_at_comma(modules, width - 5)}", DIM))
     if plan.node:
-        across = bytes_text(crossing(plan, ranks.mesh))
-        yield line(f"a rank receives at most {across} in a step from groups that cross nodes of {plan.node}")
+        across = crossing(plan, ranks.mesh)
+        most = f"a rank receives at most {bytes_text(across)} in a step from groups that cross nodes of {plan.node}"
+        yield line(most if across else f"no group crosses nodes of {plan.node}")
 
 
-_HEADS = ["collectives of a step", "pass", "modules", "count", "bytes", "received", "group", "nodes"]
+_HEADS = ["collectives of a step", "pass", "count", "bytes", "received", "group", "nodes"]
 
 
 def _cells(one: Sent, node: int) -> list[str]:
-    modules = cut_at_comma(", ".join(_named(name) for name in one.modules), MODULES)
     sizes = [f"{one.count:,}", bytes_text(one.bytes), bytes_text(one.received), f"{one.size:,}"]
-    return [f"{one.op} {groups_text(one.axes)}", one.when, modules, *sizes, str(one.nodes) if node else "-"]
+    return [f"{one.op} {groups_text(one.axes)}", one.when, *sizes, str(one.nodes) if node else "-"]
 
 
 def _bubble(ranks: PlannedRanks) -> Iterator[Text]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardviz.dump.dump import Shard, Tensor
+from shardviz.plan.sizes import sizes
 from shardviz.text import Fold, fold
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ class PlannedShards(Mapping[int, Shard]):
 
     def __contains__(self, rank: object) -> bool:
         return rank in self._places
+
+    def elements(self) -> dict[int, int]:
+        """Return how many elements each rank has, over each part at once."""
+        found: dict[int, int] = {}
+        for part, index in self._bodies:
+            found |= zip(part.ranks, sizes(part, index).tolist(), strict=True)
+        return found
 
     @property
     def _places(self) -> dict[int, tuple[PlannedPart, int]]:

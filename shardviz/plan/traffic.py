@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from shardviz.plan.records import PlanPart, PlanRecord
 
 Axes = tuple[str, ...]
+
+_NUMBERS = re.compile(r"(?<=\.)\[[0-9,-]+\]|^\[[0-9,-]+\]")
+"""The numbers of a folded name: `[0-3,7]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[tuple[Axes, str, str
     for one in part.record.collectives:
         key = (one.axes, one.op, one.when, one.size)
         before = found.get(key)
-        kind = _kind(one.module)
+        kind = kind_of(one.module)
         modules = before.modules if before else ()
         found[key] = Sent(
             one.axes,
@@ -82,9 +86,14 @@ def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[tuple[Axes, str, str
     return found
 
 
-def _kind(module: str) -> str:
-    """Return a module's name with a star for its first number: layers are alike."""
-    before, number, after = cut(module)
+def kind_of(module: str) -> str:
+    """Return a name with a star for its first number, or for the numbers folded into it: layers are alike.
+
+    Example:
+        >>> kind_of("layers.7.w1"), kind_of("layers.[0-3,7].w1")
+        ('layers.*.w1', 'layers.*.w1')
+    """
+    before, number, after = cut(_NUMBERS.sub("0", module, count=1))
     return module if number is None else f"{before}*{after}"
 
 

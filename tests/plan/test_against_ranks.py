@@ -10,6 +10,7 @@ from shardviz import probe_files
 from shardviz.commands.probe import mesh_for
 from shardviz.dump.read import read_files
 from shardviz.dump.write import prepare_folder, write_plan, write_run
+from shardviz.errors import ShardvizError
 from shardviz.live.job import ProbeJob
 from shardviz.live.plan.planning import PlanJob, plan
 from tests.lanes import at_night
@@ -24,6 +25,9 @@ DAILY = ("tp_fsdp", "fsdp1_full_shard", "pp_gpipe")
 """One of each kind: DTensors, flat parameters, ranks that differ. The nightly lane has the others."""
 
 NEEDS_GPUS = ("dataparallel",)
+
+USES_RANKS = ("checkpoint_dcp", "checkpoint_hf", "checkpoint_optimizer")
+"""Probes whose `parallelize` saves and loads a checkpoint, for which other ranks have to be there."""
 
 READS_VALUES = ("ep", "ep_fsdp")
 """Probes whose step does what its values say: where tokens go."""
@@ -51,13 +55,19 @@ def ran(name: str, mesh_text: str | None, folder: Path) -> DumpFiles:
 
 def _names() -> list[object]:
     shipped = [one.name for one in probe_files.shipped() if not one.name.startswith("plans/")]
-    return [*DAILY, *at_night(name for name in shipped if name not in (*DAILY, *NEEDS_GPUS))]
+    return [*DAILY, *at_night(name for name in shipped if name not in (*DAILY, *NEEDS_GPUS, *USES_RANKS))]
 
 
 @pytest.mark.parametrize("name", _names())
 def test_layouts_bytes_and_collectives_are_those_of_real_ranks(name: str, tmp_path: Path) -> None:
     real, other = ran(name, None, tmp_path / "real"), planned(name, None, tmp_path / "plan")
     assert list(differences(real, other, with_step=name not in READS_VALUES)) == []
+
+
+@pytest.mark.parametrize("name", at_night(USES_RANKS))
+def test_what_needs_other_ranks_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ShardvizError, match=r"parallelize\(\) calls broadcast_object_list .*a plan sends nothing"):
+        planned(name, None, tmp_path / "plan")
 
 
 @pytest.mark.parametrize(("name", "mesh"), at_night(OTHER_MESHES.items()))

@@ -42,7 +42,7 @@ def printed(capfd: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str
 
 def test_a_plan_says_what_ranks_hold_and_what_crosses_nodes(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = printed(capfd, "plan", str(mine), "--mesh", "16", "--node", "8", "--batch", "16,8")
-    assert "16 ranks, 2 nodes of 8" in text
+    assert "16 ranks on 2 nodes of 8" in text
     assert "parameters" in text
     assert "all_gather along dp" in text
     assert "groups that cross nodes of 8" in text
@@ -85,8 +85,9 @@ def test_a_lockfile_shows_what_changed_and_what_it_costs(mine: Path, capfd: pyte
 
 def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(HEAD + "def loss(model, x): return model(x).sum() * float(x.sum().item())\n")
-    text = printed(capfd, "plan", str(mine))
+    text = " ".join(printed(capfd, "plan", str(mine)).split())
     assert "planned without activations and collectives: a step without values raised DataDependent" in text
+    assert "(mine.py, line 12: def loss(model, x)" in text
     assert "parameters" in text
 
 
@@ -101,6 +102,65 @@ def test_code_that_raises_is_named_in_one_line(mine: Path, capfd: pytest.Capture
     text = printed(capfd, "plan", str(mine), code=2)
     assert "parallelize() with values raised KeyError: 'gone'" in text
     assert "Traceback" not in text
+
+
+BAD_LINES = {
+    "needs values": ("def build(): return needing(nn.Linear(8, 16))", "build() on the meta device raised RuntimeError"),
+    "needs CUDA": ("def build(): return nn.Linear(8, 16).cuda()", "build() with values raised"),
+    "is not a module": ("def build(): return 3", "build() returned int"),
+    "uses what it communicates": (
+        """
+def parallelize(model, mesh):
+    seen = torch.ones(1)
+    torch.distributed.all_reduce(seen)
+    assert seen > 2
+""",
+        "parallelize() calls all_reduce (mine.py, line 19: torch.distributed.all_reduce(seen)): a plan sends nothing",
+    ),
+    "is larger than its values may be": (
+        "def build(): return needing(nn.Linear(16384, 8192))",
+        "more than the 256 MiB that are planned with values",
+    ),
+}
+"""Code that cannot be planned as it is, and what the plan says of it."""
+
+NEEDING = """
+def needing(model):
+    assert float(model.weight.detach().abs().sum()) > 0
+    return nn.Sequential(model, nn.Linear(16, 8))
+"""
+
+
+@pytest.mark.parametrize("what", BAD_LINES)
+def test_what_cannot_be_planned_as_it_is_names_the_call(
+    what: str, mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, said = BAD_LINES[what]
+    mine.write_text(HEAD + NEEDING + code)
+    status = main(["plan", str(mine)])
+    out, err = capfd.readouterr()
+    text = " ".join((out + err).split())
+    assert said in text
+    assert "Traceback" not in text
+    assert "Warning" not in text
+    assert (status, "parameters" in text, "Hint:" in text) in ((0, True, False), (2, False, True))
+    assert status == (0 if what == "needs values" else 2)
+
+
+def test_a_result_of_a_collective_is_not_taken_for_true(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    call = "torch.distributed.all_reduce(torch.ones(1)); fully_shard(model, mesh=mesh)"
+    mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", call))
+    text = " ".join(printed(capfd, "plan", str(mine)).split())
+    assert "parallelize() calls all_reduce (mine.py, line 10:" in text
+    assert "calls all_gather" not in text  # FSDP's own, in a step
+
+
+def test_seconds_are_talk_and_not_data(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["plan", str(mine), "-o", "p.shardviz"])
+    out, err = capfd.readouterr()
+    assert "planned in" in err
+    assert main(["plan", str(mine), "-o", "p.shardviz", "--force"]) == 0
+    assert capfd.readouterr().out == out
 
 
 def test_ranks_that_the_code_tells_apart_are_all_asked(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:

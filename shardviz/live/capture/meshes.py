@@ -108,15 +108,17 @@ def without_axes(claim: Claim, axes: Sequence[str], rank: int) -> Claim:
         rank: A rank of the mesh.
     """
     mesh, placements = claim
-    dropped = [index for index, axis in enumerate(mesh.axes) if axis in axes]
-    if not dropped or any(placements[index] != Replicate() for index in dropped):
+    kept = tuple(axis for axis in mesh.axes if axis not in axes)
+    by_axis = dict(zip(mesh.axes, placements, strict=True))
+    if len(kept) == mesh.ndim or any(by_axis[axis] != Replicate() for axis in mesh.axes if axis not in kept):
         return claim
-    coord = mesh.coord_of(rank)
-    places = zip(mesh.coords(), mesh.ranks, strict=True)
-    ranks = tuple(at for place, at in places if all(place[index] == coord[index] for index in dropped))
-    kept = [index for index in range(mesh.ndim) if index not in dropped]
-    own = Mesh(tuple(mesh.axes[index] for index in kept), tuple(mesh.shape[index] for index in kept), ranks)
-    return own, tuple(placements[index] for index in kept)
+    return _part_of(mesh, kept, rank), tuple(by_axis[axis] for axis in kept)
+
+
+@lru_cache(maxsize=64)
+def _part_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> Mesh:
+    """Return the part of a mesh along some of its axes that a rank is in."""
+    return Mesh(axes, tuple(map(mesh.axis_size, axes)), mesh.group_of(rank, *axes))
 
 
 def _root_axes(own: Mesh, axis: str, root: Mesh) -> tuple[str, ...] | None:

@@ -70,11 +70,13 @@ class Reply:
         part: Its record.
         how: How the model was built.
         without_step: Why no step was planned; empty where one was, or none was asked for.
+        was_asked_for_step: Whether it was asked for a step.
     """
 
     part: PlanPart
     how: tuple[str, ...] = ()
     without_step: str = ""
+    was_asked_for_step: bool = True
 
 
 def answer(question: Question, rank: int) -> Reply:
@@ -110,8 +112,8 @@ class _Rank:
             if step.comms is not None:
                 self.capture.collectives += step.comms.records(self.question.mesh, self.rank)
             self.capture.schedule += step.schedule
-            part = PlanPart(self.capture.record(), {}, units, step.saved, step.saved_peak)
-        return Reply(part, built.refused, step.failed if step is not None else "")
+            part = PlanPart(self.capture.record(), {}, units, step.saved, step.peak)
+        return Reply(part, built.refused, step.failed if step is not None else "", self.question.with_step)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""

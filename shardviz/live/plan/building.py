@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
 from shardviz.live.compat import fake_mode
 from shardviz.live.plan.forks import one_line
+from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ Means = Literal["meta", "fakes", "values"]
 MAX_VALUES = 1 << 28
 """Bytes of a model that may be built with its values."""
 
+AT_FAULT = "make what it calls work on the meta device"
+
 
 @dataclass(frozen=True)
 class Built:
@@ -35,7 +40,7 @@ class Built:
         model: The sharded model.
         means: How.
         mode: The mode in which its tensors live; None unless they are fakes.
-        refused: Why no means with less memory worked, a line each.
+        refused: Why no means with less memory worked, and what is not true of this one, a line each.
     """
 
     model: nn.Module
@@ -66,9 +71,33 @@ class EarlyModel:
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.model: nn.Module | None = None
-        with _asked_for_ranks() as asked, contextlib.suppress(Exception), torch.device("meta"):
+        with _asked_for_ranks() as asked, contextlib.suppress(Exception), torch.device("meta"), _without_warnings():
             model = build()
             self.model = None if asked else model
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong is said by what is raised
+        yield
+
+
+class _Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Ends what makes more new tensors than a plan's values may take, before a machine's memory does."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and count what it makes out of nothing."""
+        returned = func(*args, **(kwargs or {}))
+        if torch.is_tensor(returned) and not any(map(torch.is_tensor, args)):
+            self.made += returned.numel() * returned.element_size()
+            if self.made > MAX_VALUES:
+                raise ProbeError(f"more than the {bytes_text(MAX_VALUES)} that are planned with values", AT_FAULT)
+        return returned
 
 
 @contextlib.contextmanager
@@ -111,23 +140,29 @@ def sharded(
     """
     refused: list[str] = []
     for one in means:
-        mode = fake_mode() if one == "fakes" else None
+        mode = fake_mode() if one == "fakes" else _Limit() if one == "values" else None
         if one == "values" and size > MAX_VALUES:
             limit = f"{bytes_text(size)} are more than the {bytes_text(MAX_VALUES)} that are planned with values"
-            raise ProbeError("; ".join((*refused, limit)), "make what it calls work on the meta device")
-        call = "build()"
+            raise ProbeError("; ".join((*refused, limit)), AT_FAULT)
+        call, talks = "build()", Talks()
         try:
             with mode or contextlib.nullcontext():
                 model = _built(build, one, early)
                 call = "parallelize()"
-                returned = parallelize(model, mesh)
-            return Built(model if returned is None else returned, one, mode, tuple(refused))
-        except ProbeError:
+                with talks:
+                    returned = parallelize(model, mesh)
+            own = mode if one == "fakes" else None
+            return Built(model if returned is None else returned, one, own, (*refused, *talks.said))
+        except ProbeError as error:
+            raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
+        except (KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # torch's CheckpointException is not derived from Exception
             on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
             refused.append(f"{call} {on} raised {one_line(error)}")
-    raise ProbeError(refused[-1], "call build() and parallelize() by hand: the traceback shows where")
+    raise ProbeError(
+        "; ".join((refused[-1], *talks.said)), "call build() and parallelize() by hand: the traceback shows where"
+    )
 
 
 def _built(build: Callable[[], nn.Module], means: str, early: nn.Module | None) -> nn.Module:

@@ -2,7 +2,7 @@
 
 The first rank and the last one are asked. Where both have the same tensors with the same layouts, and the oracle says
 what the last one holds from what the first one does, one of them stands for all. Where parts are uneven, all corners
-of the mesh are asked, which torch may not split as the oracle does. Otherwise the code tells ranks apart
+of the mesh are asked, without a step: torch may not split as the oracle does. Otherwise the code tells ranks apart
 along some axes: those along which the last position differs from the first, and along those every position is asked.
 """
 
@@ -20,13 +20,14 @@ from shardviz.errors import ShardvizError
 from shardviz.plan.ranks import PlannedPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardviz.dump.records import RankRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
 
-    Ask = Callable[[Sequence[int]], dict[int, Reply]]
+    Ask = Callable[[Sequence[int], bool], dict[int, Reply]]
+    """Asks ranks, with a step or without one."""
 
 MAX_CORNERS = 16
 """The most ranks to ask of those that are first or last along every axis."""
@@ -50,54 +51,85 @@ class Chosen:
     axes: tuple[str, ...]
 
 
+class _Asked:
+    """The ranks that were asked.
+
+    Args:
+        mesh: The mesh of the plan.
+        ask: Asks ranks, with a step or without one.
+
+    Attributes:
+        replies: What they have, by rank.
+        mesh: The mesh of the plan.
+    """
+
+    def __init__(self, mesh: Mesh, ask: Ask) -> None:
+        self.mesh = mesh
+        self._ask = ask
+        self.replies: dict[int, Reply] = {}
+
+    def ask(self, ranks: Iterable[int], *, with_step: bool = True) -> None:
+        """Ask those ranks that were not asked before, or not for a step."""
+        known = {rank for rank, reply in self.replies.items() if reply.was_asked_for_step or not with_step}
+        self.replies |= self._ask([rank for rank in ranks if rank not in known], with_step)
+
+    @property
+    def first(self) -> Reply:
+        """What the first rank of the mesh has."""
+        return self.replies[self.mesh.ranks[0]]
+
+    def is_explained(self, rank: int) -> bool:
+        """Whether a rank has what the oracle says from the first one's reply."""
+        return explains(self.first, self.replies[rank], self.mesh)
+
+
 def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
     """Ask as few ranks as it takes.
 
     Args:
         mesh: The mesh of the plan.
-        ask: Asks ranks.
+        ask: Asks ranks, with a step or without one.
         stage_axes: Axes along which ranks are known to differ.
 
     Raises:
         ShardvizError: Too many ranks would have to be asked.
     """
-    replies = ask([mesh.ranks[0], mesh.ranks[-1]])
-    first = replies[mesh.ranks[0]]
-    if _is_uneven(first.part.record):
-        replies |= ask([rank for rank in _corners(mesh) if rank not in replies])
-    if all(explains(first, reply, mesh) for reply in replies.values()):
-        return Chosen(((first, {}),), len(replies), ())
-    axes = _told_apart(mesh, ask, replies, stage_axes)
-    chosen = _asked_along(mesh, axes, ask, replies)
-    if _explain(chosen, replies, mesh):
+    asked = _Asked(mesh, ask)
+    asked.ask([mesh.ranks[0], mesh.ranks[-1]])
+    if _is_uneven(asked.first.part.record):
+        asked.ask(_corners(mesh), with_step=False)
+    if all(map(asked.is_explained, asked.replies)):
+        return Chosen(((asked.first, {}),), len(asked.replies), ())
+    chosen = _asked_along(asked, _told_apart(asked, stage_axes))
+    if _explain(chosen, asked):
         return chosen
-    return _asked_along(mesh, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1), ask, replies)
+    return _asked_along(asked, tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1))
 
 
-def _explain(chosen: Chosen, replies: dict[int, Reply], mesh: Mesh) -> bool:
+def _explain(chosen: Chosen, asked: _Asked) -> bool:
     """Whether all ranks that were asked have what is said of them."""
-    stands = [(PlannedPart(structs.replace(reply.part, at=at), mesh), reply) for reply, at in chosen.parts]
-    own = {rank: reply for part, reply in stands for rank in part.ranks if rank in replies}
-    return all(explains(own[rank], reply, mesh) for rank, reply in replies.items())
+    stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
+    own = {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
+    return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())
 
 
-def _asked_along(mesh: Mesh, axes: tuple[str, ...], ask: Ask, replies: dict[int, Reply]) -> Chosen:
+def _asked_along(asked: _Asked, axes: tuple[str, ...]) -> Chosen:
     """Ask every position along some axes.
 
     Raises:
         ShardvizError: These are too many.
     """
-    wanted = _along(mesh, axes)
+    wanted = _along(asked.mesh, axes)
     if len(wanted) > MAX_ASKED:
-        sizes = " * ".join(f"{axis}({mesh.axis_size(axis)})" for axis in axes)
+        sizes = " * ".join(f"{axis}({asked.mesh.axis_size(axis)})" for axis in axes)
         raise ShardvizError(
             f"the code tells ranks apart along {sizes} = {len(wanted):,} positions, more than the {MAX_ASKED} that are "
             "asked",
             "plan a smaller mesh of the same axes",
         )
-    replies |= ask([rank for rank in wanted if rank not in replies])
-    parts = [(replies[rank], at) for rank, at in wanted.items()]
-    return Chosen(tuple(_merged(parts, mesh)), len(replies), axes)
+    asked.ask(wanted)
+    parts = [(asked.replies[rank], at) for rank, at in wanted.items()]
+    return Chosen(tuple(_merged(parts, asked.mesh)), len(asked.replies), axes)
 
 
 def _is_uneven(record: RankRecord) -> bool:
@@ -116,14 +148,14 @@ def _corners(mesh: Mesh) -> list[int]:
     return [mesh.rank_at(way) for way in ways[:MAX_CORNERS]]
 
 
-def _told_apart(mesh: Mesh, ask: Ask, replies: dict[int, Reply], stage_axes: Sequence[str]) -> tuple[str, ...]:
+def _told_apart(asked: _Asked, stage_axes: Sequence[str]) -> tuple[str, ...]:
     """Return the axes along which the last position is not what the first one explains; all, where none alone shows."""
-    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
-    at_end = {axis: _rank_at(mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
-    replies |= ask([rank for axis, rank in at_end.items() if axis not in stage_axes and rank not in replies])
-    first = replies[mesh.ranks[0]]
-    found = [axis for axis, rank in at_end.items() if axis in stage_axes or not explains(first, replies[rank], mesh)]
-    return tuple(found or at_end)
+    sizes = dict(zip(asked.mesh.axes, asked.mesh.shape, strict=True))
+    at_end = {axis: _rank_at(asked.mesh, {axis: size - 1}) for axis, size in sizes.items() if size > 1}
+    asked.ask(rank for axis, rank in at_end.items() if axis not in stage_axes)
+    return tuple(
+        [axis for axis, rank in at_end.items() if axis in stage_axes or not asked.is_explained(rank)] or at_end
+    )
 
 
 def _rank_at(mesh: Mesh, at: dict[str, int]) -> int:
@@ -154,17 +186,24 @@ def _merged(
 
 
 def explains(one: Reply, other: Reply, mesh: Mesh) -> bool:
-    """Whether a rank's record is the one that the oracle makes for it out of another rank's."""
+    """Whether a rank's record is the one that the oracle makes for it out of another rank's.
+
+    A step is compared where both were asked for one.
+    """
     made = PlannedPart(one.part, mesh).record(other.part.record.rank)
-    return _comparable(made) == _comparable(other.part.record) and one.part.units == other.part.units
+    stepped = one.was_asked_for_step and other.was_asked_for_step
+    same = _comparable(made, stepped=stepped) == _comparable(other.part.record, stepped=stepped)
+    return same and one.part.units == other.part.units
 
 
-def _comparable(record: RankRecord) -> object:
+def _comparable(record: RankRecord, *, stepped: bool) -> object:
     """Return what a record says, whatever the numbers of its bodies and layouts."""
     layouts = [(record.meshes[one.mesh], structs.replace(one, mesh=0)) for one in record.layouts]
     bodies = [
         (structs.replace(one, layout=None), None if one.layout is None else layouts[one.layout])
         for one in record.bodies
     ]
-    tensors = {(one.name, one.numbers, one.suffix): bodies[one.body] for one in record.tensors}
-    return tensors, record.tied, record.collectives, record.schedule, record.not_checked
+    found = [(one, bodies[one.body]) for one in record.tensors]
+    tensors = {(one.name, one.numbers, one.suffix): body for one, body in found if stepped or body[0].moment != "step"}
+    step = (record.collectives, record.schedule) if stepped else ()
+    return tensors, record.tied, record.not_checked, step

@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import pickle
 import sys
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shardviz.errors import RankError, ShardvizError
@@ -105,6 +107,15 @@ def _answer(rank: int, one: _Asked[Answer]) -> Answer:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's type and the first line of what it says."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """Return an exception's type, the first line of what it says, and the line of the user's code that raised it."""
+    text = str(error).strip().partition("\n")[0].rstrip(".")
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    return named + where
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is neither torch's nor shardviz's, or is a probe."""
+    parts = Path(file).parts
+    return "probes" in parts or (not {"torch", "shardviz"} & set(parts) and not file.startswith("<"))

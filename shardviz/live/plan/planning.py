@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,6 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     Raises:
         ShardvizError: The model cannot be built or sharded without ranks, or too many ranks differ.
     """
-    begin = time.monotonic()
     module = load_probe(job.probe.path, job.probe.build, job.probe.module)
     expect = getattr(module, "expect", {})
     check_intended(expect)
@@ -70,8 +68,9 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
     early = EarlyModel(lambda: unsharded(module, job.probe.build, double=job.double))
     question = Question(module, job.probe.build, job.mesh, job.optimizer, early, job.batch, job.with_step, job.double)
 
-    def asked(ranks: Sequence[int]) -> dict[int, Reply]:
-        return ask(ranks, lambda rank: answer(question, rank))
+    def asked(ranks: Sequence[int], with_step: bool) -> dict[int, Reply]:
+        one = replace(question, with_step=with_step and job.with_step)
+        return ask(ranks, lambda rank: answer(one, rank))
 
     chosen = choose(job.mesh, asked, tuple(getattr(module, "STAGE_AXES", ())))
     run_id = secrets.token_hex(8)
@@ -86,15 +85,15 @@ def plan(job: PlanJob) -> tuple[RunRecord, PlanRecord]:
         intended=dict(expect),
         run_id=run_id,
     )
-    return run, _record(job, chosen, run_id, time.monotonic() - begin)
+    return run, _record(job, chosen, run_id)
 
 
-def _record(job: PlanJob, chosen: Chosen, run_id: str, seconds: float) -> PlanRecord:
+def _record(job: PlanJob, chosen: Chosen, run_id: str) -> PlanRecord:
     parts = tuple(
         structs.replace(reply.part, at=at, record=structs.replace(reply.part.record, run_id=run_id, hostname=""))
         for reply, at in chosen.parts
     )
-    stands = f"{counted(chosen.asked, 'rank')} of {job.mesh.size:,} asked in {seconds:.1f} s"
+    stands = f"{counted(chosen.asked, 'rank')} of {job.mesh.size:,} asked"
     apart = f"; the code tells ranks apart along {', '.join(chosen.axes)}" if chosen.axes else ""
     notes = dict.fromkeys(line for reply, _ in chosen.parts for line in reply.how)
     failed = next((reply.without_step for reply, _ in chosen.parts if reply.without_step), "")

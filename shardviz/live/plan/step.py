@@ -13,11 +13,11 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import ddp_alone, fake_mode, pipelines_alone, quiet_redistribution, real_tensors
 from shardviz.live.plan.forks import one_line
-from shardviz.live.plan.kept import Kept
+from shardviz.live.plan.memory import Memory
 from shardviz.live.plan.optimizers import dtype_of
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import _passed, batch_axes, loss_of, own_batch, stages_of, whole_batch
-from shardviz.plan.records import SavedRecord
+from shardviz.plan.records import PeakRecord, SavedRecord
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,7 +46,7 @@ class PlannedStep:
         comms: What it would have sent, as it was seen.
         schedule: The passes of its stages.
         saved: What its forward keeps for its backward, by module.
-        saved_peak: All of that.
+        peak: The moment at which it holds most; None where there was no step.
         without_values: The mode in which its tensors live.
         notes: What could not be had.
     """
@@ -56,7 +56,7 @@ class PlannedStep:
     comms: Comms | None = None
     schedule: tuple[StageRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
-    saved_peak: int = 0
+    peak: PeakRecord | None = None
     without_values: Any = field(default_factory=contextlib.nullcontext)
     notes: list[str] = field(default_factory=list)
 
@@ -113,12 +113,16 @@ def _stepped(
     with real_tensors():
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
-    kept = Kept(unwrapped(model), stages.values() or [unwrapped(model)])
     ddp_alone(model)
-    with quiet_redistribution(), pipelines_alone(), observed(model, stages) as seen, kept:
+    with (
+        quiet_redistribution(),
+        pipelines_alone(),
+        observed(model, stages, values=False) as seen,
+        Memory(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms) as memory,
+    ):
         if hasattr(probe, "step"):
             probe.step(model, _passed(own), device_mesh)
         else:
             torch.autograd.backward(loss_of(probe, model, own))
-    saved = tuple(SavedRecord(name, size) for name, size in kept.most.items() if size)
-    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, kept.most.total(), mode)
+    saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)
+    return PlannedStep("", False, seen.comms, tuple(seen.schedule), saved, memory.log.peak(), mode)

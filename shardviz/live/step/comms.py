@@ -7,6 +7,7 @@ collective that goes through torch's dispatcher: DTensor's, FSDP's, DistributedD
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,11 @@ class Comms(CommDebugMode):  # type: ignore[no-untyped-call]
         follow_modules_by(self, self._running)
         self._found: dict[Key, tuple[int, int]] = {}
         self.narrowed_to: set[torch.dtype] = set()
+
+    @property
+    def module(self) -> str:
+        """The module that is running; empty for the model itself, or if none is."""
+        return self._running.name
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record a collective, then let torch count and run it."""
@@ -101,11 +107,12 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point()
 
 
+@lru_cache(maxsize=256)
 def _axes(mesh: Mesh, rank: int, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """Return the fewest axes along which a group of this rank runs."""
-    wanted = tuple(sorted(ranks))
-    for count in range(1, mesh.ndim + 1):
+    wanted = sorted(ranks)
+    for count in range(1, mesh.ndim + 1) if rank in mesh else ():
         for axes in combinations(mesh.axes, count):
-            if any(rank in group and tuple(sorted(group)) == wanted for group in mesh.groups(*axes)):
+            if sorted(mesh.group_of(rank, *axes)) == wanted:
                 return axes
     return ()

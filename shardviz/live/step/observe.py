@@ -48,7 +48,11 @@ class Observed:
 
 @contextmanager
 def observed(
-    model: nn.Module, stages: Mapping[int, nn.Module] | None = None, followed: Followed = NONE
+    model: nn.Module,
+    stages: Mapping[int, nn.Module] | None = None,
+    followed: Followed = NONE,
+    *,
+    values: bool = True,
 ) -> Iterator[Observed]:
     """Record everything that the model runs inside this context.
 
@@ -56,23 +60,29 @@ def observed(
         model: The model; the hooks on its modules are removed at the end.
         stages: This rank's stages of a pipeline, by number.
         followed: The modules whose inputs, outputs and gradients are kept.
+        values: Whether outputs and gradients are kept; where nothing has values, only collectives and stages are.
     """
     inner = unwrapped(model)
     seen = Observed(Comms(inner))
-    modules = list(inner.named_modules())[1:]
     last = stages[max(stages)] if stages else inner
     seen.trace.is_paused = lambda: seen.asking
     with ExitStack() as stack:
-        for handle in seen.trace.follow(inner, followed):
-            stack.callback(handle.remove)
-        stack.callback(last.register_forward_hook(_keep_output(seen)).remove)
-        for name, module in modules if len(modules) < MAX_MODULES else ():
-            stack.callback(module.register_forward_hook(_keep_activation(seen, clean_name(name))).remove)
+        if values:
+            for handle in _keep_values(seen, inner, last, followed):
+                stack.callback(handle.remove)
         for number, module in (stages or {}).items():
             for handle in _follow(seen, number, module):
                 stack.callback(handle.remove)
         stack.enter_context(seen.comms)
         yield seen
+
+
+def _keep_values(seen: Observed, inner: nn.Module, last: nn.Module, followed: Followed) -> Iterator[Any]:
+    modules = list(inner.named_modules())[1:]
+    yield from seen.trace.follow(inner, followed)
+    yield last.register_forward_hook(_keep_output(seen))
+    for name, module in modules if len(modules) < MAX_MODULES else ():
+        yield module.register_forward_hook(_keep_activation(seen, clean_name(name)))
 
 
 def _keep_output(seen: Observed) -> Any:

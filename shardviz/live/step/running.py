@@ -6,6 +6,7 @@ operations on a module's output and `torch.autograd.grad` raise, even in models 
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ class Running:
         self._forward: list[str] = []
         self._backward = ""
         self._innermost = ""
-        self._gradient: torch.Tensor | None = None
+        self._gradient: weakref.ref[torch.Tensor] | None = None  # kept alive, it would count as memory of the step
         self.module_parents_dict: defaultdict[str, set[str]] = defaultdict(set)
 
     @property
@@ -85,8 +86,8 @@ class Running:
                     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
         def prepare_backward(gradient: torch.Tensor) -> None:
-            if gradient is not self._gradient:
-                self._gradient, self._innermost = gradient, name
+            if self._gradient is None or self._gradient() is not gradient:
+                self._gradient, self._innermost = weakref.ref(gradient), name
             self._backward = name
 
         def begin_backward(_gradient: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     ]
 
 
-def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[Text]:
-    """Return rows of cells as lines, the first of them, the heading, dim. The arguments are those of `aligned`."""
-    heading, *others = aligned(rows, left)
-    return [line((heading, DIM)), *map(line, others)]
+def table(rows: Sequence[Sequence[str]], left: int = 1, headings: int = 1) -> list[Text]:
+    """Return rows of cells as lines, the first of them, the headings, dim. The arguments are those of `aligned`."""
+    found = aligned(rows, left)
+    return [*(line((heading, DIM)) for heading in found[:headings]), *map(line, found[headings:])]

@@ -1,0 +1,179 @@
+"""What a step holds beside its weights: every storage is followed from when it is made to when it is freed.
+
+The storages that an operator returns are followed by weak references, so that whatever keeps one counts: autograd, the
+inputs of a checkpoint, a list of the model's own. What they are is only known when the step has ended, so the step
+writes a log, and `Log.peak` and `Log.kept` add it up afterwards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardviz.live.compat import (
+    DTensor,
+    id_without_memory,
+    in_backward,
+    plain_tensors,
+    storages_resized,
+    working_out_shapes,
+)
+from shardviz.live.step.running import tensors_in
+from shardviz.plan.records import PeakRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import nn
+
+    from shardviz.live.step.comms import Comms
+
+FORWARD_ENDS = -1
+"""In a log, instead of the number of a storage: a forward that was waited for has ended."""
+
+
+@dataclass(slots=True)
+class Made:
+    """One storage.
+
+    Attributes:
+        module: The module that was running when it was made.
+        in_backward: Whether that was in backward.
+        of_fsdp: Whether it has weights that FSDP gathered, gradients that it has not reduced, or is sent by it.
+        is_state: Whether it is a weight or the gradient of one, which are counted by their layouts.
+    """
+
+    module: str
+    in_backward: bool
+    of_fsdp: bool = False
+    is_state: bool = False
+
+
+@dataclass
+class Log:
+    """What was made and freed, in order.
+
+    Attributes:
+        made: The storages.
+        events: For each change the number of the storage, and by how many bytes it grew or shrank.
+    """
+
+    made: list[Made] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)
+
+    def peak(self) -> PeakRecord:
+        """Return the moment at which most was held."""
+        activations = gathered = 0
+        most = PeakRecord()
+        for number, size in self.events:
+            one = self.made[number]
+            if number == FORWARD_ENDS or one.is_state:
+                continue
+            gathered += size if one.of_fsdp else 0
+            activations += 0 if one.of_fsdp else size
+            if activations + gathered > most.activations + most.gathered:
+                most = PeakRecord(activations, gathered, one.module, one.in_backward)
+        return most
+
+    def kept(self) -> Counter[str]:
+        """Return the bytes that wait for backward by module, at the end of the forward after which there were most."""
+        now: Counter[str] = Counter()
+        most: Counter[str] = Counter()
+        for number, size in self.events:
+            if number == FORWARD_ENDS:
+                most = Counter(now) if now.total() > most.total() else most
+            elif not (self.made[number].is_state or self.made[number].of_fsdp):
+                now[self.made[number].module] += size
+        return most
+
+
+class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows storages while a model runs.
+
+    Args:
+        model: The model.
+        passes: The modules whose forwards are what is waited for: the stages of a pipeline, or the model itself.
+        comms: Knows which module is running.
+
+    Attributes:
+        log: What was made and freed.
+    """
+
+    def __init__(self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self._passes = tuple(passes)
+        self._comms = comms
+        self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
+        self._stack = ExitStack()
+        self._only_shapes: Callable[[], bool] = bool
+        self.log = Log()
+
+    def __enter__(self) -> Memory:
+        self._mark_state()
+        for one in self._passes:
+            ended = one.register_forward_hook(lambda *_: self.log.events.append((FORWARD_ENDS, 0)))
+            self._stack.callback(ended.remove)
+        self._stack.enter_context(storages_resized(self._resized))
+        self._only_shapes = self._stack.enter_context(working_out_shapes())
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._stack.close()
+        self._mark_state()
+        self._followed.clear()  # what is freed from now on is not of the step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and follow the storages that it made."""
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # then its operators on plain tensors come by, one after the other
+        returned = func(*args, **(kwargs or {}))
+        if self._only_shapes():
+            return returned
+        if "wait_tensor" in str(func):
+            return args[0]  # without values a new tensor is returned, with values the same one
+        is_of_fsdp = getattr(func, "namespace", "") == "fsdp"
+        for made in self._made_in([returned, args, kwargs] if is_of_fsdp else returned):
+            made.of_fsdp = made.of_fsdp or is_of_fsdp
+        return returned
+
+    def _mark_state(self) -> None:
+        """Mark weights and their gradients: those from before a step, and those that have replaced them."""
+        for one in (*self._model.parameters(), *self._model.buffers()):
+            for made in self._made_in([one, one.grad]):
+                made.is_state = True
+
+    def _made_in(self, value: Any) -> list[Made]:
+        """Return the storages of all tensors in a value, which are followed from now on."""
+        plain = [part for tensor in tensors_in(value) for part in plain_tensors(tensor)]
+        return [self._made(one.untyped_storage()) for one in plain if one.layout == torch.strided]
+
+    def _made(self, storage: torch.UntypedStorage) -> Made:
+        key = id_without_memory(storage)
+        if key not in self._followed:
+            number, size = len(self.log.made), storage.nbytes()
+            self._followed[key] = number, size, weakref.ref(storage, lambda _: self._freed(key))
+            self.log.made.append(Made(self._comms.module, in_backward()))
+            self.log.events.append((number, size))
+        return self.log.made[self._followed[key][0]]
+
+    def _freed(self, key: int) -> None:
+        number, size, _ = self._followed.pop(key)
+        self.log.events.append((number, -size))
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size: FSDP frees and fills what it gathers so, and nobody else does."""
+        key = id_without_memory(storage)
+        if key in self._followed:
+            number, before, reference = self._followed[key]
+            self.log.made[number].of_fsdp = True
+            self.log.events.append((number, storage.nbytes() - before))
+            self._followed[key] = number, storage.nbytes(), reference

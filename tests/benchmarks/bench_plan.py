@@ -1,0 +1,86 @@
+"""Plan Llama 3.1 405B on 16,384 ranks, beside the same 16 stages on 16 ranks; then show what was written.
+
+python tests/benchmarks/bench_plan.py             seconds, memory, and what 1,024 times the ranks cost
+python tests/benchmarks/bench_plan.py --profile   where one rank spends its time, by function
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import resource
+import tempfile
+from pathlib import Path
+
+from whole import compare, peak_memory_of_children, python, verdict
+
+from shardviz import probe_files
+from shardviz.commands.probe import mesh_for
+from shardviz.live.plan.asked import Question, answer
+from shardviz.live.plan.building import EarlyModel, unsharded
+from shardviz.live.plan.optimizers import Optimizer
+from shardviz.live.probe import load_probe
+
+NAME = "plans/llama_405b"
+LARGE, SMALL = "pp=16,fsdp=128,tp=8", "pp=16,fsdp=1,tp=1"
+CORES = 2
+BUDGET = 60
+"""Seconds on two quiet cores: half as many as processor seconds."""
+
+VERB = "import sys; from shardviz.cli import main; sys.exit(main({!r}))"
+
+
+def plan(mesh: str, folder: Path) -> list[str]:
+    """Return the command that plans the model on a mesh."""
+    return python(VERB.format(["plan", NAME, "--mesh", mesh, "--node", "8", "-o", str(folder), "--force"]))
+
+
+def processor_seconds() -> float:
+    """Return what all children that have ended took of processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Print seconds and ratios, or a profile."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", action="store_true")
+    if parser.parse_args().profile:
+        _profile()
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        large, small = Path(parent) / "large.shardviz", Path(parent) / "small.shardviz"
+        begin = processor_seconds()
+        beside = compare(plan(LARGE, large), plan(SMALL, small), runs=1)
+        used = (processor_seconds() - begin) / 2  # two runs of each, of which one is not counted
+        memory = peak_memory_of_children()
+        print(f"16,384 ranks: {beside[0]}\n16 ranks: {beside[1]}\nboth: {used:.1f} processor seconds")
+        verdict("plan of 16,384 ranks / of 16", beside[0].median / beside[1].median, 2)
+        verdict(f"seconds of both on {CORES} cores", used / CORES, 2 * BUDGET)
+        verdict("peak memory of a rank that is asked, in MiB", memory / 2**20, 1024)
+        for verb in (["check"], ["show"], ["show", "--memory"], ["show", "--comms"]):
+            commands = [python(_quietly([verb[0], str(folder), *verb[1:]])) for folder in (large, small)]
+            one, other = compare(*commands, runs=3)
+            print(f"{' '.join(verb)}: {one}")
+            verdict(f"{' '.join(verb)} of 16,384 ranks in seconds", one.median, 10)
+            verdict(f"{' '.join(verb)} of 16,384 ranks / of 16", one.median / other.median, 10)
+
+
+def _quietly(arguments: list[str]) -> str:
+    """Return code that runs a verb, whose exit code says what a check found."""
+    return VERB.format(arguments).replace("sys.exit(main", "(main")
+
+
+def _profile() -> None:
+    probe = probe_files.find(NAME)
+    mesh = mesh_for(probe, LARGE)
+    module = load_probe(probe.path, probe.build, probe.module)
+    early = EarlyModel(lambda: unsharded(module, probe.build))
+    profile = cProfile.Profile()
+    profile.runcall(answer, Question(module, probe.build, mesh, Optimizer(), early), 0)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What a planned step holds, beside torch's own trackers and beside numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+from shardviz.live.compat import fake_mode, fake_world
+from shardviz.live.plan.forks import ask
+from shardviz.live.plan.memory import Memory
+from shardviz.live.step.observe import observed
+from tests.lanes import at_night
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.plan.records import PeakRecord
+
+FEATURES, ROWS, BLOCKS = 64, 8192, 4
+NARROW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+NOT_OF_A_STEP = ("Parameter", "Sharded Param", "Buffer", "Gradient", "Sharded Grad", "OptState", "Inputs", "Other")
+"""What torch's trackers count and the layouts of a plan say: weights, their gradients, and the batch."""
+
+
+class Block(nn.Module):
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.norm = nn.LayerNorm(FEATURES)
+        self.up = nn.Linear(FEATURES, 4 * FEATURES)
+        self.down = nn.Linear(4 * FEATURES, FEATURES)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.run, x, use_reentrant=False) if self.checkpointed else self.run(x)
+
+
+def model_of(kind: str, mesh: DeviceMesh) -> nn.Module:
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block(checkpointed="checkpoint" in kind) for _ in range(BLOCKS)))
+    for block in model if "tp" in kind else ():
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    policy = NARROW if "bfloat16" in kind else MixedPrecisionPolicy()
+    for module in (*model, model) if "fsdp" in kind else ():
+        fully_shard(module, mesh=mesh["dp"], mp_policy=policy)
+    return model
+
+
+def peak_of(kind: str) -> PeakRecord:
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+    model = model_of(kind, mesh)
+    with fake_mode():
+        model.to_empty(device="cpu")
+        x = torch.randn(ROWS, FEATURES)
+        with observed(model, values=False) as seen, Memory(model, [model], seen.comms) as memory:
+            model(x).sum().backward()
+    return memory.log.peak()
+
+
+def bytes_by_torch(kind: str) -> int:
+    """Return the peak that torch's tracker finds, without what the layouts of a plan say."""
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    model: Any = model_of(kind, init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp")))
+    with fake_mode():
+        model.to_empty(device="cpu")
+        x = torch.randn(ROWS, FEATURES)
+        tracker: Any = FSDPMemTracker(model) if "fsdp" in kind else MemTracker()
+        if "fsdp" in kind:
+            tracker.track_inputs((x,))
+        else:
+            tracker.track_external(model, x)
+        with tracker:
+            model(x).sum().backward()
+    found = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    names = {getattr(key, "value", key): size for key, size in found.items()}
+    return sum(size for name, size in names.items() if name not in (*NOT_OF_A_STEP, "Total"))
+
+
+def both(kind: str) -> tuple[PeakRecord, int]:
+    with fake_world(0, 8):
+        return peak_of(kind), bytes_by_torch(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fsdp tp checkpoint",
+        *at_night(["plain", "checkpoint", "tp", "fsdp", "fsdp checkpoint", "fsdp bfloat16", "fsdp tp bfloat16"]),
+    ],
+)
+def test_a_step_holds_what_torchs_own_tracker_measures(kind: str) -> None:
+    peak, by_torch = ask([0], lambda _: both(kind))[0]
+    assert peak.activations + peak.gathered == pytest.approx(by_torch, rel=0.05)
+    assert (peak.gathered > 0) == ("fsdp" in kind)
+
+
+def kept_by_hand(model: nn.Module) -> tuple[int, int]:
+    """Return what waits for backward after a forward, and what should, with no module of a library in between."""
+    with fake_mode():
+        model.to_empty(device="cpu")
+        with observed(model, values=False) as seen, Memory(model, [model], seen.comms) as memory:
+            model(torch.randn(ROWS, FEATURES)).sum().backward()
+    row = ROWS * FEATURES * 4
+    return memory.log.kept().total(), row * (1 + BLOCKS * (1 + 4 + 1) - 1) + BLOCKS * 2 * ROWS * 4 + row
+
+
+def test_what_waits_for_backward_is_what_a_formula_says() -> None:
+    def work(_: int) -> tuple[int, int]:
+        with fake_world(0, 8):
+            return kept_by_hand(model_of("plain", init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))))
+
+    found, by_hand = ask([0], work)[0]
+    # A block keeps its norm's output, mean and deviation, relu's output, and its own output: the input of the next.
+    assert found == by_hand
