@@ -47,7 +47,7 @@ def draw(found, report):
     page = stored_html(found, report)
     assert page.startswith("<!doctype html>")
     assert "\x1b" not in page
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the page's own
     for at, entry in enumerate(document.entries):
         texts += tensor_lines(entry.tensor)
         plane = first_plane(entry.tensor)

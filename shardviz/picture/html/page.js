@@ -34,7 +34,7 @@
     element, item: element.parentElement, text: element.firstElementChild.textContent.toLowerCase(),
     verdict: element.dataset.verdict || "", many: Number(element.dataset.many || 1),
   }));
-  const branches = all(".tree details:not(.leaf)").map(element => ({ element, wasOpen: element.open }));
+  const branches = all(".tree details:not(.leaf):not(.ranks)").map(element => ({ element, wasOpen: element.open }));
   const articles = all("article").map(element => ({ element, text: element.textContent.toLowerCase() }));
   const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
 
