@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: runs in the nightly lane only (--lane nightly)")
     lanes.load_profile(config.getoption("lane"))
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's background job hands that on to what it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     world.prepare("spawn", also=ON_RANKS)  # heeded by the fork server that the first test for ranks starts
 
 

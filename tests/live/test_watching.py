@@ -88,6 +88,28 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
         found.process.wait()
 
 
+def test_a_run_is_overtaken_where_interrupts_are_ignored(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a background job of a script has it
+    try:
+        watching = Watching(folder, "--mesh", "2")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        watching.next(1)
+        watching.save(
+            "mine.py", "import time\n" + PROBE.replace("cut(model, mesh)", "open('in', 'w'), time.sleep(600)")
+        )
+        wait_until((folder / "in").exists)
+        watching.process.send_signal(signal.SIGINT)  # which is still ignored
+        watching.save("mine.py", PROBE)
+        assert "✓ the tensor is in order" in watching.next(2)
+    finally:
+        watching.process.kill()
+        watching.process.wait()
+
+
 def test_every_save_of_the_probe_and_of_what_it_imports_is_run_until_ctrl_c(watching: Watching) -> None:
     assert "✓ the tensor is in order on 2 ranks" in watching.next(1)
     assert watching.layout() == "[4/tp, 4]"

@@ -98,12 +98,13 @@ class Watched:
         noticed, over = threading.Event(), threading.Event()
         thread = threading.Thread(target=self._interrupt, args=(noticed, over), daemon=True)
         try:
-            thread.start()
-            try:
-                yield
-            finally:
-                over.set()
-                thread.join()
+            with _heeding_interrupts(noticed):
+                thread.start()
+                try:
+                    yield
+                finally:
+                    over.set()
+                    thread.join()
         except KeyboardInterrupt:
             if not noticed.is_set():
                 raise
@@ -116,6 +117,24 @@ class Watched:
                 noticed.set()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return
+
+
+@contextmanager
+def _heeding_interrupts(noticed: threading.Event) -> Iterator[None]:
+    """Heed this process's own interrupts where those of others are ignored, as a script's background job does."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        yield
+        return
+
+    def interrupted(number: int, frame: object) -> None:
+        if noticed.is_set():
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def watch(probe: Path, run: Callable[[Watched], object]) -> NoReturn:
