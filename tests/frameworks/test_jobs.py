@@ -168,9 +168,20 @@ def test_layers_of_megatron_are_compared_with_a_reference(tmp_path, words, code,
     assert {one.tensor for one in check_dump(tmp_path / "job.shardviz").not_checked} == {"norm.weight", "norm.bias"}
 
 
-def test_layers_born_split_without_a_reference_are_not_checked(tmp_path):
+def test_layers_born_split_are_compared_with_the_file_that_their_job_opened(tmp_path):
     pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[frameworks]'")
     ran = run(tmp_path, "megatron_layers.py")
+    assert ran.returncode == 0, ran.stderr
+    assert "whole.safetensors" in ran.stderr
+    assert "✓ up.weight" in ran.stdout
+    assert {one.tensor for one in check_dump(tmp_path / "job.shardviz").not_checked} == {"norm.weight", "norm.bias"}
+
+
+def test_layers_born_split_that_load_nothing_are_not_checked(tmp_path):
+    pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[frameworks]'")
+    text = (DEMOS / "megatron_layers.py").read_text(encoding="utf-8")
+    (tmp_path / "drawn.py").write_text(text.replace("    load(block, words)\n", ""), encoding="utf-8")
+    ran = started(tmp_path, [sys.executable, "-m", "shardviz", "run", "--", sys.executable, *TORCHRUN, "drawn.py"])
     assert ran.returncode == 2, ran.stderr
     assert "nothing was checked in 8 tensors" in ran.stderr
     assert "float32[48/tp, 16]" in ran.stdout
