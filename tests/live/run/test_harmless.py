@@ -67,11 +67,13 @@ mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
 try:
     fully_shard(build(), mesh="no mesh")
 except Exception as error:
-    print("raised", type(error).__name__, len(error.args), flush=True)
+    sys.stdout.write(f"raised {type(error).__name__} {len(error.args)}\\n")  # a line at once: ranks share the pipe
+    sys.stdout.flush()
 try:
     model.load_state_dict({"no": torch.ones(1)})
 except RuntimeError as error:
-    print("refused", "Missing key(s)" in str(error), flush=True)
+    sys.stdout.write(f"refused {'Missing key(s)' in str(error)}\\n")
+    sys.stdout.flush()
 assert fully_shard(model, mesh=mesh) is model
 assert fully_shard.state(model) is not None
 train(model)
