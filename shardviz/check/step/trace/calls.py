@@ -106,10 +106,11 @@ class Calls:
     def of(dump: Dump) -> Calls:
         """Read what the ranks of a dump wrote."""
         found: dict[tuple[str, int], Call] = {}
-        for rank, record in dump.files.ranks.items():
+        for record, ranks in dump.files.alike():
             for point in record.trace:
                 call = found.setdefault((point.module, point.call), Call(point.module, point.call, point.order))
-                call.points.setdefault(rank, []).append(point)
+                for rank in ranks:
+                    call.points.setdefault(rank, []).append(point)
         return Calls(tuple(sorted(found.values(), key=lambda call: call.order)))
 
     @cached_property
