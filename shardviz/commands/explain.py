@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.dump.memory import elements_text
+from shardviz.dump.costs.memory import elements_text
 from shardviz.errors import EXIT_CLEAN, LayoutError, NotationError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.live.capture.by_reference import Sift
     from shardviz.live.capture.capture import Capture
+    from shardviz.live.capture.lookup.by_reference import Sift
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
     from shardviz.reference.files import Reference
@@ -113,7 +113,7 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        from shardviz.live.capture.by_reference import opened
+        from shardviz.live.capture.lookup.by_reference import opened
 
         part, source = PipelinePart(tuple(stage_axes)), (opened(reference), reference_names or {})
         return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
@@ -143,7 +143,7 @@ def _note_idle_axes(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: Pip
 
 def _add_masters(seen: Capture, model: nn.Module, mesh: DeviceMesh, part: PipelinePart) -> None:
     """Record the master copies and moments in an engine's flat buffers."""
-    from shardviz.live.capture.masters import add_masters
+    from shardviz.live.capture.lookup.masters import add_masters
     from shardviz.live.capture.meshes import plain_mesh
 
     add_masters(seen, model, plain_mesh(mesh), part)
@@ -191,9 +191,9 @@ def capture_by_reference(
         command: The command that the dump is of; the process's own by default.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
     """
-    from shardviz.live.capture.by_reference import add_by_reference, as_copies, known_in, wanted_of
     from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.merged import with_merged
+    from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies, known_in, wanted_of
+    from shardviz.live.capture.lookup.merged import with_merged
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
     from shardviz.live.claims import registry

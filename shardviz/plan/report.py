@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.timeline import timeline
+from shardviz.dump.costs.timeline import timeline
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
 from shardviz.picture.text.schedule import bubble_text

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardviz.dump.comms import received
+from shardviz.dump.costs.comms import received
 from shardviz.text import cut
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardviz.dump.comms import received
+from shardviz.dump.costs.comms import received
+from shardviz.dump.costs.memory import counted, elements_text, memory_table, schemes, uses
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import counted, elements_text, memory_table, schemes, uses
 from shardviz.dump.read import read_files
 from shardviz.dump.records import (
     Body,

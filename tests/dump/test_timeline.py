@@ -1,7 +1,7 @@
 import pytest
 
+from shardviz.dump.costs.timeline import timeline
 from shardviz.dump.records import StageRecord
-from shardviz.dump.timeline import timeline
 from shardviz.errors import ShardvizError
 
 

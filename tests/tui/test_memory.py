@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import memory_table
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
 from shardviz.tui.loading import checked
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.tree import lines_of
 from shardviz.tui.model.usage import spread, spread_text, usage_of
-from shardviz.tui.widgets.bars import bar
+from shardviz.tui.widgets.grids.bars import bar
 from tests.dumps import Made, make_dump
 from tests.tui.driving import walk, walk_on
 from tests.tui.steps import add_to_ranks

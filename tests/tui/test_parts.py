@@ -16,8 +16,8 @@ from rich.console import Console
 from shardviz.check.diff import compare
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped
+from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
-from shardviz.dump.memory import memory_table
 from shardviz.dump.read import read_files
 from shardviz.dump.records import Body, TensorRecord
 from shardviz.errors import ShardvizError
@@ -27,10 +27,10 @@ from shardviz.tui import web
 from shardviz.tui.loading import checked
 from shardviz.tui.model.comparing import pairs
 from shardviz.tui.model.document import Document
-from shardviz.tui.model.memory import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.model.mesh_plan import MeshPlan
 from shardviz.tui.model.names import shortened
-from shardviz.tui.model.rank_lines import rank_lines
+from shardviz.tui.model.rank.lines import rank_lines
+from shardviz.tui.model.rank.memory import ids_beside, ids_in_memory, part_text, values_beside
 from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.rank_card import rank_text

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.check.verdicts import captured, is_listed, verdict_on
-from shardviz.dump.memory import Counted, counted
+from shardviz.dump.costs.memory import Counted, counted
 from shardviz.errors import ShardvizError
 from shardviz.layout.dtypes import itemsize
 from shardviz.picture.model.heat import Heat, heats_of
@@ -16,7 +16,7 @@ from shardviz.picture.model.subject import OF_PLACES, drawn_sides
 from shardviz.picture.text.report import layout_text, own_dtype
 from shardviz.text import Fold, bytes_text, printable
 
-from .step import Step, step_of
+from .step.step import Step, step_of
 from .usage import Usage, usage_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from shardviz.errors import ShardvizError
 from shardviz.text import counted, printable
 
 from .names import shortened
+from .rank.whereabouts import who_has
 from .selection import first_selection, of_entry
 from .target import Target
-from .whereabouts import who_has
 
 if TYPE_CHECKING:
     from .document import Document

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from shardviz.dump.memory import ROLES
+from shardviz.dump.costs.memory import ROLES
 from shardviz.text import bytes_text
 
 from .tree import Node, tree_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.memory import Counted
+    from shardviz.dump.costs.memory import Counted
 
     from .document import Document
     from .tree import TreeLine

@@ -15,7 +15,7 @@ from ..keys import keys
 from ..model.selection import rank_of
 from ..widgets.box import Box
 from ..widgets.lines import Lines
-from ..widgets.usage_tree import RankBars, UsageTree, rank_bar
+from ..widgets.trees.usage_tree import RankBars, UsageTree, rank_bar
 from .view import View
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ..model.lights import lights_of
 from ..model.names import shortened
 from ..model.selection import rank_of
 from ..widgets.box import Box, Column, Row, ScrollBox
+from ..widgets.grids.mesh_grid import LEGEND, MeshGrid
 from ..widgets.map.tensor_map import TensorMap
-from ..widgets.mesh_grid import LEGEND, MeshGrid
 from ..widgets.rank_card import RankCard
 from .view import View
 

@@ -16,15 +16,15 @@ from shardviz.text import printable
 from ..colours import verdict_style
 from ..keys import keys
 from ..model.filters import after
-from ..model.memory import ids_beside, values_beside
 from ..model.names import shortened
-from ..model.rank_lines import ORDERS, Order, RankLine, rank_lines
+from ..model.rank.lines import ORDERS, Order, RankLine, rank_lines
+from ..model.rank.memory import ids_beside, values_beside
 from ..model.selection import name_of, of_entry, rank_of
 from ..widgets.box import Box, Column, Row
+from ..widgets.grids.values_grid import ValuesGrid
 from ..widgets.lines import Lines
 from ..widgets.rank_card import RankCard
 from ..widgets.search import Search
-from ..widgets.values_grid import ValuesGrid
 from .view import View
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.widgets import Input
 
-    from ..model.cells import Beside
     from ..model.document import Document
+    from ..model.rank.cells import Beside
     from ..model.selection import Selection
     from ..model.state import State
 

@@ -16,9 +16,9 @@ from ..model.filters import after
 from ..model.lights import takes_part
 from ..model.messages import PassChosen
 from ..model.selection import rank_of
-from ..model.step import Collective, Moment, Step, axes_text, moments
-from ..model.step_modules import Modules, modules_of
-from ..model.step_text import (
+from ..model.step.modules import Modules, modules_of
+from ..model.step.step import Collective, Moment, Step, axes_text, moments
+from ..model.step.text import (
     axes_width,
     axis_shares,
     before_width,
@@ -31,12 +31,12 @@ from ..model.step_text import (
     pipeline_text,
     why_empty,
 )
-from ..widgets.bars import bar
 from ..widgets.box import Box, Row, ScrollBox
+from ..widgets.grids.bars import bar
+from ..widgets.grids.mesh_grid import MeshGrid
+from ..widgets.grids.schedule_grid import LEGEND, ScheduleGrid
 from ..widgets.lines import Lines
-from ..widgets.mesh_grid import MeshGrid
-from ..widgets.module_lines import ModuleLines
-from ..widgets.schedule_grid import LEGEND, ScheduleGrid
+from ..widgets.trees.module_lines import ModuleLines
 from .view import View
 
 if TYPE_CHECKING:

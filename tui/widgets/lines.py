@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ..keys import keys
-from .grid import BOLD, Grid
+from .grids.grid import BOLD, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

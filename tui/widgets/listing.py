@@ -11,7 +11,7 @@ from ..model.filters import Filters
 from ..model.messages import TensorChosen
 from .box import Box
 from .search import Search
-from .tensor_tree import TensorTree
+from .trees.tensor_tree import TensorTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

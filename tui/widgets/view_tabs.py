@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.segment import Segment
 
-from .grid import DIM
+from .grids.grid import DIM
 from .word_line import CHOSEN, Word, WordLine
 
 Tab = tuple[str, str, str, str]

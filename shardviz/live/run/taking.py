@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
-from shardviz.live.capture.by_reference import opened
 from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
+from shardviz.live.capture.lookup.by_reference import opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import DTensor

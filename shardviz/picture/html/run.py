@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardviz.dump.comms import received, received_by_axes, traffic
-from shardviz.dump.memory import memory_table
+from shardviz.dump.costs.comms import received, received_by_axes, traffic
+from shardviz.dump.costs.memory import memory_table
 from shardviz.errors import ShardvizError
 from shardviz.picture.html.parts import bar, bytes_cell, ranks_cell, section, table
 from shardviz.picture.markup import element, words
@@ -18,9 +18,9 @@ from shardviz.text import bytes_text, fold
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardviz.dump.comms import Traffic
+    from shardviz.dump.costs.comms import Traffic
+    from shardviz.dump.costs.memory import MemoryTable, Use
     from shardviz.dump.dump import Dump
-    from shardviz.dump.memory import MemoryTable, Use
 
 MOST_ROWS = 60
 """Lines of any table."""

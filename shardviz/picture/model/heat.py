@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.dump.comms import received
-from shardviz.dump.memory import memory_table
+from shardviz.dump.costs.comms import received
+from shardviz.dump.costs.memory import memory_table
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.palette import HEAT_SIGNS
 from shardviz.text import bytes_text

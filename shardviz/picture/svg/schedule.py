@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.timeline import duration, timeline_of
+from shardviz.dump.costs.timeline import duration, timeline_of
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.palette import rank_colour
 from shardviz.picture.svg.tile import CHAR, classes_of
 from shardviz.picture.text.schedule import bubble_text, legend
 
 if TYPE_CHECKING:
+    from shardviz.dump.costs.timeline import Timeline
     from shardviz.dump.dump import Dump
-    from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
 
 ROW = 26

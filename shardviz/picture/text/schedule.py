@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.timeline import duration, timeline_of
+from shardviz.dump.costs.timeline import duration, timeline_of
 from shardviz.picture.model.palette import Colouring, rank_style
 from shardviz.picture.text.terminal import DIM, PIPE_WIDTH, line
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from shardviz.dump.costs.timeline import Timeline
     from shardviz.dump.dump import Dump
-    from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
 
 LABEL = 9

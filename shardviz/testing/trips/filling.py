@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.by_reference import claimed_region
 from shardviz.live.capture.describe import digest
+from shardviz.live.capture.lookup.by_reference import claimed_region
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name, from_bits
 from shardviz.reference.lookup import read_region
 from shardviz.stamping.fill import Fill, can_fill

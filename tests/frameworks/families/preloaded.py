@@ -9,7 +9,7 @@ import transformers.distributed
 import transformers.generation  # noqa: F401
 
 import shardviz.live.api
-import shardviz.live.capture.by_reference
+import shardviz.live.capture.lookup.by_reference
 import shardviz.live.dumping  # noqa: F401
 from tests.frameworks.families import trip  # noqa: F401
 from tests.frameworks.families.configs import model_of, with_plan

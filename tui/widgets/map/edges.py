@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 
-from ..grid import BOLD, DIM
+from ..grids.grid import BOLD, DIM
 
 if TYPE_CHECKING:
     from rich.style import Style

@@ -15,7 +15,7 @@ from ...model.messages import PlaneTurned
 from ...model.names import shortened
 from ...model.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
-from ..mesh_grid import LEGEND, MeshGrid
+from ..grids.mesh_grid import LEGEND, MeshGrid
 from .hover import hovered
 from .inspector import Inspector
 from .side_bar import SideBar

@@ -10,7 +10,7 @@ from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
 from shardviz.picture.text.paint import Side
 
 from ...model.messages import SideChosen
-from ..grid import DIM
+from ..grids.grid import DIM
 from ..word_line import CHOSEN, Word, WordLine
 
 SIDES: tuple[Side, ...] = get_args(Side)

@@ -16,7 +16,7 @@ from ...colours import block_style
 from ...keys import arrows, keys
 from ...model.messages import PlaceChosen, Zoomed
 from ...model.zoom import Zoom
-from ..grid import BOLD, DIM, Grid
+from ..grids.grid import BOLD, DIM, Grid
 from .edges import column_names, row_name
 from .hover import hovered
 

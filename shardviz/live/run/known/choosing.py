@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.by_reference import is_as_claimed
+from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.run.known.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.comms import received_by_axes, traffic
+from shardviz.dump.costs.comms import received_by_axes, traffic
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import line
 from shardviz.text import printable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from shardviz.dump.comms import Traffic
+    from shardviz.dump.costs.comms import Traffic
     from shardviz.dump.dump import Dump
 
 HEADS = ("  collective", "module", "pass", "count", "bytes", "received", "group", "on ranks")

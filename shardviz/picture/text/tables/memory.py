@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.memory import memory_table
+from shardviz.dump.costs.memory import memory_table
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line
 from shardviz.text import printable
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from shardviz.dump.costs.memory import MemoryTable
     from shardviz.dump.dump import Dump
-    from shardviz.dump.memory import MemoryTable
 
 MAX_RANKS = 16
 MAX_NAMES = 40

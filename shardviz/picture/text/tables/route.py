@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.dump.memory import elements_text
+from shardviz.dump.costs.memory import elements_text
 from shardviz.layout.notation import write
 from shardviz.layout.routes import cheapest, torch_route, total
 from shardviz.picture.text.tables.table import table

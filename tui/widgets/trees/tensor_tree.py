@@ -9,11 +9,11 @@ from textual import on
 
 from shardviz.picture.text.terminal import UNICODE
 
-from ..colours import verdict_style
-from ..keys import keys
-from ..model.messages import TensorChosen, TensorOpened
-from ..model.tree import errors_first, tree_of
-from .lines import Lines
+from ...colours import verdict_style
+from ...keys import keys
+from ...model.messages import TensorChosen, TensorOpened
+from ...model.tree import errors_first, tree_of
+from ..lines import Lines
 from .module_tree import ModuleTree
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from textual.binding import BindingType
 
-    from ..model.tree import Listed, TreeLine
+    from ...model.tree import Listed, TreeLine
 
 
 class TensorTree(ModuleTree):

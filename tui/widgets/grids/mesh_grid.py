@@ -11,11 +11,11 @@ from textual.geometry import Region, Size
 
 from shardviz.picture.model.palette import Colouring
 
-from ..colours import heat_style, rank_style
-from ..keys import arrows
-from ..model.lights import Lights
-from ..model.mesh_plan import MeshPlan
-from ..model.messages import RankChosen
+from ...colours import heat_style, rank_style
+from ...keys import arrows
+from ...model.lights import Lights
+from ...model.mesh_plan import MeshPlan
+from ...model.messages import RankChosen
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 
-from shardviz.dump.timeline import duration
+from shardviz.dump.costs.timeline import duration
 from shardviz.picture.model.palette import rank_colour
 
-from ..colours import rank_style
-from ..keys import arrows, keys
-from ..model.messages import PassChosen
+from ...colours import rank_style
+from ...keys import arrows, keys
+from ...model.messages import PassChosen
 from .grid import BOLD, DIM, Grid
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
     from textual.strip import Strip
 
+    from shardviz.dump.costs.timeline import Timeline
     from shardviz.dump.records import StageRecord
-    from shardviz.dump.timeline import Timeline
     from shardviz.layout.mesh import Mesh
 
 LEGEND = "a0 forward of micro-batch 0 through the first stage, b0 the second  A0=== backward  · idle"

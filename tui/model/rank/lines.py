@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.verdicts import Verdict
 
-    from .document import Document
+    from ..document import Document
 
 Order = Literal["", "most bytes first", "wrong first", "by name"]
 ORDERS: tuple[Order, ...] = get_args(Order)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 
-from ..keys import keys
-from ..model.names import shortened
-from ..model.tree import Node, layer_of, lines_of
-from .lines import Lines
+from ...keys import keys
+from ...model.names import shortened
+from ...model.tree import Node, layer_of, lines_of
+from ..lines import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from textual import events
     from textual.binding import BindingType
 
-    from ..model.tree import Apart, ModulePath, TreeLine
+    from ...model.tree import Apart, ModulePath, TreeLine
 
 MOST_NAME = 60
 MOST_OPEN = 64

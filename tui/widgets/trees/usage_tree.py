@@ -9,17 +9,17 @@ from textual import on
 
 from shardviz.text import bytes_text
 
-from ..keys import keys
-from ..model.usage import spread_text
-from .bars import bar
-from .lines import Lines
+from ...keys import keys
+from ...model.usage import spread_text
+from ..grids.bars import bar
+from ..lines import Lines
 from .module_tree import ModuleTree
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
 
-    from ..model.tree import TreeLine
-    from ..model.usage import Usage
+    from ...model.tree import TreeLine
+    from ...model.usage import Usage
 
 BAR = 12
 """Columns of the longest bar."""

@@ -10,13 +10,13 @@ from textual.geometry import Size
 
 from shardviz.picture.model.palette import VERMILLION
 
-from ..colours import ink
+from ...colours import ink
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
     from textual.strip import Strip
 
-    from ..model.cells import Beside, Memory
+    from ...model.rank.cells import Beside, Memory
 
 SAMPLE = 64
 """How many rows decide the width of their titles."""

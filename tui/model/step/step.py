@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.comms import received, received_by_axes, traffic
-from shardviz.dump.timeline import Timeline, timeline_of
+from shardviz.dump.costs.comms import received, received_by_axes, traffic
+from shardviz.dump.costs.timeline import Timeline, timeline_of
 from shardviz.errors import ShardvizError
 from shardviz.text import Fold, fold, natural_key
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from shardviz.dump.timeline import duration
+from shardviz.dump.costs.timeline import duration
 from shardviz.picture.model.holders import mask_of, ranks_text
 from shardviz.text import bytes_text, printable
 

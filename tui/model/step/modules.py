@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.step_heat import StepHeat
     from shardviz.picture.model.step_tree import Node
 
-    from .document import Document
+    from ..document import Document
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The cost of a run, from its dump: bytes per rank, collectives, a pipeline's schedule."""

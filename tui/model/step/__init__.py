@@ -1,0 +1,1 @@
+"""A step as the step's screen shows it: its collectives, its modules, its texts."""

@@ -1,0 +1,1 @@
+"""Trees: the tensors, the memory of modules, the calls of a step."""
