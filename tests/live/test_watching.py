@@ -15,6 +15,7 @@ from shardviz.cli import main
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.notation import write
+from tests.lanes import nightly
 from tests.live.worlds import OF_WORLDS, PATIENCE, children, is_running, wait_until
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
         found.process.wait()
 
 
+@nightly
 def test_a_run_is_overtaken_where_interrupts_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

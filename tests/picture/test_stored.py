@@ -13,7 +13,8 @@ from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.records import Checkpoint, Chunk, Place, Saved
 from shardviz.errors import DumpError
 from shardviz.picture.html.stored import stored_html
-from shardviz.picture.model.stored import MOST_DRAWN, numbered, stored
+from shardviz.picture.model import stored as drawing
+from shardviz.picture.model.stored import numbered, stored
 from shardviz.picture.svg.stored import stored_svg
 from tests.picture.golden import check_golden
 from tests.picture.test_html import HOSTILE
@@ -83,12 +84,13 @@ def test_what_no_file_holds_and_what_two_hold_is_said(tmp_path: Path) -> None:
     assert re.search(r"\[5:6, 0:8\]: files 1,3", drawn(made(tmp_path, *CASES["overlap"])))
 
 
-def test_chunks_that_cannot_be_drawn_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_chunks_that_cannot_be_drawn_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "MOST_DRAWN", 8)
     outside = made(tmp_path, (4, 4), [((2, 0), (4, 4), "a")])
     with pytest.raises(DumpError, match=r"its chunk \[2:6, 0:4\] reaches out of \[4, 4\]"):
         drawn(outside)
-    many = made(tmp_path, (MOST_DRAWN + 1, 1), [((at, 0), (1, 1), "a") for at in range(MOST_DRAWN + 1)])
-    with pytest.raises(DumpError, match="are not drawn"):
+    many = made(tmp_path, (9, 1), [((at, 0), (1, 1), "a") for at in range(9)])
+    with pytest.raises(DumpError, match="9 chunks, more than 8 are not drawn"):
         drawn(many)
 
 

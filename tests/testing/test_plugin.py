@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import nightly
+from tests.lanes import at_night, nightly
 from tests.testing.sessions import HEAD, ROOT, Run, execute, run, run_alone
 
 FAILING = """
@@ -280,7 +280,9 @@ def test_sum(mesh, turn):
 """
 
 
-@pytest.mark.parametrize("option", ["--shardviz-launch=threads", "--import-mode=importlib", "--assert=plain"])
+@pytest.mark.parametrize(
+    "option", ["--shardviz-launch=threads", *at_night(["--import-mode=importlib", "--assert=plain"])]
+)
 def test_other_ways_to_launch_and_to_import(option: str, tmp_path: Path) -> None:
     seen = run(tmp_path, SMALL, option)
     assert list(seen.ends.values()) == ["PASSED", "PASSED", "FAILED", "PASSED"], seen.text

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.segment import Segments
+
 from shardviz.tui.app import ShardvizApp
-from shardviz.tui.saving import screen_svg, screen_text
+from shardviz.tui.saving import screen_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from textual.app import App
     from textual.pilot import Pilot
+    from textual.strip import Strip
 
 GOLDEN = Path(__file__).parent / "golden"
 FAILED = Path(os.environ.get("SHARDVIZ_ARTEFACTS", tempfile.gettempdir())) / "shardviz-golden"
@@ -28,14 +34,14 @@ class Shown:
 
     Attributes:
         text: The screen's characters.
-        svg: The screen as a picture.
+        lines: The same with their styles.
         clipboard: What was copied.
         exited: The app's return code; None while it runs.
         result: What `look` returned.
     """
 
     text: str
-    svg: str
+    lines: Sequence[Strip]
     clipboard: str
     exited: int | None
     result: Any
@@ -64,8 +70,7 @@ def walk_on(
             for name, keys in walks.items():
                 await pilot.press(*keys)
                 text = await settle(pilot)
-                svg = screen_svg(app) if app.return_code is None else ""
-                shown[name] = Shown(text, svg, app.clipboard, app.return_code, look(app))
+                shown[name] = Shown(text, screen_lines(app), app.clipboard, app.return_code, look(app))
         return shown
 
     return asyncio.run(run())
@@ -84,6 +89,19 @@ async def settle(pilot: Pilot[Any]) -> str:
     return ""
 
 
+def screen_lines(app: App[None]) -> Sequence[Strip]:
+    """Return the lines on screen, none if the app ended. A picture of them takes far longer: few are looked at."""
+    return app.screen._compositor.render_strips() if app.return_code is None else []
+
+
+def _svg(lines: Sequence[Strip]) -> str:
+    width = max((line.cell_length for line in lines), default=80)
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor", record=True)
+    for line in lines:
+        console.print(Segments(line), no_wrap=True)
+    return console.export_svg(title="shardviz")
+
+
 def assert_golden(shown: Shown, name: str) -> None:
     """Compare a screen with the one that is kept; where they differ, write the one there is, as text and as a picture.
 
@@ -97,5 +115,5 @@ def assert_golden(shown: Shown, name: str) -> None:
     if shown.text != expected:
         FAILED.mkdir(parents=True, exist_ok=True)
         (FAILED / f"{name}.txt").write_text(shown.text, encoding="utf-8")
-        (FAILED / f"{name}.svg").write_text(shown.svg, encoding="utf-8")
+        (FAILED / f"{name}.svg").write_text(_svg(shown.lines), encoding="utf-8")
     assert shown.text == expected, f"see {FAILED / name}.svg; SHARDVIZ_GOLDEN=write keeps it"

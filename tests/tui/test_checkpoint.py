@@ -16,10 +16,10 @@ from shardviz.errors import ShardvizError
 from shardviz.tui import viewer
 from shardviz.tui.checkpoint_app import CheckpointApp
 from shardviz.tui.model.stored import first_plane, named
-from shardviz.tui.saving import screen_svg, screen_text
+from shardviz.tui.saving import screen_text
 from tests.picture.test_html import HOSTILE
 from tests.picture.test_stored import GRID, ROWS, made
-from tests.tui.driving import Shown, assert_golden, settle
+from tests.tui.driving import Shown, assert_golden, screen_lines, settle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def walk(checkpoint: Checkpoint, *keys: str, size: tuple[int, int] = (120, 40)) 
             await settle(pilot)
             await pilot.press(*keys)
             text = await settle(pilot)
-            return Shown(text, screen_svg(app) if text else "", "", app.return_code, app.focused)
+            return Shown(text, screen_lines(app), "", app.return_code, app.focused)
 
     return asyncio.run(run())
 

@@ -11,6 +11,7 @@ import pytest
 
 from shardviz.tui.app import ShardvizApp
 from shardviz.tui.screens.help import HelpScreen
+from tests.lanes import at_night
 from tests.tui.driving import settle, walk, walk_on
 
 if TYPE_CHECKING:
@@ -29,11 +30,10 @@ def place(app: ShardvizApp) -> tuple[object, ...]:
     [
         ([], ["down", "down", "up"], ["j", "j", "k"]),
         (["enter"], ["down", "right", "right", "left"], ["j", "l", "l", "h"]),
-        (["enter"], ["shift+down", "shift+right"], ["J", "L"]),
         (["2"], ["right", "down", "left"], ["l", "j", "h"]),
-        (["3"], ["down", "down"], ["j", "j"]),
+        *at_night([(["enter"], ["shift+down", "shift+right"], ["J", "L"]), (["3"], ["down", "down"], ["j", "j"])]),
     ],
-    ids=["tree", "map", "blocks", "mesh", "rank"],
+    ids=["tree", "map", "mesh", "blocks", "rank"],
 )
 def test_letters_move_as_the_arrows_do(healthy: Path, first: list[str], arrows: list[str], letters: list[str]) -> None:
     assert walk(healthy, *first, *arrows, look=place).result == walk(healthy, *first, *letters, look=place).result
@@ -44,7 +44,8 @@ def test_letters_are_text_where_text_is_typed(healthy: Path) -> None:
     assert "no tensor has hjkl" in walk(healthy, "g", *"hjkl").text
 
 
-def test_help_lists_each_key_once_in_every_part(stepped: Path, pipelined: Path) -> None:
+@pytest.mark.parametrize("files", ["stepped", *at_night(["pipelined"])])
+def test_help_lists_each_key_once_in_every_part(files: str, request: pytest.FixtureRequest) -> None:
     found: dict[str, HelpScreen] = {}
 
     async def ask(pilot: Pilot[None], view: str, parts: int) -> None:
@@ -64,8 +65,7 @@ def test_help_lists_each_key_once_in_every_part(stepped: Path, pipelined: Path) 
             for view, parts in (("1", 2), ("2", 3), ("3", 2), ("4", 1), ("5", 3)):
                 await ask(pilot, view, parts)
 
-    asyncio.run(run(stepped))
-    asyncio.run(run(pipelined))
+    asyncio.run(run(request.getfixturevalue(files)))
     for name, screen in found.items():
         listed = [key for part in screen._keys.values() for keys in part.values() for key in keys.split()]
         assert {"F1", "q", "g", "R", "tab"} <= set(listed), name

@@ -98,7 +98,7 @@ def unpainted(app: ShardvizApp) -> list[str]:
     return [segment.text for strip in strips for segment in strip if segment.style is None or not segment.style.bgcolor]
 
 
-@pytest.mark.parametrize("theme", ["shardviz-dark", "shardviz-light"])
+@pytest.mark.parametrize("theme", ["shardviz-light", *at_night(["shardviz-dark"])])
 @pytest.mark.parametrize("files", ["bug", *at_night(["stepped", "pipelined", "damaged", "shapes"])])
 def test_every_cell_of_every_view_has_a_background(files: str, theme: str, request: pytest.FixtureRequest) -> None:
     async def run() -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lanes import at_night
 from tests.tui.driving import SIZES, assert_golden, walk, walk_on
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def test_the_step_of_each_dump(files: str, request: pytest.FixtureRequest) -> No
     assert_golden(walk(request.getfixturevalue(files), "5", size=(100, 30)), f"step-{files}")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    "size", [SIZES[0], *at_night([(size,) for size in SIZES[1:]])], ids=lambda size: f"{size[0]}x{size[1]}"
+)
 def test_the_step_at_every_size(stepped: Path, size: tuple[int, int]) -> None:
     assert_golden(walk(stepped, "5", "end", size=size), f"step-{size[0]}x{size[1]}")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
+from textual.css.query import NoMatches
 from textual.reactive import Reactive
 from textual.screen import Screen
 
@@ -73,8 +75,9 @@ class MainScreen(Screen[None]):
             if name not in self._views:
                 await self._view(name)
                 return
-            if self._views[name].make_ready():
-                return
+            with suppress(NoMatches):  # the app is closing: the parts of a view go before the view does
+                if self._views[name].make_ready():
+                    return
         self._working.pause()
         gc.freeze()  # the collector would walk all widgets every few frames, for 20 ms
 
