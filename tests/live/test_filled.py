@@ -157,6 +157,7 @@ def test_adapters_that_were_added_after_stamping_are_not_checked_and_what_they_w
     assert finding.tensor == "base_model.model.q.base_layer.weight"
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 def test_a_compiled_bfloat16_model_keeps_clean_names(mesh, shard_dump):
     model = torch.compile(blocks(1, 32, 64))

@@ -24,6 +24,7 @@ def findings(ran, number=1):
     return [(one.kind, one.tensor) for one in ran.report(number).findings]
 
 
+@nightly  # the demo of jobs runs one every day
 def test_a_job_that_shards_what_it_built_is_in_order_and_goes_on(tmp_path):
     ran = run(tmp_path, SHARDED + "loss, _ = train(model)\nprint('trained', flush=True)\n")
     assert ran.code == 0, ran.err
