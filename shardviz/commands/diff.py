@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not compared, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not compared")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master", action="store_true", help="count a float32 copy of narrower weights, too")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
     parser.add_argument("--gpus", type=count, metavar="N", help="list the meshes of N ranks instead of one mesh")
-    parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit into SIZE a rank, 80GB")
+    parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit in SIZE per rank, 80GB")
     parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
@@ -149,7 +149,7 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
     found = changed(path, ranks)
     write_answer(map(line, found), terminal_for("auto"))
     if found:
-        print(f"{path} says something else; give --force to write it again", file=sys.stderr)
+        print(f"{path} differs; give --force to overwrite it", file=sys.stderr)
     return EXIT_FINDINGS if found else EXIT_CLEAN
 
 

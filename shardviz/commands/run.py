@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how long ranks wait for each other before a capture; default: {PATIENCE:g}",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
 
 
 def _steps(text: str) -> int:

@@ -110,7 +110,7 @@ def test_of_right_outputs_a_wrong_loss_is_the_one_finding_and_gradients_come_of_
 def test_of_a_right_loss_a_wrong_gradient_is_looked_for_in_backward(tmp_path: Path) -> None:
     step = step_with_right_outputs(tmp_path).add("loss", "scalar", on_all(4.0), 4.0)
     (found,), _ = step.add("w", "grad", on_all(WANTED**2)).check()
-    assert found.cause.endswith("in backward, of outputs and a loss that are right")
+    assert found.cause.endswith("in backward, although the outputs and the loss are right")
     assert "a collective without a backward" in found.fix
 
 

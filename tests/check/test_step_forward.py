@@ -195,7 +195,7 @@ def embedded(path: Path, first: list[int], second: list[int]) -> Step:
 
 def test_positions_that_start_again_are_named_with_their_module(tmp_path: Path) -> None:
     (found,), _ = embedded(tmp_path, [0, 1], [0, 1]).check()
-    assert "every rank along dp or tp has slices 0:2 of dim 0 of what embed puts out" in found.summary
+    assert "every rank along dp or tp has slices 0:2 of dim 0 of the output of embed" in found.summary
     assert "starts again on every rank of dp or tp" in found.cause
 
 

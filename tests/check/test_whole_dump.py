@@ -51,7 +51,7 @@ def test_a_name_that_no_tensor_has_is_said_and_fails_nothing(tmp_path: Path) -> 
     change_run(tmp_path / "made.shardviz", intended={"w": "[24/tp, 8]", "layer.*.w": "[*/tp, *]"})
     report = check_dump(tmp_path / "made.shardviz")
     assert report.findings == ()
-    assert [one.why for one in report.not_checked] == ["what is expected of 'layer.*.w': no tensor has such a name"]
+    assert [one.why for one in report.not_checked] == ["the layout expected for 'layer.*.w': no tensor has that name"]
 
 
 def test_another_layout_than_intended_is_a_wrong_placement(tmp_path: Path) -> None:

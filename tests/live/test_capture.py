@@ -153,7 +153,7 @@ def test_a_bfloat16_job_is_checked_as_it_is(mesh, shard_dump):
 
 
 @spmd(mesh={"fsdp": 3})
-def test_a_model_that_is_cast_after_it_was_stamped_is_told_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
+def test_a_model_that_is_cast_after_it_was_stamped_is_reported_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
     model = narrow(mesh).float()
     stamps = shardviz.stamp(model)
     split(model.to(torch.bfloat16), mesh)

@@ -182,7 +182,7 @@ def _add_masters(found: _Found, layout: Layout, folder: Path, *, weights: bool) 
 
 
 def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
-    """Add the frozen weights of stage 3, of which each rank's model file has a stretch."""
+    """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
         state = _dict(archive.found, archive.path, "the file")
         shapes = _shapes(state.get("frozen_param_shapes") or {}, archive.path)

@@ -219,7 +219,7 @@ class _Work:
         return name not in self.rule_of or (self.rule_of[name].optional and name in self.lacking)
 
     def _add_one(self, rule: Rule, name: str, groups: tuple[str, ...], errors: dict[str, str]) -> None:
-        """Apply a rule to a name; an optional one of which nothing is there leaves it to other rules."""
+        """Apply a rule to a name; an optional one whose tensors are missing leaves it to other rules."""
         if rule.right is None:
             self.rule_of[name] = rule
             self.alone.add(name)

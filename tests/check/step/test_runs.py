@@ -105,7 +105,7 @@ def test_another_batch_is_said_and_no_module_is_blamed(tmp_path):
     other.changed(("", IN), ("layers.0", IN), ("layers.0", OUT))
     (first,) = step_of(tmp_path, one, other).departures
     assert (first.kind, first.module) == ("batch", "")
-    assert "given something else" in first.sentence
+    assert "inputs differ" in first.sentence
 
 
 def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):

@@ -88,9 +88,9 @@ def _collision(case: Case) -> Finding:
         "error",
         case.name,
         tuple(sorted(by_rank)),
-        f"one name stands for {distinct} tensors of the unsharded model: {named}",
+        f"one name stands for {distinct} different tensors of the unsharded model: {named}",
         claimed=case.claimed_text,
-        held="another tensor on each rank",
+        held="a different tensor on each rank",
         cause="Modules were renumbered on each rank, as local experts counted from 0: a checkpoint by name keeps one "
         "rank's and loses the others'",
         fix="name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)",

@@ -1,4 +1,4 @@
-"""Plain tensors that are whole on every rank: copies, of which some are zero, reordered or without ids.
+"""Plain tensors that are whole on every rank: copies, some of them zero, reordered or without ids.
 
 A plain tensor claims nothing, but one that has its whole shape on all ranks is one of copies, and those that hold its
 ids in order are right. Copies whose own values are equal on all ranks are right however they were made.
