@@ -224,7 +224,7 @@ def test_of_tokens_in_no_order_of_their_own_no_other_order_of_labels_is_suspecte
 
 def test_rows_that_stand_twice_are_a_part_that_was_used_twice(tmp_path: Path) -> None:
     (found,), _ = Step(tmp_path).add("output", "output", on_all(WANTED[[0, 1, 0, 1]])).check()
-    assert "slices 0:2 of dim 0 stand 2 times" in found.summary
+    assert "slices 0:2 of dim 0 appear 2 times" in found.summary
 
 
 def routed(path: Path, right: set[int]) -> Step:

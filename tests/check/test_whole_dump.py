@@ -134,7 +134,7 @@ def test_an_order_that_cannot_be_read_is_refused_before_a_run(text: str, why: st
 
 def test_a_tensor_that_is_meant_to_be_whole_is_not_to_be_split(tmp_path: Path) -> None:
     found = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8]"))
-    assert found.fix == "keep it whole, by (Replicate(), Replicate()), or change what is expected to [24/tp, 8]"
+    assert found.fix == "keep it whole, by (Replicate(), Replicate()), or expect [24/tp, 8]"
     split = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8/tp]"))
     assert split.fix.startswith("split it, by (Replicate(), Shard(1)), or")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
+
 from shardviz.live.world import RankFailedError
 from shardviz.live.world.failures.failure import is_echo
 from shardviz.live.world.protocol import Failed
@@ -13,8 +15,6 @@ from shardviz.testing.plugin import compat
 from shardviz.text import join_numbers
 
 if TYPE_CHECKING:
-    import pytest
-
     from shardviz.errors import ShardvizError
     from shardviz.testing.plugin.compat import ExceptionChainRepr
     from shardviz.testing.plugin.outcome import Outcome
@@ -45,6 +45,21 @@ class Story:
                 self.shown.reprcrash.message = f"{self.title}: {message}"
             self.shown.addsection(self.title, self.rest)
         report.longrepr = self.shown
+
+
+STORY: pytest.StashKey[Story] = pytest.StashKey()
+"""How the last run of a test on ranks failed, until its report is made."""
+
+
+def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Replace the report of pytest's own process on a test that did not pass, and say where its dump is."""
+    story = item.stash.get(STORY, None)
+    if story is not None:
+        del item.stash[STORY]
+        story.put_into(report)
+    folder = getattr(item, "funcargs", {}).get("shard_dump")
+    if folder is not None and folder.is_dir():
+        report.sections.append(("dump", f"look at it with: shardviz view {folder}"))
 
 
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
