@@ -12,7 +12,7 @@ from shardviz.live.world.failures.failure import is_echo
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.plugin import compat
-from shardviz.text import join_numbers
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from shardviz.errors import ShardvizError
@@ -83,7 +83,7 @@ def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords:
     same = [end.rank for end in ends if _is_same(end, root)]
     lines = []
     if others := [rank for rank in same if rank != root.rank]:
-        lines.append(f"{_ranks(others)}: the same")
+        lines.append(f"{named_ranks(others)}: the same")
     lines += _other_failures(ends, same)
     if isinstance(failure, RankFailedError) and failure.waiting:
         lines.append(failure.waiting)
@@ -115,8 +115,4 @@ def _other_failures(ends: list[Outcome], shown: list[int]) -> list[str]:
         if end.rank not in shown:
             what = "lost the connection" if _is_echo(end) else end.reason.strip().partition("\n")[0] or end.kind
             by_line.setdefault(what, []).append(end.rank)
-    return [f"{_ranks(ranks)}: {what}" for what, ranks in by_line.items()]
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {join_numbers(ranks)}"
+    return [f"{named_ranks(ranks)}: {what}" for what, ranks in by_line.items()]

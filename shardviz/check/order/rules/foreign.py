@@ -18,7 +18,7 @@ from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.rules.counts import count_ids
 from shardviz.check.order.rules.zeros import advise_zeros
 from shardviz.layout.region import index_of
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -196,7 +196,7 @@ def _not_loaded(case: Case, ranks: Sequence[int]) -> tuple[str, str] | None:
     """Return cause and fix where some ranks have nothing of what they should, and others have all; None elsewhere."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
-    who, has = f"rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_RANKS)}", "has" if len(ranks) == 1 else "have"
+    who, has = named_ranks(ranks, MAX_RANKS), "has" if len(ranks) == 1 else "have"
     cause = (
         f"Other ranks have their part of what is in {case.dump.files.run.reference}, but {who} {has} nothing of it: "
         "the weight was not loaded there, or was written afterwards"
