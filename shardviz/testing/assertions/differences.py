@@ -155,7 +155,7 @@ def _of_values(one: Compared, far: Sequence[int]) -> tuple[str, str]:
         )
     if all(not one.reduced[rank].any() for rank in far):
         return (
-            f"{ranks} hold zeros only: nothing was written there",
+            f"{ranks.capitalize()} hold only zeros: nothing was written there",
             "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a "
             "temporary and full_tensor() are copies",
         )
