@@ -87,7 +87,7 @@ def test_a_step_that_raises_only_where_it_is_sharded_is_a_finding(tmp_path):
     assert any("raised" in finding.summary for finding in report.findings), report.not_checked
 
 
-def test_activations_without_a_reference_are_said_to_be_unchecked(tmp_path):
+def test_activations_without_a_reference_are_reported_as_unchecked(tmp_path):
     """A module that the unsharded model does not have: nothing says what it should put out."""
     source = (
         HEAD

@@ -159,7 +159,7 @@ def test_under_a_pipeline_the_module_to_look_at_is_the_first_odd_one_of_any_stag
     assert found.fix.startswith("look at late first")
 
 
-def test_a_reference_that_is_not_finite_is_said_and_the_rest_is_compared(tmp_path: Path) -> None:
+def test_a_reference_that_is_not_finite_is_reported_and_the_rest_is_compared(tmp_path: Path) -> None:
     odd = WANTED.copy()
     odd[0, 1], odd[2, 2] = np.nan, np.inf
     step = Step(tmp_path).add("odd", "grad", on_all(odd), odd).add("finite", "grad", on_all(WANTED), odd)

@@ -155,7 +155,7 @@ def test_a_job_in_a_narrower_type_is_a_cast_and_a_wider_one_is_compared_where_it
     assert compared(tmp_path, {"w": exact}, {"w": narrow})[1]["w"].verdict == "cast"
 
 
-def test_values_that_went_through_a_narrower_type_are_said_to(tmp_path):
+def test_values_that_went_through_a_narrower_type_are_named(tmp_path):
     whole = weight(24, 16)
     _, odd = compared(tmp_path, {"w": Held(whole.astype(np.float16).astype(np.float32), "[24/tp, 16]")}, {"w": whole})
     assert odd["w"].verdict == "cast"

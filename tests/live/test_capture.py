@@ -364,7 +364,7 @@ def test_plain_shards_of_one_number_are_no_copies(mesh, shard_dump):
         (3, "step is a int, not a dictionary"),
     ],
 )
-def test_what_is_no_step_is_said_in_a_line(step, says):
+def test_what_is_no_step_is_reported_in_a_line(step, says):
     with pytest.raises(ShardvizError, match=says):
         check_step(step)
 

@@ -91,7 +91,9 @@ def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pyt
     assert "parameters" in text
 
 
-def test_a_batch_of_too_few_rows_is_said_and_the_rest_is_planned(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_of_too_few_rows_is_reported_and_the_rest_is_planned(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     text = printed(capfd, "plan", str(mine), "--mesh", "16")
     assert "planned without activations and collectives: the batch has 8 rows for 16 ranks" in text
     assert "parameters" in text

@@ -98,7 +98,7 @@ def test_the_last_module_that_gives_back_another_gradient_is_named_where_forward
     assert (first.module, first.direction) == ("layers.1.attn", "backward")
 
 
-def test_another_batch_is_said_and_no_module_is_blamed(tmp_path):
+def test_another_batch_is_reported_and_no_module_is_blamed(tmp_path):
     one, other = Made.right(), Made.right()
     for made in (one, other):
         made.values["", IN] = values_of("model", IN)
@@ -125,7 +125,7 @@ def test_other_weights_are_a_difference_and_what_follows_is_not_compared(tmp_pat
     assert "1 of 4 weights" in step.departures[0].sentence
 
 
-def test_shapes_and_numbers_that_are_not_finite_are_said(tmp_path):
+def test_shapes_and_numbers_that_are_not_finite_are_reported(tmp_path):
     other = Made.right().changed(("head", OUT), by=lambda values: values * np.nan)
     assert "NaN" in step_of(tmp_path, Made.right(), other).departures[0].sentence
     other = Made.right().changed(("head", OUT), by=lambda values: values[:2])
