@@ -237,7 +237,7 @@ CATALOGUE: dict[Disorder, Advice] = {
     "slices": Advice(
         "Some slices of a stack (experts, heads, layers) were loaded in another way than the rest: from a file of "
         "another convention, or through code that only they go through",
-        "look for what treats these slices otherwise where they are loaded; what undoes it for them alone: {undo}",
+        "look for code that treats these slices differently where they are loaded; to undo it for them alone: {undo}",
     ),
     "scrambled": Advice(
         "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",

@@ -53,7 +53,7 @@ def _in_backward(evidence: Evidence) -> Advice:
     return (
         f"{UNEXPLAINED} in backward, although the outputs and the loss are right",
         "look for a collective without a backward, or with one that does not match its forward, and for a term of the "
-        "loss that the step scales otherwise: an auxiliary loss",
+        "loss that the step scales differently: an auxiliary loss",
     )
 
 
