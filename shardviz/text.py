@@ -10,7 +10,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
 
 Key = TypeVar("Key", bound="Hashable")
 
@@ -167,6 +167,12 @@ def listed(things: Iterable[object], most: int) -> str:
     """Return the first `most` things between commas, with dots where there are more."""
     shown = [str(thing) for thing in islice(things, most + 1)]
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+
+
+def named_ranks(ranks: Collection[int], most: int | None = None) -> str:
+    """Return ranks in words: `rank 3`, `ranks 0-3, 8`; where `most` is given, the first ones: `ranks 0, 1, ...`."""
+    numbers = join_numbers(ranks) if most is None else listed(sorted(ranks), most)
+    return f"rank{'s' * (len(ranks) > 1)} {numbers}"
 
 
 def cut_at_comma(text: str, most: int) -> str:

@@ -208,7 +208,7 @@ def test_a_full_disk_is_one_line(healthy: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "shardviz: error: No space left on device\n")
 
 
-def test_without_a_stdout_nothing_is_said_and_the_exit_code_stands(swapped: Path) -> None:
+def test_without_a_stdout_nothing_is_reported_and_the_exit_code_stands(swapped: Path) -> None:
     command = f"{sys.executable} -m shardviz check {swapped} >&- 2>&-; echo $?"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
@@ -224,7 +224,7 @@ def test_an_interrupt_is_one_line(healthy: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "shardviz: interrupted\n"
 
 
-def test_a_damaged_file_is_said_on_stderr_and_the_rest_is_shown(
+def test_a_damaged_file_is_reported_on_stderr_and_the_rest_is_shown(
     healthy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (healthy / "rank_00003.json").write_text("{")

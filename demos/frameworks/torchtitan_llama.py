@@ -46,11 +46,16 @@ def causal(self, q_BLNH, k_BLNH, v_BLNH, *, attention_masks=None, scale=None, en
     return found.transpose(1, 2)
 
 
-def tiny():
-    from torchtitan.distributed.activation_checkpoint import FullAC
+def llama():
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
-    config = llama3_debugmodel()
+    return llama3_debugmodel()
+
+
+def tiny(config):
+    """Cut a configuration of torchtitan's down to two steps on CPUs."""
+    from torchtitan.distributed.activation_checkpoint import FullAC
+
     config.hf_assets_path, config.dataloader.dataset_path = "./assets", "./assets/c4_test"
     config.training.seq_len, config.training.local_batch_size, config.training.steps = 64, 2, 2
     config.training.disable_cuda_graphs = True
@@ -61,15 +66,15 @@ def tiny():
     return config
 
 
-def saving():
+def saving(model=llama):
     make_assets()
-    config = tiny()
+    config = tiny(model())
     config.checkpoint.folder = "whole"
     return config
 
 
-def loading():
-    config = tiny()
+def loading(model=llama):
+    config = tiny(model())
     config.checkpoint.folder = "mine"
     config.checkpoint.initial_load_path = os.path.abspath("outputs/whole/step-2")
     return config

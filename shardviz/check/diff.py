@@ -184,7 +184,8 @@ def held_text(laid_out: LaidOut, tensor: Tensor, name: str) -> str:
     except ShardvizError as error:
         return f"not known: {error.message}"
     return "; ".join(
-        f"{write(case.held)} on {case.mesh}" if case.held else "no layout that the notation can say" for case in cases
+        f"{write(case.held)} on {case.mesh}" if case.held else "no layout that the notation can express"
+        for case in cases
     )
 
 
@@ -194,7 +195,7 @@ def _value_changes(name: str, ours: tuple[Dump, Tensor], theirs: tuple[Dump, Ten
     try:
         one, other = whole_values(*ours, name), whole_values(*theirs, name)
     except ShardvizError as error:
-        why = f"its values differ or lie differently, and cannot be compared whole: {error.message}"
+        why = f"its values differ or are laid out differently, and cannot be compared as a whole: {error.message}"
         yield NotChecked(name, why, "values")
         return
     if one.shape != other.shape or np.array_equal(one, other, equal_nan=True):

@@ -55,7 +55,7 @@ def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield files that are missing or end before what they are said to hold."""
+    """Yield files that are missing or shorter than the checkpoint says."""
     users: dict[str, dict[str, int]] = {}
     for name, tensor in checkpoint.tensors.items():
         for chunk in tensor.chunks:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's folder, or a checkpoint")
     parser.add_argument("--format", choices=("text", "json", "github", "junit"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Compare two dumps, two checkpoints, or a job with a checkpoint.
 
-Of two dumps layouts, contents and findings are compared. What the ranks of a
-job hold is compared with a checkpoint by the hashes in its dump.
+Two dumps are compared by their layouts, contents and findings; a job with a
+checkpoint by the hashes in the job's dump.
 
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("before", type=Path, metavar="DUMP", help="the one to compare with: a dump or a checkpoint")
-    parser.add_argument("after", type=Path, metavar="DUMP", help="the one that may have changed, likewise")
+    parser.add_argument("before", type=Path, metavar="DUMP", help="the dump or checkpoint to compare with")
+    parser.add_argument("after", type=Path, metavar="DUMP", help="the dump or checkpoint that may have changed")
     from shardviz.checkpoint.maps.families import families
     from shardviz.checkpoint.maps.language import LANGUAGE, functions_text
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--map",
         type=Path,
         metavar="MAP",
-        help=f"how one's tensors are made of the other's: a file, or {', '.join(families())}",
+        help=f"how the tensors of one are made from the other's: a file, or {', '.join(families())}",
     )
     parser.add_argument(
         "--also",
@@ -46,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT",
         action="append",
         default=[],
-        help="another step, from which a tensor may have stayed; those beside either are looked at anyway",
+        help="a step that a tensor may be left over from; the steps beside either are tried anyway",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not compared, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not compared")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,21 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("probe", help="a name from `shardviz probes`, or path/to/file.py[:build_function]")
     parser.add_argument("--mesh", help="sizes of the mesh axes, pp=16,dp=128,tp=8; default: the probe's own")
-    parser.add_argument("--node", type=count, default=0, metavar="N", help="GPUs of a node, to see what crosses nodes")
+    parser.add_argument("--node", type=count, default=0, metavar="N", help="GPUs per node, to see what crosses nodes")
     parser.add_argument(
         "--batch", metavar="SHAPE", help="a batch of this shape, 64,8192:int64; default: the probe's own"
     )
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="whose state counts; default: the probe's own, or adam")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, help="whose state is counted; default: the probe's own, or adam"
+    )
     parser.add_argument("--state", default="", metavar="DTYPE", help="element type of its state; default: the weights'")
-    parser.add_argument("--master", action="store_true", help="count a float32 copy of narrower weights, too")
+    parser.add_argument("--master", action="store_true", help="also count a float32 copy of narrower weights")
     parser.add_argument("--no-step", action="store_true", help="plan no step: no activations, no collectives")
     parser.add_argument("--gpus", type=count, metavar="N", help="list the meshes of N ranks instead of one mesh")
-    parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit into SIZE a rank, 80GB")
+    parser.add_argument("--memory", metavar="SIZE", help="with --gpus: only those that fit in SIZE per rank, 80GB")
     parser.add_argument("--lock", type=Path, metavar="FILE", help="compare with FILE, or write it where there is none")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
     )
-    parser.add_argument("--force", action="store_true", help="replace the folder, if it is a dump; and FILE")
+    parser.add_argument("--force", action="store_true", help="replace FILE, and the folder if it is a dump")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -149,7 +151,7 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
     found = changed(path, ranks)
     write_answer(map(line, found), terminal_for("auto"))
     if found:
-        print(f"{path} says something else; give --force to write it again", file=sys.stderr)
+        print(f"{path} differs; give --force to overwrite it", file=sys.stderr)
     return EXIT_FINDINGS if found else EXIT_CLEAN
 
 

@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save-test", type=Path, metavar="FILE", help="also write a pytest test that asserts what the probe saw"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ MIN_SUMMARY = 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("--bugs", action="store_true", help="run every recreated bug and every quiet probe, and score")
+    parser.add_argument("--bugs", action="store_true", help="run and score every recreated bug and every quiet probe")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 

@@ -1,6 +1,6 @@
 """Run a real job, unedited, and say where its weights are.
 
-The command after -- starts the ranks as ever: torchrun, accelerate launch,
+The command after -- starts the ranks as usual: torchrun, accelerate launch,
 lightning, python, srun. Each sharded model is captured once, at its first
 forward; no weight is touched, and the job goes on. Values are compared with
 the checkpoint that the job loads, or with what the model held before it was
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_steps,
         default=0,
         metavar="N",
-        help="end the job after N optimizer steps; default: let it go on",
+        help="end the job after N optimizer steps; default: let it run",
     )
     parser.add_argument(
         "--stamp",
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how long ranks wait for each other before a capture; default: {PATIENCE:g}",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where anything was not checked, too")
+    parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not checked")
 
 
 def _steps(text: str) -> int:

@@ -36,7 +36,7 @@ FORMATS = ("text", "svg", "html", "json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="a dump's folder, or a checkpoint")
     parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="its name, the end of it, or a pattern with *")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of FILE, text without one")
     tables = parser.add_mutually_exclusive_group()

@@ -1,9 +1,10 @@
 """Copy a checkpoint with values that show where each belongs.
 
-The copy has the same names, shapes and element types, and what else a loader
-reads: any loader, converter or engine takes it for the checkpoint. Capture what
-it loaded with shardviz.capture(model, DUMP, reference=COPY): tensors that were
-renamed, cut in the wrong place, permuted, or never loaded are findings.
+The copy has the same names, shapes and element types, and the other files that
+a loader reads: any loader, converter or engine takes it for the checkpoint.
+Capture what it loaded with shardviz.capture(model, DUMP, reference=COPY):
+tensors that were renamed, cut in the wrong place, permuted, or never loaded
+are findings.
 
 examples:
   shardviz stamp-checkpoint Llama-3.2-1B -o stamped

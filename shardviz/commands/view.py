@@ -1,8 +1,8 @@
 """Walk through a dump in the terminal.
 
 Where stdout is not a terminal, it prints what `show` prints, or `diff` of two
-dumps. A dump that is written again is read again. Of a probe's file, --watch
-runs the probe in the background whenever the file is saved.
+dumps. Files that change are read again. With --watch, DUMP is a probe's file,
+and the probe runs in the background whenever the file is saved.
 
 examples:
   shardviz view tp_fsdp-2x4.shardviz
@@ -32,7 +32,9 @@ HOST = "127.0.0.1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="the folder that a probe or a job wrote")
+    parser.add_argument(
+        "dump", type=Path, metavar="DUMP", help="a dump's folder, a checkpoint, or with --watch a probe"
+    )
     parser.add_argument("--watch", action="store_true", help="DUMP is a probe: run it again whenever it is saved")
     parser.add_argument("--mesh", help="for --watch: sizes of the mesh axes; default: the probe's own")
     parser.add_argument(

@@ -76,7 +76,7 @@ class DimOrder:
         return whole.take(self.index(whole.shape[self.dim]), self.dim)
 
     def places(self, ids: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Return where elements are meant to be, for ids from 1 within the tensor; what is no such id is left."""
+        """Return where elements are meant to be, for ids from 1 within the tensor; others are left as they are."""
         moved = self.of(np.arange(1, math.prod(shape) + 1).reshape(shape)).ravel()
         place = np.empty(moved.size + 1, np.int64)
         place[moved] = np.arange(1, moved.size + 1)

@@ -1,7 +1,7 @@
 """A lockfile of layouts: a sorted text that a reviewer reads, one line for each folded tensor and kind of collective.
 
     # shardviz layouts 1: mesh (fsdp=2, tp=4)
-    param up.weight: float32[24/tp/fsdp, 12], 144 bytes a rank
+    param up.weight: float32[24/tp/fsdp, 12], 144 bytes per rank
     sent all_gather along fsdp, forward: 2 ranks, 324 bytes
 
 A line's name is all before its colon: two files are compared by it.
@@ -70,7 +70,7 @@ def lock_lines(ranks: PlannedRanks) -> list[Line]:
 def _of_tensor(one: Held) -> Line:
     most = int(one.bytes.max())
     layout = write(one.layout, one.body.dtype) if one.layout else f"{one.body.dtype}{list(one.body.shape)} plain"
-    return Line(f"{KINDS[one.role]} {printable(one.name)}", f"{layout}, {most} bytes a rank", most)
+    return Line(f"{KINDS[one.role]} {printable(one.name)}", f"{layout}, {most} bytes per rank", most)
 
 
 def lock_text(ranks: PlannedRanks) -> str:
@@ -145,5 +145,5 @@ def changed(path: Path, ranks: PlannedRanks) -> list[str]:
 
 def _cost(was: Line | None, now: Line) -> str:
     more = now.bytes - (was.bytes if was else 0)
-    what = "received" if now.name.startswith("sent ") else "a rank"
+    what = "received" if now.name.startswith("sent ") else "per rank"
     return f"  ({'+' if more > 0 else '-'}{bytes_text(abs(more))} {what})" if more else ""

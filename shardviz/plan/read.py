@@ -21,7 +21,7 @@ def check_plan(plan: PlanRecord, run: RunRecord, stamped: StampedShapes) -> Plan
         DumpError: They do not.
     """
     if run.mesh is None:
-        raise DumpError("run.json has no mesh, which a plan needs")
+        raise DumpError("run.json has no mesh, and a plan needs one")
     mesh = mesh_of(run.mesh)
     if mesh.size != run.num_ranks:
         raise DumpError(f"the mesh has {mesh.size:,} ranks, expected {run.num_ranks:,}")

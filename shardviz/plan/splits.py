@@ -18,7 +18,7 @@ LARGE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Uneven:
-    """A parameter of which ranks have parts of different sizes.
+    """A parameter whose parts differ in size from rank to rank.
 
     Attributes:
         held: The parameter.
@@ -37,7 +37,7 @@ class Uneven:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A large parameter of which every rank along an axis has a copy, though other parameters are split over it.
+    """A large parameter that every rank along an axis has whole, though other parameters are split over that axis.
 
     Attributes:
         held: The parameter.
@@ -53,7 +53,7 @@ class Whole:
 
 
 def uneven(amounts: Amounts) -> Iterator[Uneven]:
-    """Yield the parameters of which ranks have parts of different sizes, the emptiest first."""
+    """Yield the parameters whose parts differ in size from rank to rank, the emptiest first."""
     found = []
     for _, held in amounts.held:
         for one in held:

@@ -121,7 +121,7 @@ def main() -> None:
         memory = peak_memory_of_children()
         checked, bare = compare(python(CHECK.format(str(folder))), python(BARE_PARSE.format(folder)))
         rank_size = (folder / rank_file(0)).stat().st_size
-    print(f"dump: {size / 2**20:.1f} MiB, {rank_size:,} bytes a rank\ncheck: {checked}\nbare json parse: {bare}")
+    print(f"dump: {size / 2**20:.1f} MiB, {rank_size:,} bytes per rank\ncheck: {checked}\nbare json parse: {bare}")
     verdict("check / bare json parse", checked.median / bare.median, 3)
     verdict("peak memory in MiB", memory / 2**20, 1024)
     verdict("dump in MiB", size / 2**20, 32)

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
+from tests.bugs.models import EXCHANGE
 
-EXPERTS = '''
+EXPERTS = (
+    EXCHANGE
+    + '''
 EXPERTS = 8
 BATCH_AXES = ("ep",)
-
-
-class Exchange(torch.autograd.Function):
-    """Send parts of unequal lengths to the ranks of a group, and gradients back."""
-
-    @staticmethod
-    def forward(ctx, x, sent, received, group):
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        out = x.new_empty(sum(received), *x.shape[1:])
-        distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.apply(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 class Mixture(nn.Module):
@@ -95,6 +83,7 @@ def finish(model, mesh):
     model.router.weight.grad /= mesh["ep"].size()
 
 '''
+)
 
 WITH_DATA = (
     EXPERTS.replace('("ep",)', '("dp", "ep")')

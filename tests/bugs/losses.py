@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.bugs.case import Bug, Healthy
-from tests.bugs.models import BY_HAND
+from tests.bugs.models import VOCABULARY
 
 LABELS = '''
 BATCH_AXES = ("dp",)
@@ -69,58 +69,6 @@ def loss(model, batch):
     return (found[:, None] - found).square().mean()
 
 '''
-
-VOCABULARY = (
-    BY_HAND
-    + """
-class Speaker(nn.Module):
-    group, first = None, 0
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 12, bias=False)
-
-    def forward(self, x):
-        x = torch.tanh(self.body(x))
-        return self.head(x if self.group is None else Copy.apply(x, self.group))
-
-
-def build():
-    return Speaker()
-
-
-def parallelize(model, mesh):
-    model.head.weight = own(model.head.weight, mesh)
-    model.group, model.first = mesh.get_group("tp"), 12 // mesh["tp"].size() * mesh.get_local_rank("tp")
-
-
-def batch():
-    return torch.randn(24, 8), torch.randint(12, (24,))
-
-
-def whole_output(logits, mesh):
-    parts = [torch.empty_like(logits) for _ in range(mesh["tp"].size())]
-    distributed.all_gather(parts, logits.contiguous(), group=mesh.get_group("tp"))
-    return torch.cat(parts, -1)
-
-
-def loss(model, batch):
-    rows, words = batch
-    logits = model(rows)
-    if model.group is None:
-        return functional.cross_entropy(logits, words)
-    largest = logits.detach().amax(-1)
-    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=model.group)
-    total = Sum.apply((logits - largest[:, None]).exp().sum(-1), model.group)
-    local = words - model.first
-    here = (local >= 0) & (local < logits.shape[-1])
-    chosen = logits.gather(-1, local.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0] * here
-    chosen = Sum.apply(chosen, model.group)
-    return (total.log() + largest - chosen).mean()
-
-"""
-)
 
 WRONG = ("wrong-value", "wrong-scale")
 

@@ -65,7 +65,7 @@ def test_another_dtype_and_shape_are_told_apart(tmp_path):
     assert {"shape", "dtype"} <= aspects
 
 
-def test_what_only_one_dump_has_of_all_tensors_is_said_once(tmp_path):
+def test_what_only_one_dump_has_of_all_tensors_is_reported_once(tmp_path):
     whole = made(tmp_path / "a", {"w": "float32[12/tp, 12]", "b": "float32[12]"})
     values = [replace(tensor, moment="initial") for tensor in whole.tensors]
     difference = compare(replace(whole, tensors=[*whole.tensors, *values]), whole)

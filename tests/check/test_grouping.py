@@ -42,7 +42,7 @@ def test_one_cause_on_three_tensors_is_one_finding_with_the_numbers_of_the_first
     assert found.to_json()["tensors"] == NAMES
 
 
-def test_what_is_said_alike_of_all_has_no_example() -> None:
+def test_what_is_reported_alike_of_all_has_no_example() -> None:
     (found,) = grouped([scaled(name, 4) for name in NAMES])
     assert found.summary == "3 tensors alike: 4 times the other"
 

@@ -92,7 +92,7 @@ def test_tokens_that_are_on_no_rank_are_missing_though_all_are_ordered_alike(tmp
     assert (found.kind, found.tensors) == ("missing", ("tokens", "labels"))
 
 
-def test_a_finer_split_of_the_sequence_is_said_to_be_unchecked(tmp_path: Path) -> None:
+def test_a_finer_split_of_the_sequence_is_reported_as_unchecked(tmp_path: Path) -> None:
     coarse = {0: arange(LENGTH)[:8], 1: arange(LENGTH)[:8], 2: arange(LENGTH)[8:], 3: arange(LENGTH)[8:]}
     report = along(tmp_path, mesh="cp=2,tp=2", tokens=coarse, labels=coarse, norm=plain(arange(LENGTH)))
     assert report.findings == ()
@@ -101,7 +101,7 @@ def test_a_finer_split_of_the_sequence_is_said_to_be_unchecked(tmp_path: Path) -
     ]
 
 
-def test_a_name_that_no_tensor_has_and_a_dim_that_it_lacks_are_said(tmp_path: Path) -> None:
+def test_a_name_that_no_tensor_has_and_a_dim_that_it_lacks_are_reported(tmp_path: Path) -> None:
     report = along(tmp_path, {"tokens": 0, "x": 2, "gone": 0}, tokens=plain(arange(LENGTH)), x=plain(arange(LENGTH)))
     assert {one.tensor: one.why for one in report.not_checked} == {
         "x": "its order along the sequence: it has no dim 2",

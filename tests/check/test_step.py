@@ -105,7 +105,7 @@ def test_a_bfloat16_step_of_large_tensors_still_shows_a_factor_of_two(tmp_path):
     assert [found.kind for found in check_step(far, [])] == ["wrong-scale"]
 
 
-def test_gradients_that_drown_in_a_narrow_dtypes_rounding_are_said_to_be_unchecked(tmp_path):
+def test_gradients_that_drown_in_a_narrow_dtypes_rounding_are_reported_as_unchecked(tmp_path):
     other = Body("grad", "reference", (1,), (1,), "float64", values=[1000.0])
     said = check_step(step_dump(tmp_path, on_all(WANTED), narrowed=("bfloat16",), extra=[("w0", other)]), [])
     assert NotChecked("", "1 of 1 gradients: rounding to bfloat16 allows 125, and they are no larger", "step") in said
@@ -196,18 +196,18 @@ def test_a_mean_over_a_group_with_a_rank_missing_is_not_judged(tmp_path):
     assert list(check_step(dump, [])) == []
 
 
-def test_without_rank_0_there_is_no_reference_and_that_is_said(tmp_path):
+def test_without_rank_0_there_is_no_reference_and_that_is_reported(tmp_path):
     values = {1: WANTED, 2: WANTED, 3: WANTED}
     (said,) = check_step(step_dump(tmp_path, values), [])
     assert said.why == "the step: rank 0, which has the unsharded model's, is missing"
 
 
-def test_a_pending_reduction_that_cannot_be_made_up_for_is_said(tmp_path):
+def test_a_pending_reduction_that_cannot_be_made_up_for_is_reported(tmp_path):
     (said,) = check_step(step_dump(tmp_path, on_all(WANTED), placements=("Replicate()", "Partial('band')")), [])
     assert said.why == "its grad: shardviz cannot make up for a pending band"
 
 
-def test_a_gradient_that_no_rank_has_is_said_to_be_unchecked(tmp_path):
+def test_a_gradient_that_no_rank_has_is_reported_as_unchecked(tmp_path):
     other = Body("grad", "reference", (2,), (2,), "float64", values=[1.0, 2.0])
     (said,) = check_step(step_dump(tmp_path, on_all(WANTED), extra=[("gone", other)]), [])
     assert (said.tensor, said.about) == ("gone", "step")

@@ -110,7 +110,7 @@ def test_of_right_outputs_a_wrong_loss_is_the_one_finding_and_gradients_come_of_
 def test_of_a_right_loss_a_wrong_gradient_is_looked_for_in_backward(tmp_path: Path) -> None:
     step = step_with_right_outputs(tmp_path).add("loss", "scalar", on_all(4.0), 4.0)
     (found,), _ = step.add("w", "grad", on_all(WANTED**2)).check()
-    assert found.cause.endswith("in backward, of outputs and a loss that are right")
+    assert found.cause.endswith("in backward, although the outputs and the loss are right")
     assert "a collective without a backward" in found.fix
 
 
@@ -159,7 +159,7 @@ def test_under_a_pipeline_the_module_to_look_at_is_the_first_odd_one_of_any_stag
     assert found.fix.startswith("look at late first")
 
 
-def test_a_reference_that_is_not_finite_is_said_and_the_rest_is_compared(tmp_path: Path) -> None:
+def test_a_reference_that_is_not_finite_is_reported_and_the_rest_is_compared(tmp_path: Path) -> None:
     odd = WANTED.copy()
     odd[0, 1], odd[2, 2] = np.nan, np.inf
     step = Step(tmp_path).add("odd", "grad", on_all(odd), odd).add("finite", "grad", on_all(WANTED), odd)

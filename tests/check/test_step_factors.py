@@ -144,7 +144,9 @@ def test_how_often_each_micro_batch_counts_says_what_went_wrong(
     assert cause in the_one(of_micro_batches(tmp_path, *times)).cause
 
 
-def test_micro_batches_that_count_once_are_right_and_without_their_gradients_nothing_is_said(tmp_path: Path) -> None:
+def test_micro_batches_that_count_once_are_right_and_without_their_gradients_nothing_is_reported(
+    tmp_path: Path,
+) -> None:
     assert of_micro_batches(tmp_path / "a", 1.0, 1.0).check() == ([], [])
     assert "micro-batch" not in the_one(of_micro_batches(tmp_path / "b", 0.0, 1.0, parts=0)).cause
 

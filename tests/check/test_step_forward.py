@@ -195,7 +195,7 @@ def embedded(path: Path, first: list[int], second: list[int]) -> Step:
 
 def test_positions_that_start_again_are_named_with_their_module(tmp_path: Path) -> None:
     (found,), _ = embedded(tmp_path, [0, 1], [0, 1]).check()
-    assert "every rank along dp or tp has slices 0:2 of dim 0 of what embed puts out" in found.summary
+    assert "every rank along dp or tp has slices 0:2 of dim 0 of the output of embed" in found.summary
     assert "starts again on every rank of dp or tp" in found.cause
 
 
@@ -224,7 +224,7 @@ def test_of_tokens_in_no_order_of_their_own_no_other_order_of_labels_is_suspecte
 
 def test_rows_that_stand_twice_are_a_part_that_was_used_twice(tmp_path: Path) -> None:
     (found,), _ = Step(tmp_path).add("output", "output", on_all(WANTED[[0, 1, 0, 1]])).check()
-    assert "slices 0:2 of dim 0 stand 2 times" in found.summary
+    assert "slices 0:2 of dim 0 appear 2 times" in found.summary
 
 
 def routed(path: Path, right: set[int]) -> Step:

@@ -174,7 +174,7 @@ def test_complex_numbers_are_not_advised_to_be_stamped(tmp_path: Path, kind: str
     assert said in note.why
 
 
-def test_a_plain_weight_beside_sharded_ones_is_said_to_be_reduced_by_nothing(files: Path) -> None:
+def test_a_plain_weight_beside_sharded_ones_is_reported_to_be_reduced_by_nothing(files: Path) -> None:
     add_values(files, "sharded", "[16/tp, 3]", {rank: RANDOM[rank % 2] for rank in range(4)})
     add_values(files, "own", None, {rank: RANDOM[rank] for rank in range(4)})
     found = only(check_dump(files))

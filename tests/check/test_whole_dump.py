@@ -46,12 +46,12 @@ def test_what_is_as_intended_is_right_however_it_is_spelled(tmp_path: Path, text
     assert (report.findings, report.not_checked) == ((), ())
 
 
-def test_a_name_that_no_tensor_has_is_said_and_fails_nothing(tmp_path: Path) -> None:
+def test_a_name_that_no_tensor_has_is_reported_and_fails_nothing(tmp_path: Path) -> None:
     check_made(tmp_path, MESH, {"w": "[24/tp, 8]"})
     change_run(tmp_path / "made.shardviz", intended={"w": "[24/tp, 8]", "layer.*.w": "[*/tp, *]"})
     report = check_dump(tmp_path / "made.shardviz")
     assert report.findings == ()
-    assert [one.why for one in report.not_checked] == ["what is expected of 'layer.*.w': no tensor has such a name"]
+    assert [one.why for one in report.not_checked] == ["the layout expected for 'layer.*.w': no tensor has that name"]
 
 
 def test_another_layout_than_intended_is_a_wrong_placement(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_order_that_is_meant_is_the_one_that_is_looked_for(tmp_path: Path, cl
     assert kinds(with_intent(tmp_path / "other", made, w=f"{claimed} order 0: 1 2 0")) != []
 
 
-def test_an_order_that_does_not_fit_is_said_to_be_unchecked(tmp_path: Path) -> None:
+def test_an_order_that_does_not_fit_is_reported_as_unchecked(tmp_path: Path) -> None:
     (said,) = with_intent(tmp_path, "[24/tp, 8]", w="[*/tp, *] order 0: 0 2 1 3 4").not_checked
     assert said.why == "dim 0 of size 24 has no 5 equal blocks"
 
@@ -134,7 +134,7 @@ def test_an_order_that_cannot_be_read_is_refused_before_a_run(text: str, why: st
 
 def test_a_tensor_that_is_meant_to_be_whole_is_not_to_be_split(tmp_path: Path) -> None:
     found = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8]"))
-    assert found.fix == "keep it whole, by (Replicate(), Replicate()), or change what is expected to [24/tp, 8]"
+    assert found.fix == "keep it whole, by (Replicate(), Replicate()), or expect [24/tp, 8]"
     split = only(with_intent(tmp_path, "[24/tp, 8]", w="[24, 8/tp]"))
     assert split.fix.startswith("split it, by (Replicate(), Shard(1)), or")
 
@@ -148,7 +148,7 @@ def test_a_plain_tensor_in_no_layout_is_explained_by_what_was_intended(tmp_path:
     assert "no layout of the notation" not in found.fix
 
 
-def test_an_intention_that_does_not_fit_is_said_to_be_unchecked(tmp_path: Path) -> None:
+def test_an_intention_that_does_not_fit_is_reported_as_unchecked(tmp_path: Path) -> None:
     report = with_intent(tmp_path, "[24/tp, 8]", w="[*/tp]")
     assert report.findings == ()
     assert "does not fit" in report.not_checked[0].why

@@ -138,7 +138,7 @@ def test_a_shard_of_one_number_was_never_loaded(tmp_path):
     whole = weight(24, 16)
     held = Held(whole, "[24/fsdp/tp, 16]", of_rank={1: np.zeros((6, 16), np.float32)})
     _, odd = compared(tmp_path, {"w": held}, {"w": whole})
-    assert odd["w"].why.startswith("rank 1 holds one number only, the checkpoint others")
+    assert odd["w"].why.startswith("rank 1 holds a single number throughout, the checkpoint does not")
 
 
 def test_a_job_in_a_narrower_type_is_a_cast_and_a_wider_one_is_compared_where_it_has_values(tmp_path):
@@ -155,7 +155,7 @@ def test_a_job_in_a_narrower_type_is_a_cast_and_a_wider_one_is_compared_where_it
     assert compared(tmp_path, {"w": exact}, {"w": narrow})[1]["w"].verdict == "cast"
 
 
-def test_values_that_went_through_a_narrower_type_are_said_to(tmp_path):
+def test_values_that_went_through_a_narrower_type_are_named(tmp_path):
     whole = weight(24, 16)
     _, odd = compared(tmp_path, {"w": Held(whole.astype(np.float16).astype(np.float32), "[24/tp, 16]")}, {"w": whole})
     assert odd["w"].verdict == "cast"

@@ -59,7 +59,7 @@ def test_a_right_conversion_is_quiet(tmp_path, source, settings, dtype):
         assert {verdict for verdict, _, _ in found.values()} <= ({"cast"} if dtype == torch.bfloat16 else set())
 
 
-def test_a_number_that_no_settings_have_is_said(tmp_path, source):
+def test_a_number_that_no_settings_have_is_reported(tmp_path, source):
     hf = save(tmp_path / "hf", to_hf(meta()))
     words = "head_dim is taken to be 8: no config.json beside either says, and it fits the contents"
     assert notes(source, hf, "llama") == (words,)

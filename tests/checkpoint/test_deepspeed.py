@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_read_is_one_line(zero, tmp_path):
     assert str(optim(folder, 0)) in message
 
 
-def test_old_files_and_parts_that_are_not_read_are_said(zero, tmp_path):
+def test_old_files_and_parts_that_are_not_read_are_reported(zero, tmp_path):
     folder = copied(zero[1], tmp_path)
     (folder / "global_step2" / "layer_00-model_00-model_states.pt").write_bytes(b"x")
     notes = check_checkpoint(open_checkpoint(folder)).not_checked

@@ -110,7 +110,7 @@ def test_a_permutation_under_a_cast_is_named(tmp_path):
     assert found["w"] == ("permuted", "dim 0 is reversed; float32 and bfloat16")
 
 
-def test_whole_shards_that_are_exchanged_are_said_to_be(tmp_path, saved):
+def test_whole_shards_that_are_exchanged_are_named(tmp_path, saved):
     one = {
         name: torch.from_numpy(np.array(open_checkpoint(saved / "dcp").read(name).view(np.float32)))
         for name in ["app.model.0.weight"]
@@ -232,7 +232,7 @@ def test_a_map_renames(tmp_path, capsys):
     assert "1 equal, 1 permuted" in out
 
 
-def test_optimizer_state_that_one_side_lacks_is_said_and_is_no_difference(saved, capsys):
+def test_optimizer_state_that_one_side_lacks_is_reported_and_is_no_difference(saved, capsys):
     assert main(["diff", str(saved / "dcp"), str(saved / "hf")]) == 0
     assert "12 tensors of optimizer state, which only the first has" in capsys.readouterr().out
 

@@ -182,7 +182,7 @@ def test_nested_stars_count_from_the_outside():
     assert [part.name for op in found.made["all"].node.parts for part in op.parts] == there
 
 
-def test_a_number_that_is_left_out_is_said():
+def test_a_number_that_is_left_out_is_reported():
     found = applied("up ?= stack(e.*)", ["up"], ["e.0", "e.2"])
     assert found.lacking == {"up": "it is made of stack(e.*), and there is no e.1"}
 
@@ -355,7 +355,7 @@ def test_a_cast_of_what_is_joined_is_named(tmp_path):
     )
 
 
-def test_a_part_that_is_not_there_is_said(tmp_path):
+def test_a_part_that_is_not_there_is_reported(tmp_path):
     tensors = {"layers.0.w1": weight(4, 4), "layers.0.w3": weight(4, 4), "layers.1.w1": weight(4, 4, seed=1)}
     one = save(tmp_path / "one", {"h.0": weight(8, 4), "h.1": weight(8, 4, seed=2)})
     found = compared(one, save(tmp_path / "other", tensors), "h.* = cat(layers.*.w1, layers.*.w3)")

@@ -44,7 +44,7 @@ def test_a_route_is_explained_with_its_bytes_and_torchs_beside_it(capsys: pytest
     )
 
 
-def test_a_route_that_torch_takes_too_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_route_that_torch_takes_too_is_reported_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "[12/tp, 12]", "[*, */tp]", "--mesh", "tp=4"]) == 0
     told = capsys.readouterr().out
     assert "all_to_all  tp    [12, 12/tp]     108 B" in told

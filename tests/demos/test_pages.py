@@ -18,7 +18,7 @@ SLOW = [ROOT / "demos" / name / "README.md" for name in ("live_bug", "plan", "to
 """Pages whose commands take half a minute, as the audit's sweep and a plan of 16,384 ranks, or many ranks and files."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]
-ANEW = "the page says otherwise; SHARDVIZ_GOLDEN=write pytest tests/demos writes it anew, look at the difference"
+DIFFERS = "the page differs; SHARDVIZ_GOLDEN=write pytest tests/demos writes it again, look at the difference"
 WRITE = os.environ.get("SHARDVIZ_GOLDEN") == "write"
 
 
@@ -39,10 +39,10 @@ def test_a_page_shows_what_its_commands_print_and_draw(path, tmp_path, monkeypat
             (path.parent / picture).write_bytes((tmp_path / Path(picture).name).read_bytes())
         return
     for step, text in zip(todo, texts, strict=True):
-        assert without_what_varies(text) == without_what_varies(step.text), f"{step.command or step.file}: {ANEW}"
+        assert without_what_varies(text) == without_what_varies(step.text), f"{step.command or step.file}: {DIFFERS}"
     for picture in pictures(page):
         assert (tmp_path / Path(picture).name).read_bytes() == (path.parent / picture).read_bytes(), (
-            f"{picture}: {ANEW}"
+            f"{picture}: {DIFFERS}"
         )
 
 

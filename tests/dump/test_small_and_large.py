@@ -57,7 +57,7 @@ def cheaply(work: Callable[[], Report], *, seconds: float = 1, megabytes: int = 
     return report
 
 
-def test_a_run_of_very_many_ids_is_not_laid_out_and_said_so(tmp_path: Path) -> None:
+def test_a_run_of_very_many_ids_is_not_laid_out_which_is_reported(tmp_path: Path) -> None:
     side = 1 << 14
     path = files(
         tmp_path / "d", (side, side), (side, side), (side // 2, side), runs=lambda rank: ((1, 1, side * side // 2),)

@@ -44,7 +44,7 @@ def test_a_route_is_never_dearer_than_torchs_own():
             assert total(cheapest(*ends)) <= total(torch_route(*ends)), (start, end)
 
 
-def test_what_no_collective_can_make_is_said():
+def test_what_no_collective_can_make_is_reported():
     with pytest.raises(LayoutError, match="no collective makes a sum pending over tp"):
         cheapest(*_ends("[12, 12]", "[12, 12] +tp", "tp=2"))
     with pytest.raises(LayoutError, match=r"not from shape \(12,\) to \(6,\)"):

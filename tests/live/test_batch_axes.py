@@ -104,6 +104,6 @@ def test_a_mean_over_each_ranks_own_rows_is_compared_part_by_part_along_that_dim
         ("{'dp': 1}", "the batch has 6 elements in dim 1 for 8 ranks"),
     ],
 )
-def test_a_dim_that_cannot_be_split_is_said_in_a_line(axes, says, tmp_path):
+def test_a_dim_that_cannot_be_split_is_reported_in_a_line(axes, says, tmp_path):
     with pytest.raises(ProbeError, match=says):
         checked(f"BATCH_AXES = {axes}\n", "dp=8", tmp_path)

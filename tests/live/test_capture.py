@@ -153,7 +153,7 @@ def test_a_bfloat16_job_is_checked_as_it_is(mesh, shard_dump):
 
 
 @spmd(mesh={"fsdp": 3})
-def test_a_model_that_is_cast_after_it_was_stamped_is_told_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
+def test_a_model_that_is_cast_after_it_was_stamped_is_reported_once_what_to_do_and_gets_no_verdict(mesh, shard_dump):
     model = narrow(mesh).float()
     stamps = shardviz.stamp(model)
     split(model.to(torch.bfloat16), mesh)
@@ -364,7 +364,7 @@ def test_plain_shards_of_one_number_are_no_copies(mesh, shard_dump):
         (3, "step is a int, not a dictionary"),
     ],
 )
-def test_what_is_no_step_is_said_in_a_line(step, says):
+def test_what_is_no_step_is_reported_in_a_line(step, says):
     with pytest.raises(ShardvizError, match=says):
         check_step(step)
 

@@ -16,7 +16,7 @@ def initialize(model, mesh):
 """
 
 
-def test_weights_loaded_after_sharding_start_both_steps_and_that_is_said(tmp_path):
+def test_weights_loaded_after_sharding_start_both_steps_and_that_is_reported(tmp_path):
     report = checked(FILLED.format(values="torch.randn(p.shape, dtype=p.dtype)"), "dp=2", tmp_path)
     assert report.findings == ()
     (entry,) = report.not_checked

@@ -56,7 +56,7 @@ def test_one_order_for_all_that_goes_along_the_sequence_is_right_on_any_mesh(pro
         ("{'table': torch.arange(3)}", "returned 'table', which is the name of a tensor in the model"),
     ],
 )
-def test_what_are_no_positions_is_said_in_one_line(returned, says, tmp_path):
+def test_what_are_no_positions_is_reported_in_one_line(returned, says, tmp_path):
     probe = tmp_path / "mine.py"
     probe.write_text(PROBE + f"def sequence(mesh): return {returned}\n")
     with pytest.raises(ProbeError, match=says):

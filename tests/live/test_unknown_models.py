@@ -101,7 +101,7 @@ def loss(model, batch): return model(**batch)["loss"]
     assert (report.findings, report.not_checked) == ((), ())
 
 
-def test_a_model_with_dropout_is_compared_in_eval_and_that_is_said(tmp_path):
+def test_a_model_with_dropout_is_compared_in_eval_and_that_is_reported(tmp_path):
     dropout = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 6))"
     report = checked(dropout, "dp=2", tmp_path)
     assert report.findings == ()
@@ -111,7 +111,7 @@ def test_a_model_with_dropout_is_compared_in_eval_and_that_is_said(tmp_path):
     ]
 
 
-def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_said(tmp_path):
+def test_batch_norm_is_compared_over_the_parts_that_ranks_see_and_that_is_reported(tmp_path):
     norm = "def build(): return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))"
     report = checked(norm, "dp=3", tmp_path)
     assert report.findings == ()
@@ -239,7 +239,7 @@ def test_a_buffer_that_no_id_fits_in_is_compared_where_ranks_have_all_of_it(tmp_
     ]
 
 
-def test_a_buffer_that_no_id_fits_in_and_that_is_cut_is_said_to_be_unchecked(tmp_path):
+def test_a_buffer_that_no_id_fits_in_and_that_is_cut_is_reported_as_unchecked(tmp_path):
     cut = MASKED + "def parallelize(model, mesh): model.mask = model.mask.chunk(2)[mesh.get_rank()]"
     report = checked(cut, "dp=2", tmp_path)
     assert ("mask", "torch.bool cannot hold ids") in [(entry.tensor, entry.why) for entry in report.not_checked]

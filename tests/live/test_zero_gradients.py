@@ -18,7 +18,7 @@ def parallelize(model, mesh): return DistributedDataParallel(model)
 FROZEN = "def build(): return nn.Sequential(Adapted(), Adapted()).requires_grad_(False).append(nn.Linear(6, 6))"
 
 
-def test_gradients_that_are_zero_everywhere_are_said_to_show_nothing_once_for_all(tmp_path):
+def test_gradients_that_are_zero_everywhere_are_reported_to_show_nothing_once_for_all(tmp_path):
     report = checked(ADAPTED.replace("SCALE", "zeros"), "dp=2", tmp_path)
     assert report.findings == ()
     assert [(entry.tensor, entry.why) for entry in report.not_checked] == [
@@ -30,7 +30,7 @@ def test_gradients_that_are_zero_everywhere_are_said_to_show_nothing_once_for_al
     ]
 
 
-def test_of_gradients_that_are_not_zero_and_of_frozen_parameters_nothing_is_said(tmp_path):
+def test_of_gradients_that_are_not_zero_and_of_frozen_parameters_nothing_is_reported(tmp_path):
     report = checked(ADAPTED.replace("SCALE", "randn"), "dp=2", tmp_path / "drawn")
     assert (report.findings, report.not_checked) == ((), ())
     report = checked(ADAPTED.replace("SCALE", "zeros") + FROZEN, "dp=2", tmp_path / "frozen")

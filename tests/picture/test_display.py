@@ -71,7 +71,7 @@ def test_one_tensor_of_a_dump_is_drawn(files: Path, capsys: pytest.CaptureFixtur
         shardviz.show(files, "*.b")
 
 
-def test_what_cannot_be_drawn_is_said() -> None:
+def test_what_cannot_be_drawn_is_reported() -> None:
     with pytest.raises(ShardvizError) as raised:
         shardviz.show(3)
     assert raised.value.message == "shardviz.show cannot draw a int"

@@ -78,7 +78,7 @@ def test_files_are_numbered_by_their_names_and_named_beside_the_map(tmp_path: Pa
     assert "[0:3, 0:8]  file 2, bytes 0 to 32" in picture
 
 
-def test_what_no_file_holds_and_what_two_hold_is_said(tmp_path: Path) -> None:
+def test_what_no_file_holds_and_what_two_hold_is_reported(tmp_path: Path) -> None:
     assert "[6:8, 0:8]: no file" in drawn(made(tmp_path, *CASES["gap"]))
     assert "[6:8, 0:8]  in no file" in drawn(made(tmp_path, *CASES["nowhere"]))
     assert re.search(r"\[5:6, 0:8\]: files 1,3", drawn(made(tmp_path, *CASES["overlap"])))

@@ -26,7 +26,7 @@ def test_ranks_with_the_same_numbers_are_one_block_and_rows_are_rows():
     ]
 
 
-def test_a_number_alone_and_no_numbers_are_said():
+def test_a_number_alone_and_no_numbers_are_reported():
     assert _lines([3], ()) == ["   ranks  values", "   0      3"]
     assert _lines([[]], (0,)) == ["   ranks  values", "   0      nothing"]
 

@@ -75,11 +75,11 @@ def test_a_plan_is_compared_with_what_its_author_expects(mine: Path, capfd: pyte
 
 def test_a_lockfile_shows_what_changed_and_what_it_costs(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     printed(capfd, "plan", str(mine), "--lock", "layouts.lock")
-    assert "param 0.weight: float32[16/dp, 8], 128 bytes a rank" in Path("layouts.lock").read_text()
+    assert "param 0.weight: float32[16/dp, 8], 128 bytes per rank" in Path("layouts.lock").read_text()
     assert printed(capfd, "plan", str(mine), "--lock", "layouts.lock") == ""
     mine.write_text(HEAD.replace("fully_shard(model, mesh=mesh)", "fully_shard(model[0], mesh=mesh)"))
     text = printed(capfd, "plan", str(mine), "--lock", "layouts.lock", code=1)
-    assert "+ param 1.weight: float32[8, 16] plain, 512 bytes a rank  (+384 B a rank)" in text
+    assert "+ param 1.weight: float32[8, 16] plain, 512 bytes per rank  (+384 B per rank)" in text
     assert "0.weight" not in text
 
 
@@ -91,7 +91,9 @@ def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pyt
     assert "parameters" in text
 
 
-def test_a_batch_of_too_few_rows_is_said_and_the_rest_is_planned(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_of_too_few_rows_is_reported_and_the_rest_is_planned(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     text = printed(capfd, "plan", str(mine), "--mesh", "16")
     assert "planned without activations and collectives: the batch has 8 rows for 16 ranks" in text
     assert "parameters" in text

@@ -88,7 +88,7 @@ def test_an_index_never_leads_out_of_its_folder(tmp_path, index, told):
         open_reference(tmp_path)
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_what_is_missing_is_reported(tmp_path):
     with pytest.raises(DumpError, match="does not exist"):
         open_reference(tmp_path / "none.safetensors")
     with pytest.raises(DumpError, match=r"has no \.safetensors file"):

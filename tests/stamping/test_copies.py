@@ -217,7 +217,7 @@ def test_what_cannot_be_stamped_is_one_line_and_a_hint_and_leaves_nothing(source
     assert not (tmp_path / "out").exists()
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_is_written(source, tmp_path, capsys, monkeypatch):
+def test_a_disk_that_is_too_small_is_reported_before_anything_is_written(source, tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
     assert stamp(source, "-o", tmp_path / "s.safetensors") == 2

@@ -272,7 +272,7 @@ def test_nan_is_the_same_as_nothing(mesh):
 
 
 @spmd(mesh={"tp": 2})
-def test_a_shape_or_a_name_that_the_reference_lacks_is_said(mesh):
+def test_a_shape_or_a_name_that_the_reference_lacks_is_reported(mesh):
     assert "its shape is [2, 2]" in text_of(assert_same, torch.ones(2, 2), torch.ones(4))
     text = text_of(assert_same, MLP(), nn.Linear(2, 2))
     assert text.startswith("the reference has no param down.bias\n")

@@ -160,7 +160,7 @@ def test_a_marker_without_axes_says_how_to_write_one(failing: Run) -> None:
     assert failing.text.count("write pytest.mark.mesh(fsdp=2, tp=4)") == 1
 
 
-def test_a_failed_tests_dump_is_kept_and_how_to_view_it_said(failing: Run) -> None:
+def test_a_failed_tests_dump_is_kept_and_how_to_view_it_is_shown(failing: Run) -> None:
     found = re.search(r"shardviz view (\S+)", failing.section("test_keeps_its_dump"))
     assert found
     assert (Path(found[1]) / "run.json").is_file()

@@ -78,7 +78,7 @@ def test_the_line_below_the_map_names_file_and_bytes(tmp_path: Path) -> None:
     assert "part [6:8, 0:8]" in shown.text
 
 
-def test_what_no_file_has_is_said_and_is_a_finding(tmp_path: Path) -> None:
+def test_what_no_file_has_is_reported_and_is_a_finding(tmp_path: Path) -> None:
     shown = walk(whole(tmp_path), "end", "up", "up", "enter", "end")
     assert "[7, 7]  in no file" in shown.text
     assert "1 finding" in shown.text
@@ -103,7 +103,7 @@ def test_search_and_wrong_only_list_what_was_asked_for(tmp_path: Path) -> None:
     assert " of 4" not in walk(checkpoint, "f", "escape").text.splitlines()[1]
 
 
-def test_a_tensor_and_an_element_are_gone_to_and_said_while_typed(tmp_path: Path) -> None:
+def test_a_tensor_and_an_element_are_gone_to_and_shown_while_typed(tmp_path: Path) -> None:
     checkpoint = whole(tmp_path)
     typed = walk(checkpoint, "g", *"norm[3]").text
     assert "norm.weight  float32[8]" in typed
@@ -133,7 +133,7 @@ def test_a_link_opens_on_a_tensor_and_one_to_nothing_says_what_there_is(tmp_path
     assert raised.value.hint == "did you mean norm.weight?"
 
 
-def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_said(
+def test_a_file_that_changes_is_read_again_and_one_that_is_damaged_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)

@@ -130,10 +130,10 @@ def test_a_name_that_is_cut_ends_in_an_ellipsis_and_one_that_fits_is_whole() -> 
 def test_layers_in_one_line_are_counted_together_and_what_shares_storage_once(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "a.shardviz", parse_mesh("tp=2"), dict.fromkeys(("layers.0.w", "layers.1.w"), "[4/tp]"))
     doc = Document(path, dump_of(read_files(path)))
-    assert (len(doc.entries), doc.bytes_of(0, 1), sum(memory_table(doc.dump).by_rank[1])) == (1, 16, 16)
+    assert (len(doc.entries), sum(doc.sizes_of(0, 1)), sum(memory_table(doc.dump).by_rank[1])) == (1, 16, 16)
     add_to_ranks(path, lambda rank: structs.replace(rank, tied=(("layers.0.w", "layers.1.w"),)))
     tied = Document(path, dump_of(read_files(path)))
-    assert (len(tied.entries), tied.bytes_of(0, 1), sum(memory_table(tied.dump).by_rank[1])) == (1, 8, 8)
+    assert (len(tied.entries), sum(tied.sizes_of(0, 1)), sum(memory_table(tied.dump).by_rank[1])) == (1, 8, 8)
 
 
 def test_a_reason_for_not_checking_is_listed_once_for_identical_layers_and_without_a_name_if_it_has_none(
@@ -248,10 +248,10 @@ def test_a_model_that_was_stamped_in_float64_is_shown_in_its_own_type_and_counte
     by_role = {entry.tensor.role: index for index, entry in enumerate(doc.entries)}
     assert [entry.layout for entry in doc.entries][:1] == ["bfloat16[8/tp, 4]"]
     assert doc.entries[0].short_layout == "[8/tp, 4]"
-    assert {role: doc.bytes_of(entry, 1) for role, entry in by_role.items()} == {
-        "param": 32,
-        "grad": 32,
-        "output": None,
+    assert {role: doc.sizes_of(entry, 1) for role, entry in by_role.items()} == {
+        "param": [32],
+        "grad": [32],
+        "output": [],
     }
     assert sum(memory_table(doc.dump).by_rank[1]) == 64
     assert "holds 64 B in 2 tensors" in rank_text(doc, 1).plain

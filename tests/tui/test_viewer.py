@@ -53,7 +53,7 @@ def completed(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
 
-def test_a_rank_file_that_is_cut_short_is_noticed_and_said_with_the_time(
+def test_a_rank_file_that_is_cut_short_is_noticed_and_shown_with_the_time(
     healthy: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewer, "LOOK_AGAIN", 0.02)

@@ -188,11 +188,6 @@ class Document:
         known = ((self._counted_of.get((tensor.role, name)), name) for name in tensor.names)
         return [one.on(rank, name) for one, name in known if one is not None]
 
-    def bytes_of(self, entry: int, rank: int) -> int | None:
-        """Return the bytes of an entry on a rank, all its names together; None if none of them is counted."""
-        sizes = self.sizes_of(entry, rank)
-        return sum(sizes) if sizes else None
-
     @cached_property
     def usage(self) -> Usage:
         """The memory of modules on all ranks."""

@@ -123,7 +123,7 @@ CATALOGUE: dict[Disorder, Advice] = {
         ("vllm-gguf-plugin#103",),
     ),
     "repeated-shards": Advice(
-        "Several ranks read one and the same part: the shard was chosen by less than the whole coordinate, as where a "
+        "Several ranks read the same part: the shard was chosen by less than the whole coordinate, as where a "
         "file that several ranks share is read from its start, or the coordinate was divided or wrapped by the number "
         "of ranks of another job",
         "choose the shard by the whole of mesh.get_local_rank({axis!r}), also within a file that holds several shards",
@@ -152,7 +152,7 @@ CATALOGUE: dict[Disorder, Advice] = {
     ),
     "balanced": Advice(
         "The dim was split as evenly as possible (numpy.array_split, tensor_split), where Shard means torch.chunk: "
-        "full chunks first, what is left last",
+        "full chunks first, the remainder last",
         "split with torch.chunk, or pad the dim to a multiple of the axis",
     ),
     "reversed-dim": Advice(
@@ -237,7 +237,7 @@ CATALOGUE: dict[Disorder, Advice] = {
     "slices": Advice(
         "Some slices of a stack (experts, heads, layers) were loaded in another way than the rest: from a file of "
         "another convention, or through code that only they go through",
-        "look for what treats these slices otherwise where they are loaded; what undoes it for them alone: {undo}",
+        "look for code that treats these slices differently where they are loaded; to undo it for them alone: {undo}",
     ),
     "scrambled": Advice(
         "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",

@@ -45,15 +45,15 @@ def _in_backward(evidence: Evidence) -> Advice:
     cut = evidence.without_gradient
     if cut:
         return (
-            f"{UNEXPLAINED} in backward, of outputs and a loss that are right: nothing flows back to "
+            f"{UNEXPLAINED} in backward, although the outputs and the loss are right: nothing flows back to "
             f"{listed(cut, MAX_LISTED)} (.grad is None)",
             f"look for what cuts the graph after {cut[0]}: a collective of torch.distributed, which has no backward "
             "(torch.distributed.nn.functional's have), .detach() or .data",
         )
     return (
-        f"{UNEXPLAINED} in backward, of outputs and a loss that are right",
-        "look for a collective without a backward, or with another one than its forward needs, and for a term of the "
-        "loss that the step scales otherwise: an auxiliary loss",
+        f"{UNEXPLAINED} in backward, although the outputs and the loss are right",
+        "look for a collective without a backward, or with one that does not match its forward, and for a term of the "
+        "loss that the step scales differently: an auxiliary loss",
     )
 
 
@@ -70,12 +70,12 @@ def _of_loss(evidence: Evidence) -> Advice:
 
 
 _LOSS = (
-    f"{UNEXPLAINED}, of outputs that are right: a mean of means where ranks or micro-batches count unequal numbers of "
-    "tokens or rows, or labels or masks that were shifted or padded after they were cut",
+    f"{UNEXPLAINED}, although the outputs are right: a mean of means where ranks or micro-batches count unequal "
+    "numbers of tokens or rows, or labels or masks that were shifted or padded after they were cut",
     "divide each sum by the number of tokens of all ranks, all_reduced, or of all micro-batches; shift labels before "
     "they are cut",
 )
 _SCALAR = (
-    f"{UNEXPLAINED}, of outputs that are right",
+    f"{UNEXPLAINED}, although the outputs are right",
     "look at the parts it is computed from: each counts once, over the axes that split it and no others",
 )

@@ -106,8 +106,8 @@ def _finding(module: str, op: str, ranks: Mapping[int, Wrong]) -> Finding:
         tuple(sorted(ranks)),
         f"{op} over ranks {listed(first.call.ranks, MAX_SHOWN)} gave rank {rank} {_shown(first.after)}, where "
         f"{_shown(first.wanted)} follows from what they had before",
-        cause="It was called with another group, root, order or reduction than was meant, its result was read before "
-        "it had come, or the backend is wrong",
+        cause="It was called with the wrong group, root, order or reduction, its result was read before "
+        "it arrived, or the backend is wrong",
         fix="compare the call's group, src or dst, op and list order with what is meant, and wait() for async_op=True",
     )
 

@@ -49,8 +49,8 @@ def without_consequences_of_update(results: Iterable[Finding | NotChecked]) -> I
     yield from left
     left_out = [result.tensor for result in results if result not in left]
     if left_out:
-        why = f"{listed(left_out, MAX_LISTED)} after the optimizer's step: other than the unsharded model's, perhaps"
-        yield NotChecked("", f"{why} because of what is found of others", "step")
+        why = f"{listed(left_out, MAX_LISTED)} after the optimizer's step"
+        yield NotChecked("", f"{why}: differences may follow from the findings about others", "step")
 
 
 def _not_from_loss(found: Sequence[Found]) -> list[Found]:

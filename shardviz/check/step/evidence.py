@@ -93,7 +93,7 @@ class Evidence:
 
     @cached_property
     def pending_before(self) -> tuple[str, str]:
-        """The first of those just before it that put out the terms of a sum, with its axis; empty if there is none."""
+        """The first of those just before it that returned the terms of a sum, with its axis; empty if there is none."""
         before, _ = self.activations.first_odd
         pending = list(takewhile(lambda one: one.state == "pending", reversed(before)))
         return (pending[-1].name, self.activations.axis_of_sum(pending[-1].name)) if pending else ("", "")

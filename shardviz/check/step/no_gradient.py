@@ -125,7 +125,7 @@ def _cut(dump: Dump, names: Sequence[str]) -> Finding:
         names[0],
         _holders(dump, names[0]),
         f"no rank has a gradient of it after the step (.grad is None){_others(names)}, and the unsharded model has",
-        cause="Of outputs that are right, nothing flows back: the graph is cut behind it (.detach(), .data, no_grad, a "
+        cause="The outputs are right, but nothing flows back: the graph is cut behind it (.detach(), .data, no_grad, a "
         "collective of torch.distributed, which has no backward), or the sharded parameter does not require a "
         "gradient: requires_grad tells these apart",
         fix="where requires_grad is True, use a collective with a backward "

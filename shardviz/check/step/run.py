@@ -19,10 +19,10 @@ from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.losses import check_function, is_loss
 from shardviz.check.step.rules.means import check_mean_of_means
-from shardviz.check.step.rules.micro_batches import told_of_micro_batches
+from shardviz.check.step.rules.micro_batches import of_micro_batches
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.other_layers import check_other_layers
-from shardviz.check.step.rules.ratios.all_gradients import told_together
+from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.rules.ratios.factors import batch_axes
 from shardviz.check.step.rules.ratios.norms import check_norm
 from shardviz.check.step.rules.ratios.scale import check_scale
@@ -74,8 +74,8 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
     results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
-    found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
-    found, of_parts = told_of_micro_batches(evidence, found)
+    found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
+    found, of_parts = of_micro_batches(evidence, found)
     yield from (*said, *of_parts)
     absent, found = with_cut(evidence, absent, placed(evidence, found))
     yield from absent

@@ -141,7 +141,7 @@ def _advice(role: str, axes: list[str], *, is_beside_shards: bool) -> tuple[str,
     where = f"along {axes[0]}" if axes else "on all ranks"
     if role == "buffer":
         return (
-            "Buffers are neither sharded nor synchronised: each rank computes with the one that it made",
+            "Buffers are neither sharded nor synchronised: each rank computes with its own",
             f"make it alike {where}: seed alike before it is made, or torch.distributed.broadcast it after",
             ("LlamaFactory#10820",),
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.plan.ranks import PlannedRanks
 
-NO_VALUES = "a plan has no values, so that it does not show where elements go"
+NO_VALUES = "a plan has no values, so it does not show where elements go"
 AS_INTENDED = f"its layout is the intended one; {NO_VALUES}"
 
 
@@ -38,7 +38,7 @@ def check_planned(dump: Dump, ranks: PlannedRanks) -> Iterator[Finding | NotChec
     used = {name for tensor in dump.at("initial") for name in tensor.names}
     for pattern in dump.files.run.intended:
         if not any(intended_text({pattern: "x"}, name) for name in used):
-            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
+            yield NotChecked("", f"the layout expected for {pattern!r}: no tensor has that name", "run")
 
 
 def is_compared(dump: Dump) -> bool:
@@ -68,6 +68,6 @@ def _of_layout(tensor: Tensor, name: str, text: str) -> Finding:
     layout = write(tensor.claimed) if tensor.claimed else "no layout: every rank has a plain tensor"
     what = f"its planned layout is {layout}, not the intended {text}"
     cause = "The plan shards this tensor in another way than its author expects"
-    fix = f"change how it is parallelized, or what is expected to {layout}"
+    fix = f"change how it is parallelized, or expect {layout}"
     ranks = tuple(tensor.shards)
     return Finding("wrong-placement", "error", name, ranks, what, claimed=layout, intended=text, cause=cause, fix=fix)

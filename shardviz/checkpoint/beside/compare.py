@@ -1,6 +1,6 @@
 """A job's dump and a checkpoint side by side: each tensor as for two checkpoints, with the ranks where it differs.
 
-What a dump does not show is said to be not compared: of a large shard it has a hash, which proves what is equal.
+What a dump does not show is reported as not compared: of a large shard it has a hash, which proves what is equal.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _unseen(name: str, job: Job) -> str:
 def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     """Yield what was left out."""
     if job.missing_ranks:
-        yield f"not compared: what {ranks_text(job.missing_ranks)} held, whose files the dump lacks"
+        yield f"not compared: the shards of {ranks_text(job.missing_ranks)}, whose files the dump lacks"
     lonely = chain.from_iterable((pair.one, pair.other) for pair in pairs.lonely)
     buffers = [printable(one.name) for one in lonely if isinstance(one, Live) and one.role == "buffer"]
     if buffers:

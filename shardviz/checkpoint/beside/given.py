@@ -104,7 +104,7 @@ def _target(whole: NDArray[Any], node: Node) -> NDArray[Any]:
     """Return the view of a tensor's array that a node takes of it.
 
     Raises:
-        DumpError: It is no view: what was joined is taken apart again.
+        DumpError: It is not a view: what was joined is taken apart again.
     """
     if not isinstance(node, Op):
         return whole

@@ -124,7 +124,8 @@ def _something_wrong(
         what = f"rank {first.rank} has {list(first.shape)}, its part is {list(first.claimed.shape)}"  # type: ignore[union-attr]
         return outcome.became("other", f"{what}{but}", ranks=ranks)
     if all(piece.is_alike for piece in wrong) and any(math.prod(piece.shape) > 1 for piece in wrong):
-        what = f"{ranks_text(ranks)} {'hold' if len(ranks) > 1 else 'holds'} one number only, the checkpoint others"
+        does = "hold" if len(ranks) > 1 else "holds"
+        what = f"{ranks_text(ranks)} {does} a single number throughout, the checkpoint does not"
         cause, fix = "It was never loaded, or was filled afterwards.", "load it after it is made and filled"
         return outcome.became("other", what + but, cause, fix, ranks=ranks)
     parts = search.regions(live, wrong, reader)

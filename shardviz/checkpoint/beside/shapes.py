@@ -104,7 +104,7 @@ def _of_plain_parts(outcome: Outcome, live: Live, entry: Tensor, dim: int) -> Ou
     odd = ranks_of(piece for piece, own in found.items() if not own)
     shapes = f"plain {list(live.shape)} in the job, {list(entry.shape)} in the checkpoint"
     if odd:
-        why = f"{shapes}: what {ranks_text(odd)} have is no equal part of it along dim {dim}"
+        why = f"{shapes}: no equal part of it along dim {dim} is on {ranks_text(odd)}"
         return outcome.became("not-compared", why, ranks=odd)
     if len({part for own in found.values() for part in own}) < len(parts):
         return outcome.became("not-compared", f"{shapes}: not every part of it is on a rank")

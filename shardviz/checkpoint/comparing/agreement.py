@@ -105,7 +105,7 @@ def _is_across(array: NDArray[Any]) -> bool:
 
 
 def _equal_in_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
-    """Whether two matrices are equal that lie across each other: by tiles, of which both sides stay near."""
+    """Whether a matrix equals another one transposed: by tiles, so that both sides are read in stretches."""
 
     def is_equal(top: int) -> bool:
         places = [(slice(top, top + TILE), slice(left, left + TILE)) for left in range(0, one.shape[1], TILE)]

@@ -37,7 +37,7 @@ class Contents:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Contents:
-        """Return tensors, of which nothing is read before one is looked for."""
+        """Return tensors; their values are read only when one is looked for."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         for tensor in tensors:
             found.setdefault(tensor.shape, []).append(tensor)

@@ -94,7 +94,7 @@ def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
 
 
 def _untied(outcome: Outcome, own: Tensor | None, side: Contents) -> Outcome:
-    """Say of a lost matrix of a shape that one other tensor has, as a head has its embedding's, that it is no copy."""
+    """Note that a lost matrix is not a copy of the one tensor that has its shape, as a head has its embedding's."""
     like = side.by_shape.get(own.shape, []) if own is not None and len(own.shape) == 2 else []
     if len(like) != 1 or outcome.verdict != "missing":
         return outcome

@@ -70,7 +70,7 @@ def _reshaped(before: NDArray[Any], after: NDArray[Any]) -> str:
 
 
 def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
-    """Name the orders of single dims; empty where the ids are no such product, or not all of the tensor."""
+    """Name the orders of single dims; empty where the ids are not such a product, or not all of the tensor."""
     orders = [_order_along(ids, shape, dim) for dim in range(len(shape))]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     wanted: NDArray[np.int64] = np.ones((), np.int64)

@@ -30,7 +30,6 @@ UNIVERSAL = "zero"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_)?(?:fp16_)?zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
 _OTHER = re.compile(r"layer_.*-model_.*\.pt|layer_.*_expert_.*\.pt|expp_rank_.*\.pt")
-_SAVE = "save it again with engine.save_checkpoint on every rank"
 
 
 @dataclass
@@ -182,7 +181,7 @@ def _add_masters(found: _Found, layout: Layout, folder: Path, *, weights: bool) 
 
 
 def _add_frozen(found: _Found, archives: Mapping[int, Archive], folder: Path) -> None:
-    """Add the frozen weights of stage 3, of which each rank's model file has a stretch."""
+    """Add the frozen weights of stage 3: each rank's model file has a stretch of them."""
     for dp, archive in sorted(archives.items()):
         state = _dict(archive.found, archive.path, "the file")
         shapes = _shapes(state.get("frozen_param_shapes") or {}, archive.path)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.formats.archive import Archive, Stored
 
-MAX_NAMES = 3
 MASTER = "fp32"
 _COPY = "copy the checkpoint again, all of its files; or save it again with engine.save_checkpoint on every rank"
 _ROUND_ROBIN = (

@@ -246,11 +246,11 @@ FUNCTIONS = {
         "cat(a, b, dim)", "one after the other along a dim", (1, MANY), (0, 1), _cat_shape, views=_cat_views
     ),
     "stack": Function(
-        "stack(a, b, dim)", "on each other along a new dim", (1, MANY), (0, 1), _stack_shape, views=_stack_views
+        "stack(a, b, dim)", "one after the other along a new dim", (1, MANY), (0, 1), _stack_shape, views=_stack_views
     ),
     "interleave": Function(
         "interleave(q, k, v, dim, n)",
-        "in turns: the first of n blocks of each, the second, ...; of single indices without n",
+        "in turns: the first of n blocks of each, then the second, ...; without n, single indices",
         (2, MANY),
         (0, 2),
         _interleave_shape,
@@ -261,7 +261,7 @@ FUNCTIONS = {
     ),
     "slice": Function(
         "slice(a, from, to, dim)",
-        "the indices from one to before another",
+        "the indices from `from` up to, and without, `to`",
         (1, 1),
         (2, 3),
         _slice_shape,
@@ -269,7 +269,12 @@ FUNCTIONS = {
     ),
     "take": Function("take(a, i, dim)", "index i, without that dim", (1, 1), (1, 2), _take_shape, taken=_take_taken),
     "transpose": Function(
-        "transpose(a, dim, dim)", "two dims exchanged; the last two", (1, 1), (0, 2), _transpose_shape, _transpose_views
+        "transpose(a, dim, dim)",
+        "two dims exchanged; by default the last two",
+        (1, 1),
+        (0, 2),
+        _transpose_shape,
+        _transpose_views,
     ),
     "permute": Function("permute(a, 0, 2, 1)", "dims in this order", (1, 1), (1, MANY), _permute_shape, _permute_views),
     "reshape": Function(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardviz.checkpoint.maps.functions import FUNCTIONS
 from shardviz.errors import ShardvizError
-from shardviz.text import did_you_mean, listed, printable
+from shardviz.text import did_you_mean, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -240,8 +240,3 @@ def functions_text() -> str:
     """Return a line for each function, for `--help`."""
     width = max(len(kind.usage) for kind in FUNCTIONS.values())
     return "".join(f"  {kind.usage:<{width}}  {kind.text}\n" for kind in FUNCTIONS.values())
-
-
-def some(names: Iterator[str]) -> str:
-    """Return a few names, for a message."""
-    return listed(map(printable, names), 3)

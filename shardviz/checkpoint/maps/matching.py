@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardviz.checkpoint.maps.functions import MisfitError
 from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, names_in
-from shardviz.checkpoint.maps.made import Made, Op, leaves
+from shardviz.checkpoint.maps.made import Made, Op
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 
@@ -87,7 +87,6 @@ class Mapped:
         lacking: Tensors that cannot be made, and why.
         left_alone: Names of the left side that the right one need not have.
         right_alone: And the other way round.
-        used: The right side's names that something is made of.
     """
 
     known_as: Mapping[str, str] = field(default_factory=dict)
@@ -95,12 +94,6 @@ class Mapped:
     lacking: Mapping[str, str] = field(default_factory=dict)
     left_alone: frozenset[str] = frozenset()
     right_alone: frozenset[str] = frozenset()
-
-    @property
-    def used(self) -> frozenset[str]:
-        """The right side's names that something is made of, or is called."""
-        parts = {leaf.name for one in self.made.values() for leaf in leaves(one.node)}
-        return frozenset(parts | set(self.known_as.values()))
 
 
 @lru_cache(maxsize=4096)
@@ -219,7 +212,7 @@ class _Work:
         return name not in self.rule_of or (self.rule_of[name].optional and name in self.lacking)
 
     def _add_one(self, rule: Rule, name: str, groups: tuple[str, ...], errors: dict[str, str]) -> None:
-        """Apply a rule to a name; an optional one of which nothing is there leaves it to other rules."""
+        """Apply a rule to a name; an optional one whose tensors are missing leaves it to other rules."""
         if rule.right is None:
             self.rule_of[name] = rule
             self.alone.add(name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.streams import talk
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_RANK_FAILED, EXIT_USAGE
-from shardviz.text import listed
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     import argparse
@@ -62,7 +62,7 @@ def _failed(job: Sequence[str], notes: Sequence[Note], code: int) -> int:
     if code == -signal.SIGINT:
         talk(f"shardviz: interrupted: {program} was ended by Ctrl-C")
         return EXIT_INTERRUPTED
-    ranks = "".join(f"{_said(ranks)} {_ended_with(how)}, and " for how, ranks in _first_deaths(notes).items())
+    ranks = "".join(f"{named_ranks(ranks, 4)} {_ended_with(how)}, and " for how, ranks in _first_deaths(notes).items())
     talk(f"shardviz: error: the job failed: {ranks}{program} {_ended_with(code)}")
     return EXIT_RANK_FAILED
 
@@ -94,14 +94,10 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
         return False
     verb = "was" if len(aborted) == 1 else "were"
     talk(
-        f"shardviz: {_said(aborted)} {verb} aborted while Python exited, after the script had ended: "
+        f"shardviz: {named_ranks(aborted, 4)} {verb} aborted while Python exited, after the script had ended: "
         f"{Path(job[0]).name} {_ended_with(code)} for that. torch's gloo does it now and then, without shardviz too"
     )
     return True
-
-
-def _said(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(sorted(ranks), 4)}"
 
 
 def _report(args: argparse.Namespace, dump: Path) -> int:

@@ -30,7 +30,7 @@ def check_step(step: object) -> None:
     """Make sure that a step is what `capture` takes, before any rank writes.
 
     Raises:
-        ShardvizError: It is no dictionary, has another key, or holds what is no number.
+        ShardvizError: It is not a dictionary, has another key, or holds something that is not a number.
     """
     hint = 'write step={"loss": loss, "output": output, "log": {"grad_norm": norm}}'
     if not isinstance(step, Mapping):

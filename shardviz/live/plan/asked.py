@@ -164,6 +164,6 @@ def _expected(model: nn.Module, locals_: list[Local]) -> list[Local]:
 
 
 def _without_values(local: Local) -> Local:
-    """Return a tensor of which there are only shapes and an element type."""
+    """Return a tensor that has only a shape and an element type."""
     values = torch.empty(local.values.shape, dtype=local.values.dtype, device="meta")
     return replace(local, values=values, grad=None)

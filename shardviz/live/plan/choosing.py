@@ -107,7 +107,7 @@ def choose(mesh: Mesh, ask: Ask, stage_axes: Sequence[str] = ()) -> Chosen:
 
 
 def _explain(chosen: Chosen, asked: _Asked) -> bool:
-    """Whether all ranks that were asked have what is said of them."""
+    """Whether all ranks that were asked have what the oracle says."""
     stands = [(PlannedPart(structs.replace(reply.part, at=at), asked.mesh), reply) for reply, at in chosen.parts]
     own = {rank: reply for part, reply in stands for rank in part.ranks if rank in asked.replies}
     return all(explains(own[rank], reply, asked.mesh) for rank, reply in asked.replies.items())

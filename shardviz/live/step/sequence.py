@@ -114,7 +114,7 @@ def _filled(
 ) -> torch.Tensor:
     """Return a row's positions, with those of the tokens beside it where it has none.
 
-    A label is rightly missing where its token is at the end of the sequence; any other is said to be unchecked.
+    A label is rightly missing where its token is at the end of the sequence; any other is reported as unchecked.
     """
     if not bool(row.ignored.any()):
         return positions[name]
@@ -141,7 +141,7 @@ def _rows(returned: Any) -> dict[str, Row]:
 
 
 def _row(name: str, returned: Any) -> Row:
-    """Return positions as a row of whole numbers, from 0 where nothing is said of them."""
+    """Return positions as a row of whole numbers, from 0 where nothing else is given."""
     held, said = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if (
         not isinstance(said, dict)

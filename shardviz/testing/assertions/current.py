@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 device_mesh: ContextVar[DeviceMesh | None] = ContextVar("device_mesh", default=None)
 """A context variable: ranks may be threads."""
-is_told_once: ContextVar[bool] = ContextVar("is_told_once", default=False)
+is_reported_once: ContextVar[bool] = ContextVar("is_reported_once", default=False)
 """Whether pytest reports the failure of all ranks once. In a user's own job, rank 0 has the full report."""

@@ -149,13 +149,13 @@ def _of_values(one: Compared, far: Sequence[int]) -> tuple[str, str]:
     ranks = "these ranks" if len(far) < len(one.reduced) else "all ranks"
     if one.role not in WEIGHTS:
         return (
-            f"On {ranks} it was computed of other weights or another batch than the reference, or computed otherwise",
+            f"On {ranks} it was computed from other weights, from another batch, or in another way than the reference",
             'assert_same(model, reference, of=("param", "buffer")) before the step, and give both the same batch; if '
-            "that passes, compare the outputs of modules, first to last: the first that differs computes otherwise",
+            "that passes, compare the outputs of modules, first to last: the first that differs is at fault",
         )
     if all(not one.reduced[rank].any() for rank in far):
         return (
-            f"What {ranks} hold was never written: it is all zeros",
+            f"{ranks.capitalize()} hold only zeros: nothing was written there",
             "read every rank's file, and write with param.to_local().copy_() under torch.no_grad(): .data of a "
             "temporary and full_tensor() are copies",
         )

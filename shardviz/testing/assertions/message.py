@@ -68,17 +68,19 @@ def refuse_unchecked(report: Report) -> None:
 def _rank_in_job() -> int:
     """Return this process's rank in a user's own job; 0 if pytest runs the ranks, or there are none."""
     distributed = sys.modules.get("torch.distributed")
-    if current.is_told_once.get() or distributed is None or not distributed.is_initialized():
+    if current.is_reported_once.get() or distributed is None or not distributed.is_initialized():
         return 0
     return int(distributed.get_rank())
 
 
 def report(dump: Dump | None, findings: Sequence[Finding], laid_out: LaidOut | None = None) -> str:
     """Return the text for findings: the first ones in full, and one cause on many tensors once."""
-    return told(dump, grouped(ungrouped(findings), ranks_by_name(dump) if dump else {}), laid_out)
+    return in_words(dump, grouped(ungrouped(findings), ranks_by_name(dump) if dump else {}), laid_out)
 
 
-def told(dump: Dump | None, whole: Sequence[Finding], laid_out: LaidOut | None = None, most: int = MAX_IN_FULL) -> str:
+def in_words(
+    dump: Dump | None, whole: Sequence[Finding], laid_out: LaidOut | None = None, most: int = MAX_IN_FULL
+) -> str:
     """Return the text for findings that are already put together: the first ones in full, the others by name."""
     parts = [_in_full(dump, finding, laid_out) for finding in whole[:most]]
     if rest := [finding.title or finding.kind for finding in whole[most:]]:

@@ -96,9 +96,9 @@ def pytest_runtest_makereport(
     """Show the traceback of the rank at fault, and where its dump is."""
     report = yield
     if call.when == "call" and call.excinfo is not None and item.get_closest_marker("mesh"):
-        from shardviz.testing.plugin.reports import tell
+        from shardviz.testing.plugin.story import report_story
 
-        tell(item, report)
+        report_story(item, report)
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
 

@@ -19,7 +19,7 @@ from shardviz.testing.plugin.on_ranks.bindings import Collected, pack_bound
 from shardviz.testing.plugin.on_ranks.modules import source_of
 from shardviz.testing.plugin.on_ranks.parcel import Parcel, Style, pack_arguments, pack_instance
 from shardviz.testing.plugin.options import launch_method, ranks_seed, timeout_of
-from shardviz.testing.plugin.story import Story, find_root, plain_story, story_of
+from shardviz.testing.plugin.story import STORY, find_root, plain_story, story_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from shardviz.testing.plugin.outcome import Outcome, Warned
 
 TASK = "shardviz.testing.plugin.on_ranks.ranks:run_test"
-STORY: pytest.StashKey[Story] = pytest.StashKey()
-"""How the last run of a test on ranks failed, until its report is made."""
 MESH: pytest.StashKey[Mesh] = pytest.StashKey()
 """The mesh that a test got from the fixture `mesh`."""
 COLLECTED: pytest.StashKey[Collected] = pytest.StashKey()

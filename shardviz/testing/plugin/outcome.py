@@ -117,7 +117,7 @@ def _shown(error: BaseException, function: Callable[..., Any], style: Style) -> 
 def _filtered(excinfo: pytest.ExceptionInfo[BaseException], function: Callable[..., Any], style: Style) -> Any:
     """Keep what is from the test on and not hidden; between the first and the last frame, a line each.
 
-    A mistake that shardviz tells is shown where the test makes it.
+    A mistake that shardviz reports is shown where the test makes it.
     """
     code = inspect.unwrap(function).__code__
     kept = excinfo.traceback.cut(path=code.co_filename, firstlineno=code.co_firstlineno - 1)

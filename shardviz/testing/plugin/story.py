@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
+
 from shardviz.live.world import RankFailedError
 from shardviz.live.world.failures.failure import is_echo
 from shardviz.live.world.protocol import Failed
 from shardviz.testing.assertions.message import ShardAssertionError
 from shardviz.testing.plugin import compat
-from shardviz.text import join_numbers
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
-    import pytest
-
     from shardviz.errors import ShardvizError
     from shardviz.testing.plugin.compat import ExceptionChainRepr
     from shardviz.testing.plugin.outcome import Outcome
@@ -47,6 +47,21 @@ class Story:
         report.longrepr = self.shown
 
 
+STORY: pytest.StashKey[Story] = pytest.StashKey()
+"""How the last run of a test on ranks failed, until its report is made."""
+
+
+def report_story(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Replace the report of pytest's own process on a test that did not pass, and say where its dump is."""
+    story = item.stash.get(STORY, None)
+    if story is not None:
+        del item.stash[STORY]
+        story.put_into(report)
+    folder = getattr(item, "funcargs", {}).get("shard_dump")
+    if folder is not None and folder.is_dir():
+        report.sections.append(("dump", f"look at it with: shardviz view {folder}"))
+
+
 def find_root(failure: ShardvizError, ends: list[Outcome]) -> Outcome | None:
     """Return how the test ended on the rank that the others follow from; None where that rank could not say.
 
@@ -68,7 +83,7 @@ def story_of(root: Outcome, failure: ShardvizError, ends: list[Outcome], coords:
     same = [end.rank for end in ends if _is_same(end, root)]
     lines = []
     if others := [rank for rank in same if rank != root.rank]:
-        lines.append(f"{_ranks(others)}: the same")
+        lines.append(f"{named_ranks(others)}: the same")
     lines += _other_failures(ends, same)
     if isinstance(failure, RankFailedError) and failure.waiting:
         lines.append(failure.waiting)
@@ -100,8 +115,4 @@ def _other_failures(ends: list[Outcome], shown: list[int]) -> list[str]:
         if end.rank not in shown:
             what = "lost the connection" if _is_echo(end) else end.reason.strip().partition("\n")[0] or end.kind
             by_line.setdefault(what, []).append(end.rank)
-    return [f"{_ranks(ranks)}: {what}" for what, ranks in by_line.items()]
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {join_numbers(ranks)}"
+    return [f"{named_ranks(ranks)}: {what}" for what, ranks in by_line.items()]

@@ -116,9 +116,7 @@ def _first(own: NDArray[Any], on_disk: NDArray[Any], saved: Saved) -> str:
         if chunk.place and (own[_slices(chunk.region)] != on_disk[_slices(chunk.region)]).any()
     }
     at = index_of(int(wrong[0]), saved.shape)
-    return (
-        f"{len(wrong):,} of {own.size:,} elements are other values, the first at {at}, in {listed(sorted(files), MOST)}"
-    )
+    return f"{len(wrong):,} of {own.size:,} elements are wrong, the first at {at}, in {listed(sorted(files), MOST)}"
 
 
 def _slices(region: Region) -> tuple[slice, ...]:
@@ -129,7 +127,7 @@ def _finding(name: str, saved: Saved, text: str, trips: str, sent: Mapping[str, 
     whose = _owner(saved, sent)
     text = f"it has the values of {whose}" if whose and whose != name else text
     return Finding(
-        "foreign" if whose else "misordered" if "elements are other" not in text else "wrong-value",
+        "foreign" if whose else "misordered" if "elements are wrong" not in text else "wrong-value",
         "error",
         name,
         (),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
 from shardviz.check.grouping import grouped
-from shardviz.testing.assertions.message import told
+from shardviz.testing.assertions.message import in_words
 from shardviz.testing.trips.judging import with_parts
 from shardviz.text import listed
 
@@ -86,7 +86,7 @@ class Received:
 
 def message_of(findings: Iterable[Finding]) -> str:
     """Return the text for findings, one cause once, with the ranks and rows of each tensor; empty where none is."""
-    return told(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
+    return in_words(None, [_with_rows(one) for one in grouped(list(findings))], most=MOST_IN_FULL)
 
 
 def _with_rows(finding: Finding) -> Finding:

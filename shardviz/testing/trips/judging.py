@@ -176,7 +176,7 @@ def parts_of_all(locals_: Mapping[str, Local], targets: Mapping[str, Target]) ->
 
 
 def _owner(local: Local, targets: Mapping[str, Target]) -> str:
-    """Return the other tensor of which a rank has the part that it should have of this one; empty where of none."""
+    """Return the other tensor whose part a rank has in place of its part of this one; empty if there is none."""
     got = bits_of_tensor(local.values)
     for name, target in targets.items():
         if name != local.name and tuple(target.entry.shape) == local.shape:

@@ -141,7 +141,7 @@ def _missing(saved: Facts, after: Contents) -> dict[str, tuple[str, str]]:
 
 
 def _owners(seen: Contents) -> set[str]:
-    """Return the parameters that the optimizer steps, of which this rank has elements: empty shards need no state."""
+    """Return the parameters that the optimizer steps and this rank has elements of: empty shards need no state."""
     owners = {name.partition(" ")[0] for name in seen.settings}
     return {name for name in owners if name not in seen.tensors or seen.tensors[name].values.numel()}
 

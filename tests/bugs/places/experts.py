@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from tests.bugs.models import EXCHANGE
 from tests.bugs.places.fault import Fault, Program
 
-TEXT = '''
+TEXT = (
+    EXCHANGE
+    + '''
 EXPERTS, FEATURES, LAYERS = 4, 6, 3
 BATCH_AXES = ("fsdp", "ep")
-
-
-class Exchange(torch.autograd.Function):
-    """Send parts of unequal lengths to the ranks of a group, and gradients back."""
-
-    @staticmethod
-    def forward(ctx, x, sent, received, group):
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        out = x.new_empty(sum(received), *x.shape[1:])
-        distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.apply(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 class Experts(nn.Module):
@@ -136,6 +124,7 @@ def finish(experts, name, mesh):
     experts.weight.grad.to_local().div_(mesh["ep"].size())
 
 '''
+)
 
 EXPERTS = Program("experts, EP + FSDP2", "fsdp=2,ep=2", TEXT)
 NOTHING = '    """Leave everything as it is."""\n'

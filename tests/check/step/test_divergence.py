@@ -111,7 +111,7 @@ def test_the_first_module_that_nothing_flows_back_from_cut_the_graph():
     assert (found.module, found.way) == ("layers.1.attn.o", "cut")
 
 
-def test_nothing_is_said_of_backward_where_it_begins_with_another_gradient():
+def test_nothing_is_reported_of_backward_where_it_begins_with_another_gradient():
     calls = calls_of(backward("layers.0", "odd", "odd"), backward("", "odd", "odd"))
     assert first_in_backward(calls) is None
 

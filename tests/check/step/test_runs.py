@@ -98,14 +98,14 @@ def test_the_last_module_that_gives_back_another_gradient_is_named_where_forward
     assert (first.module, first.direction) == ("layers.1.attn", "backward")
 
 
-def test_another_batch_is_said_and_no_module_is_blamed(tmp_path):
+def test_another_batch_is_reported_and_no_module_is_blamed(tmp_path):
     one, other = Made.right(), Made.right()
     for made in (one, other):
         made.values["", IN] = values_of("model", IN)
     other.changed(("", IN), ("layers.0", IN), ("layers.0", OUT))
     (first,) = step_of(tmp_path, one, other).departures
     assert (first.kind, first.module) == ("batch", "")
-    assert "given something else" in first.sentence
+    assert "inputs differ" in first.sentence
 
 
 def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):
@@ -115,7 +115,7 @@ def test_weights_drawn_after_sharding_are_no_fault_of_a_step(tmp_path):
     (one,) = step.departures
     assert (one.kind, one.module) == ("drawn", "head.weight")
     assert "depend on the mesh" in one.why
-    assert any("start from other weights" in unchecked.why for unchecked in step.not_compared)
+    assert any("start from different weights" in unchecked.why for unchecked in step.not_compared)
 
 
 def test_other_weights_are_a_difference_and_what_follows_is_not_compared(tmp_path):
@@ -125,7 +125,7 @@ def test_other_weights_are_a_difference_and_what_follows_is_not_compared(tmp_pat
     assert "1 of 4 weights" in step.departures[0].sentence
 
 
-def test_shapes_and_numbers_that_are_not_finite_are_said(tmp_path):
+def test_shapes_and_numbers_that_are_not_finite_are_reported(tmp_path):
     other = Made.right().changed(("head", OUT), by=lambda values: values * np.nan)
     assert "NaN" in step_of(tmp_path, Made.right(), other).departures[0].sentence
     other = Made.right().changed(("head", OUT), by=lambda values: values[:2])

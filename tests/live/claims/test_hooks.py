@@ -33,7 +33,7 @@ class Fused(nn.Module):
 
 
 @spmd(mesh={"tp": 2})
-def test_a_hook_that_does_not_take_the_checkpoint_is_said(mesh, shard_dump):
+def test_a_hook_that_does_not_take_the_checkpoint_is_reported(mesh, shard_dump):
     model, path = nn.ModuleDict({"attention": Fused(), "head": nn.Linear(16, 8)}), shard_dump.with_name("a.safetensors")
     state = {f"head.{name}": one.contiguous() for name, one in model["head"].state_dict().items()}
     if distributed.get_rank() == 0:

@@ -25,7 +25,7 @@ def said(folder):
 
 @pytest.mark.parametrize("applied", [True, False])
 @spmd(mesh={"dp_shard": 2, "tp": 2})
-def test_fully_shard_that_was_never_called_is_said(mesh, shard_dump, applied):
+def test_fully_shard_that_was_never_called_is_reported(mesh, shard_dump, applied):
     model = parallelize_module(built(), mesh["tp"], {"0": ColwiseParallel()})
     if applied:
         fully_shard(model, mesh=mesh["dp_shard"])

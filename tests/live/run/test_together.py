@@ -69,7 +69,7 @@ print("trained", flush=True)
 
 
 @nightly
-def test_a_capture_that_fails_on_one_rank_is_said_and_the_job_goes_on(tmp_path):
+def test_a_capture_that_fails_on_one_rank_is_reported_and_the_job_goes_on(tmp_path):
     ran = run(tmp_path, ODD)
     assert ran.code == 2, ran.err
     assert ran.err.count("trained") == 2

@@ -18,7 +18,7 @@ from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.rules.counts import count_ids
 from shardviz.check.order.rules.zeros import advise_zeros
 from shardviz.layout.region import index_of
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,9 +88,9 @@ def _collision(case: Case) -> Finding:
         "error",
         case.name,
         tuple(sorted(by_rank)),
-        f"one name stands for {distinct} tensors of the unsharded model: {named}",
+        f"one name stands for {distinct} different tensors of the unsharded model: {named}",
         claimed=case.claimed_text,
-        held="another tensor on each rank",
+        held="a different tensor on each rank",
         cause="Modules were renumbered on each rank, as local experts counted from 0: a checkpoint by name keeps one "
         "rank's and loses the others'",
         fix="name modules by their global number, or stack the experts into one tensor and shard it with Shard(0)",
@@ -196,7 +196,7 @@ def _not_loaded(case: Case, ranks: Sequence[int]) -> tuple[str, str] | None:
     """Return cause and fix where some ranks have nothing of what they should, and others have all; None elsewhere."""
     if not ranks or len(ranks) < sum(1 for ids in case.ids.values() if ids.size):
         return None
-    who, has = f"rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_RANKS)}", "has" if len(ranks) == 1 else "have"
+    who, has = named_ranks(ranks, MAX_RANKS), "has" if len(ranks) == 1 else "have"
     cause = (
         f"Other ranks have their part of what is in {case.dump.files.run.reference}, but {who} {has} nothing of it: "
         "the weight was not loaded there, or was written afterwards"

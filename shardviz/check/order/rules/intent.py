@@ -43,7 +43,7 @@ def unmatched(dump: Dump, of_states: Mapping[str, str]) -> Iterator[NotChecked]:
     """Yield the patterns that fit no name, misspelt ones among them; those of an optimizer's states are known."""
     for pattern in dump.files.run.intended if dump.stamped else ():
         if pattern not in of_states and not any(fnmatchcase(name, pattern) for name in dump.stamped):
-            yield NotChecked("", f"what is expected of {pattern!r}: no tensor has such a name", "run")
+            yield NotChecked("", f"the layout expected for {pattern!r}: no tensor has that name", "run")
 
 
 def order_of(dump: Dump, name: str) -> DimOrder | None:
@@ -115,7 +115,7 @@ def _advice(case: Case, wanted: Layout, kind: Kind) -> Advice:
     if case.held is None:
         first = explain(replace(case, claimed=wanted))[0]
         return Advice(CATALOGUE[first.name].cause, first.fix, (), f": {first.sentence}", first.details)
-    fix = f"{_placed(wanted)}, or change what is expected to {write(case.held)}"
+    fix = f"{_placed(wanted)}, or expect {write(case.held)}"
     left = [axis for axis in wanted.split_axes if axis not in case.held.split_axes]
     if left and not case.held.split_axes:
         cause = "Nothing splits this tensor: no entry of the plan matches its name, or the module was left out"

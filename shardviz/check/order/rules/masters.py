@@ -66,7 +66,7 @@ def check_master(case: Case) -> Iterator[Finding]:
             "error",
             case.name,
             ranks,
-            f"{of} have other elements in the master copy than they say: {sentence}",
+            f"{of} do not have the elements in the master copy that they claim: {sentence}",
             claimed=case.claimed_text,
             cause=ELSEWHERE,
             fix=OWN_FILE,

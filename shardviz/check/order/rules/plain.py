@@ -50,7 +50,7 @@ def advise_plain(case: Case, counts: Counts) -> Advice:
         fix = "cut the padded tensor with torch.chunk"
         return Advice(cause, fix, details=(f"{zeros:,} zeros stand in for them",))
     if counts.num_missing:
-        cause = "What was left over when the size was divided by the ranks was dropped, or a part was never loaded"
+        cause = "The remainder of dividing the size by the ranks was dropped, or a part was never loaded"
         return Advice(cause, "cut with torch.chunk, which gives the rest to the last ranks")
     fix = "cut with torch.chunk, by mesh.get_coordinate()"
     return Advice("Ranks cut overlapping parts", fix, clause=_overlap(case))

@@ -1,4 +1,4 @@
-"""Plain tensors that are whole on every rank: copies, of which some are zero, reordered or without ids.
+"""Plain tensors that are whole on every rank: copies, some of them zero, reordered or without ids.
 
 A plain tensor claims nothing, but one that has its whole shape on all ranks is one of copies, and those that hold its
 ids in order are right. Copies whose own values are equal on all ranks are right however they were made.
@@ -15,7 +15,7 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.infer.explain import explain
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region
-from shardviz.text import listed
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,4 +105,4 @@ def _reordered(case: Case, odd: list[Coord]) -> Finding:
 
 
 def _ranks(case: Case, coords: list[Coord]) -> str:
-    return f"rank{'s' if len(coords) > 1 else ''} {listed(sorted(map(case.rank, coords)), MAX_LISTED)}"
+    return named_ranks([case.rank(coord) for coord in coords], MAX_LISTED)

@@ -171,6 +171,6 @@ def _wrong_local_shape(case: Case) -> Finding:
         cause=CATALOGUE[fits.name].cause
         if named
         else "The shards were cut by another rule than torch.chunk, which "
-        "gives full chunks first and what is left last",
+        "gives full chunks first and the remainder last",
         fix=fits.fix if named else "cut the shards with torch.chunk or distribute_tensor",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.order.advice import Advice
 from shardviz.check.order.rules.counts import count_ids
-from shardviz.text import listed
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from shardviz.check.order.case import Case
@@ -73,7 +73,7 @@ def advise_zeros(case: Case) -> Advice:
 
 
 def _of_ranks(ranks: list[int]) -> Advice:
-    where = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, MAX_LISTED)}"
+    where = named_ranks(ranks, MAX_LISTED)
     return Advice(
         f"The shards of {where} were never written, where the other ranks' were: a file was not read there, or the "
         "load ends early",

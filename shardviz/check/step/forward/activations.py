@@ -1,6 +1,6 @@
 """The outputs of modules in the order in which they ran, and what each is of the unsharded model's.
 
-Placements say it of most. Of the others rank 0 has the unsharded model's values: a module may put out the features
+Placements say it of most. Of the others rank 0 has the unsharded model's values: a module may return the features
 whose rows its weight has, or slices in another order than coordinates are in (head-tail order of context parallel).
 """
 

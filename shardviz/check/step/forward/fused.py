@@ -87,7 +87,7 @@ def _of_segments(name: str, shape: tuple[int, ...], odd: str, axis: str, sizes: 
     local = "" if equal else ", and let the model split each rank's output by the sizes of its own segments"
     return Reason(
         "wrong-segment",
-        f"{name} puts out {shape[0]} features and {odd}, the first module that is wrong, takes {sizes[0]}; {axis} cuts "
+        f"{name} returns {shape[0]} features and {odd}, the first module that is wrong, takes {sizes[0]}; {axis} cuts "
         f"{name} in one stretch",
         f"The model reads {name} as {count} fused segments ({listed}, {called}), and one stretch gives a rank all of "
         "one segment and nothing of another",

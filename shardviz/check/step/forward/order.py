@@ -39,14 +39,14 @@ def check_repeated(evidence: Evidence, one: Compared) -> Reason | None:
     again = "One part of the batch was computed several times in place of different ones: an index that does not "
     return Reason(
         "wrong-value",
-        f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} stand {times} times, others nowhere",
+        f"on rank {rank} slices {spans(places[:distinct])} of dim {dim} appear {times} times, others not at all",
         sent if parts == times else again + "advance, a micro-batch sent again, or a buffer that is read too early",
         "send every micro-batch once, and wait for a receive before its buffer is read or used for the next",
     )
 
 
 def check_started_again(evidence: Evidence, one: Compared) -> Reason | None:
-    """Return the reason if the first odd module puts out the same slices on ranks that should have different ones."""
+    """Return the reason if the first odd module returns the same slices on ranks that should have different ones."""
     _, odd = evidence.activations.first_odd
     if odd is None or odd.state != "repeated" or odd.places is None:
         return None
@@ -65,9 +65,9 @@ def _are_alike(places: Mapping[int, NDArray[np.int64]], group: tuple[int, ...]) 
 def _of_start(odd: Activation, axis: str, places: NDArray[np.int64]) -> Reason:
     return Reason(
         "wrong-value",
-        f"every rank along {axis} has slices {spans(places)} of dim {odd.dim} of what {odd.name} puts out in the "
+        f"every rank along {axis} has slices {spans(places)} of dim {odd.dim} of the output of {odd.name} in the "
         "unsharded model, and no rank has the others",
-        f"What {odd.name} is given starts again on every rank of {axis}: positions counted from 0 of the rank's own "
+        f"The input of {odd.name} starts again on every rank of {axis}: positions counted from 0 of the rank's own "
         "tokens in place of the sequence's, or the same part of the sequence on every rank",
         f"give {odd.name} the positions that the rank's tokens have in the whole sequence, cut and ordered as the "
         "tokens are",

@@ -149,7 +149,7 @@ def _lost(pipeline: Pipeline) -> Reason | None:
     num_stages = sum(map(len, pipeline.stages.values()))
     at_end = lost == list(range(pipeline.size - len(lost), pipeline.size))
     left_over = at_end and (pipeline.size - len(lost)) % num_stages == 0 and len(lost) < num_stages
-    cause = f"{pipeline.size} layers were divided by {num_stages} stages, and what was left over was dropped"
+    cause = f"{pipeline.size} layers were divided by {num_stages} stages, and the remainder was dropped"
     return Reason(
         "missing",
         f"no stage has {names}: {_who_has_what(pipeline)}",
@@ -187,7 +187,7 @@ def _out_of_order(pipeline: Pipeline, evidence: Evidence) -> Reason | None:
     return Reason(
         "misordered",
         f"{_who_has_what(pipeline)}: {_order_in_words(pipeline)}",
-        f"The step sends what a stage puts out to the stage of the next number, which does not have the next layers: "
+        f"The step sends each stage's output to the stage of the next number, which does not have the next layers: "
         f"layers and stages are in another order along {pipeline.axis}",
         f"give the stages 0 to {len(by_stage) - 1} layers that follow one another: "
         f"torch.arange({pipeline.size}).tensor_split({len(by_stage)})[stage]; or, where ranks run several stages, "

@@ -93,8 +93,8 @@ def _not_reduced(name: str, axis: str, op: str) -> Reason:
         f"Each rank has its own terms of the {what}, with {name} added to them: they were not summed over {axis}"
         if op == "sum"
         else f"Each rank has its own part of a mean over {axis}, with {name} added to it",
-        f"all_reduce over {axis} what {name} is added to, in a function whose backward hands the gradient on as it is "
-        f"(RowwiseParallel does), and add {name} afterwards",
+        f"all_reduce over {axis} the tensor that {name} is added to, in a function whose backward hands the "
+        f"gradient on as it is (RowwiseParallel does), and add {name} afterwards",
         held=f"each rank's own part (+{axis})",
     )
 
@@ -105,8 +105,8 @@ def _scaled(one: Compared, name: str, ratio: Fraction) -> Reason:
         cause = f"The ranks' terms were averaged over {size} where they are summed, and {name} was added afterwards"
         fix = f"sum over {size} and do not divide; add {name} after the sum"
     else:
-        cause = f"What {name} is added to was summed over {size} once more after it was the whole sum, or every rank "
-        cause += f"along {size} has the whole of it and not its own terms"
+        cause = f"The tensor that {name} is added to was already the whole sum when it was summed over {size} again, "
+        cause += f"or every rank along {size} has the whole of it and not its own terms"
         fix = f"sum over {size} once, of parts that differ from rank to rank; add {name} after the sum"
     of = f"{ratio} of" if ratio < 1 else f"{ratio} times"
     return Reason("wrong-scale", f"less {name}, it is {of} the unsharded model's less {name}", cause, fix)

@@ -32,21 +32,21 @@ DIGITS = 3
 """Weights are rounded to this many digits after the point."""
 
 MARGIN = 1e4
-"""A gradient this often the tolerance tells weights."""
+"""A gradient this many times the tolerance shows the weights."""
 
 MAX_LISTED = 8
 
 
-def told_of_micro_batches(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
-    """Return what is left of a step's findings, and what is said once of micro-batches that count wrongly."""
+def of_micro_batches(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding]]:
+    """Return the findings left of a step, and one for micro-batches that count wrongly."""
     unexplained = [one for one, finding in found if one.role == "grad" and finding.generic]
     weights = {one.name: of for one in unexplained if (of := _weights(evidence, one))}
     distinct = set(weights.values())
     has_output = any(one.role == "output" for one, _ in found)
     if len(distinct) != 1 or (has_output and not _repeated(min(distinct))):
         return list(found), []
-    told = [one for one in unexplained if one.name in weights or not _tells(evidence, one)]
-    left = [(one, finding) for one, finding in found if one not in told]
+    covered = [one for one in unexplained if one.name in weights or not _tells(evidence, one)]
+    left = [(one, finding) for one, finding in found if one not in covered]
     if has_output:  # what was run is another batch, and its outputs and loss are right for that one
         left = [(one, finding) for one, finding in left if one.role == "grad" or not finding.generic]
     ranks = {rank for one in unexplained if one.name in weights for rank in one.wrong}
@@ -107,7 +107,7 @@ def _finding(evidence: Evidence, names: list[str], weights: Weights, ranks: tupl
         "error",
         names[0] if len(names) == 1 else "",
         ranks,
-        f"{what} the {len(weights)} micro-batches {times} times, in turn, where each counts once",
+        f"{what} the {len(weights)} micro-batches {times} times, respectively, where each should count once",
         details=(f"they are those of {listed(names, MAX_LISTED)}",) if len(names) > 1 else (),
         cause=cause,
         fix=fix,

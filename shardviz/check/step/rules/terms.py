@@ -194,5 +194,5 @@ def _on_some_ranks(dump: Dump, one: Compared, right: list[int]) -> tuple[str, st
     return (
         f"{f'Rank {ranks} computes' if alone else f'Ranks {ranks} compute'} something different from the others, which "
         "are right",
-        "look for what depends on the rank: an input, a seed, a branch, a buffer that is made again",
+        "look for code that depends on the rank: an input, a seed, a branch, a buffer that is recomputed",
     )

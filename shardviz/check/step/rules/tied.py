@@ -77,7 +77,7 @@ def _summed_as_they_lie(one: Compared, others: list[Compared]) -> Finding | None
         "shards are different parts of it",
         claimed=claimed_text(one),
         cause="The copies of a tied weight are split along different dims, or by other ranks, and their local shards' "
-        "gradients were reduced as they lie",
+        "gradients were reduced all the same",
         fix="split both copies along the same dim, or all_gather each gradient to the whole tensor before the sum and "
         "take this rank's part of it after",
         refs=("Megatron-LM#299",),

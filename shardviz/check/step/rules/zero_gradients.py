@@ -34,7 +34,7 @@ def check_zero_gradients(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Not
     if names:
         whose = listed((str(folded) for folded, _ in fold((name, None) for name in names)), MAX_LISTED)
         text = "'s gradient: it is" if len(names) == 1 else f": their {len(names)} gradients are"
-        why = f"{whose}{text} zero in every element, which shows no reduction that is missing or made twice"
+        why = f"{whose}{text} zero in every element, so a missing or repeated reduction would not show"
         yield NotChecked("", why, "step")
 
 

@@ -117,7 +117,7 @@ def _precision(points: Mapping[Place, Pair]) -> tuple[str, ...]:
 def _not_compared(points: Mapping[Place, Pair], begun: Sequence[Departure]) -> list[NotChecked]:
     if begun:
         other = "weights" if begun[0].kind != "batch" else "rows"
-        why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from other {other}"
+        why = f"{counted(len(points), 'point')} of the unsharded models' steps: they start from different {other}"
         return [NotChecked("", why, "step")] if points else []
     if not points:
         return [NotChecked("", "the step, module by module: a dump has no trace of one (--trace off)", "step")]
@@ -149,7 +149,7 @@ def _of_weights(weights: Mapping[Place, Pair]) -> list[Departure]:
 def _of_batch(points: Mapping[Place, Pair]) -> list[Departure]:
     """Return that the models are given other rows."""
     pairs = [pair for (name, what, _, _), pair in points.items() if not name and what == "input" and pair.differs]
-    sentence = f"the model is given something else: its input is {_apart(pairs[0])}" if pairs else ""
+    sentence = f"the model's inputs differ: {_apart(pairs[0])}" if pairs else ""
     return [Departure("batch", "", "forward", sentence, "another batch: give both runs the same rows")] if pairs else []
 
 
@@ -176,10 +176,10 @@ def _of_parting(first: Parting) -> Departure:
     dtypes = sorted({first.pair.ours.dtype, first.pair.theirs.dtype})
     how = _apart(first.pair) + (f" ({' beside '.join(dtypes)})" if len(dtypes) > 1 else "")
     if first.what == "input":
-        sentence = f"{name} is the first module that is given something else: its input is {how}"
+        sentence = f"{name} is the first module whose input differs: {how}"
         return Departure("unsharded", first.module, first.direction, sentence, PROGRAM, first.following)
-    of_equal = {"output": "of equal inputs", "gradient of input": "of equal gradients of its output"}
-    equal = f", {of_equal[first.what]}" if first.what in of_equal else ""
+    of_equal = {"output": "its inputs are equal", "gradient of input": "the gradients of its output are equal"}
+    equal = f", although {of_equal[first.what]}" if first.what in of_equal else ""
     sentence = f"{name} is the first module whose {first.what} differs{equal}: {how}"
     return Departure("unsharded", first.module, first.direction, sentence, PROGRAM, first.following)
 

@@ -35,7 +35,7 @@ def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
 
 def _finding(evidence: Evidence, first: Divergence, added: str, times: int, ranks: tuple[int, ...]) -> Finding:
     name = first.module or "the model itself"
-    term = f"what {name} is given" if added == INPUT else f"what {added} returns"
+    term = f"the input of {name}" if added == INPUT else f"the output of {added}"
     if times < 0:
         return Finding(
             "wrong-value",

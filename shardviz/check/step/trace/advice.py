@@ -20,22 +20,22 @@ def advice_on(evidence: Evidence, first: Divergence) -> Advice:
         return _unsummed(first) if first.way == "unsummed" else _in_forward(evidence, first, name)
     if first.way == "unsummed" and is_within(first.before, first.module):
         return (
-            f"What {first.before} returns is the same on all ranks along {first.axis}, {name} uses it on each for a "
+            f"The output of {first.before} is the same on all ranks along {first.axis}, {name} uses it on each for a "
             "part of its own, and the gradients that come back are not summed",
-            f"in {name}, sum the gradient of what {first.before} returns over {first.axis}: a torch.autograd.Function "
+            f"in {name}, sum the gradient of the output of {first.before} over {first.axis}: a torch.autograd.Function "
             "that returns its input in forward and all_reduces in backward",
         )
     if first.way == "unsummed":
         return (
-            f"Each rank along {first.axis} sends back its own part of the gradient of what {name} is given, and "
-            f"nothing sums them: {name} reads what is the same on all ranks and uses it for a part of its own",
+            f"Each rank along {first.axis} sends back its own part of the gradient of the input of {name}, and "
+            f"nothing sums them: {name} reads the same input on all ranks and uses it for a part of its own",
             f"sum the gradient over {first.axis} where {name} begins: a torch.autograd.Function that returns its input "
             "in forward and all_reduces in backward (ColwiseParallel does so), or PrepareModuleInput",
         )
     if first.way in ("cut", "lost"):
-        through = f"what {first.before} is given" if first.way == "cut" and first.before else f"what {name} returns"
+        through = f"the input of {first.before}" if first.way == "cut" and first.before else f"the output of {name}"
         if first.way == "lost":
-            through = f"what {first.before} returns"
+            through = f"the output of {first.before}"
         return (
             f"The graph is cut in {name}: nothing flows back to {through}. A .detach(), .data or no_grad, or a "
             "collective of torch.distributed, which has no backward",
@@ -48,8 +48,8 @@ def advice_on(evidence: Evidence, first: Divergence) -> Advice:
 def _unsummed(first: Divergence) -> Advice:
     name = first.module
     return (
-        f"What {name} returns was not summed over {first.axis}: each rank multiplied its own part of the features, and "
-        f"{first.before} reads one rank's terms as if they were the whole",
+        f"The output of {name} was not summed over {first.axis}: each rank multiplied its own part of the features, "
+        f"and {first.before} reads one rank's terms as if they were the whole",
         f"all_reduce the output of {name} over {first.axis} before {first.before} reads it, in a function whose "
         "backward hands the gradient on as it is (RowwiseParallel does)",
     )
@@ -60,7 +60,7 @@ def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Advice:
     if split:
         axis, dim = split
         return (
-            f"Each rank along {axis} has its own part of dim {dim} of what {name} is given, and its result needs the "
+            f"Each rank along {axis} has its own part of dim {dim} of the input of {name}, and its result needs the "
             f"others' parts: keys and values that are not gathered over {axis} or in another order than their "
             f"positions, a mask or positions counted within the part, statistics of the part alone, or a halo that "
             "was not exchanged",
@@ -68,8 +68,8 @@ def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Advice:
             "and count positions from the rank's first in the whole",
         )
     return (
-        f"{UNEXPLAINED} in {name}, of inputs that are right",
-        f"look at {name} first: what it does otherwise than in the unsharded model, and the collectives in it",
+        f"{UNEXPLAINED} in {name}, although its inputs are right",
+        f"look at {name} first: where it differs from the unsharded model, and the collectives in it",
     )
 
 
@@ -94,13 +94,13 @@ def _in_backward(first: Divergence, name: str) -> Advice:
     if first.way == "between":
         after = first.after or "what reads its output"
         return (
-            f"{UNEXPLAINED} in backward, between {after} and {name}: a collective without a backward, or with another "
-            "one than its forward needs, or a gradient that is scaled or cut as it is sent between stages",
+            f"{UNEXPLAINED} in backward, between {after} and {name}: a collective without a backward, or with one "
+            "that does not match its forward, or a gradient that is scaled or cut as it is sent between stages",
             f"look at what is done with the output of {name} before {after}, and at what comes back for it",
         )
     return (
-        f"{UNEXPLAINED} in the backward of {name}: a collective without a backward, or with another one than its "
-        "forward needs (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)",
+        f"{UNEXPLAINED} in the backward of {name}: a collective without a backward, or with one that does not match "
+        "its forward (a sum of copies needs none, a gather sums, a copy that each rank uses its own way sums)",
         f"look at the collectives in {name}: torch.distributed's have no backward, those of "
         "torch.distributed.nn.functional sum in backward over all ranks",
     )

@@ -40,7 +40,7 @@ def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
 def with_cut(
     evidence: Evidence, absent: Sequence[Finding | NotChecked], found: Sequence[Found]
 ) -> tuple[list[Finding | NotChecked], list[Found]]:
-    """Return what is said of absent gradients with the place where the graph is cut, and what is left of the others."""
+    """Return findings about absent gradients with the place where the graph is cut, and those left of the others."""
     first = evidence.divergence
     cut = next((one for one in absent if isinstance(one, Finding) and one.kind == "wrong-value"), None)
     if first is None or cut is None or first.way not in ("cut", "lost"):
@@ -100,7 +100,7 @@ def where(first: Divergence) -> str:
         if first.way == "unsummed":
             return f"{name} returns the terms of a sum over {first.axis}, and {first.before} reads them as they are"
         if first.way == "between" and first.before == first.module:
-            return f"{name} is the first module that is given something else than in the unsharded model"
+            return f"{name} is the first module whose input is not the unsharded model's"
         if first.way == "between":
             after = f" after {first.after}" if first.after else ""
             given = f"what it gives {first.before}{after}"
@@ -112,17 +112,17 @@ def where(first: Divergence) -> str:
 def _in_backward(first: Divergence, name: str) -> str:
     if first.way == "unsummed":
         inner = is_within(first.before, first.module)
-        which = f"comes back to what {first.before} returns" if inner else f"{name} gives back"
+        which = f"comes back to the output of {first.before}" if inner else f"{name} gives back"
         return f"in {name}, the gradient that {which} is the terms of a sum over {first.axis}, which nothing sums"
     if first.way == "cut":
         through = f" through {first.before}" if first.before else ""
         return f"in backward {name} is the first module that is wrong: nothing flows back{through}"
     if first.way == "lost":
-        lost = f"no gradient comes back to what {first.before} returns"
+        lost = f"no gradient comes back to the output of {first.before}"
         return f"in backward {name} is the first module that is wrong: {lost}"
     if first.way == "between":
         right = f", and right where {first.after} is" if first.after else ""
-        return f"in backward the gradient of what {name} returns is the first that is wrong, as it arrives there{right}"
+        return f"in backward the gradient of {name}'s output is the first that is wrong, as it arrives there{right}"
     return (
         f"in backward {name} is the first module that is wrong: the gradient of its output is the unsharded model's, "
         "that of its input is not"

@@ -88,13 +88,13 @@ def _in_forward(name: str, ratio: Fraction, axes: str) -> Advice:
     over = f" over {axes}" if axes else ""
     if ratio >= 1:
         return (
-            f"{name} sums{over} what is the whole sum already, or was never split, or scales by a number that is "
-            "another one when it is sharded",
+            f"{name} sums{over} what is the whole sum already, or was never split, or scales by a number that "
+            "changes when it is sharded",
             f"sum{over} once, of parts that differ from rank to rank; look at {name} for what else multiplies",
         )
     return (
         f"{name} averages{over} the terms of a sum, or has one of several equal contributions, or divides by a number "
-        "that is another one when it is sharded",
+        "that changes when it is sharded",
         f"sum{over} and do not divide; look at {name} for what else divides",
     )
 

@@ -20,7 +20,7 @@ FEWEST = 6
 """Numbers that share a factor and an offset: any three are near to a line through two."""
 
 LEFT = 0.1
-"""A factor and an offset explain numbers of which no more than this part of the difference is left."""
+"""A factor and an offset explain numbers where they leave no more than this part of the difference."""
 
 LEAST = 1e-3
 """Factors that are nearer to 1 than this show nothing."""

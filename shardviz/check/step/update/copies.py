@@ -109,9 +109,9 @@ def _not_written(one: Compared, idle: tuple[int, ...]) -> Finding:
         f"it is as it was before the step{_where(one, idle)}, and the unsharded model's is not; it has no gradient and "
         "is in none of the optimizer's param_groups",
         claimed=claimed_text(one),
-        cause="What writes it after the step, as a moving average does, ran on some ranks only, or wrote into a copy"
+        cause="The code that writes it after the step (a moving average) ran on some ranks only, or wrote to a copy"
         if len(idle) < len(one.values)
-        else "What writes it after the step, as a moving average does, did not run once the model was sharded, or "
+        else "The code that writes it after the step (a moving average) did not run once the model was sharded, or "
         "wrote into a copy: a gathered tensor, or the parameters from before sharding",
         fix="run it on every rank, and write into the local shards: average.to_local().lerp_(weight.to_local(), rate)",
     )
@@ -157,7 +157,7 @@ def _apart(one: Compared) -> Finding:
         one.name,
         tuple(sorted({rank for pair in _pairs(one) if not pair[2] <= one.tolerance / 2 for rank in pair[:2]})),
         f"copies differ along {axes} after the optimizer's step: rank {low} and rank {high} are up to {number(worst)} "
-        "apart, of equal weights and gradients",
+        "apart, although their weights and gradients are equal",
         claimed=claimed_text(one),
         held=f"different values along {axes}",
         cause="Each copy is stepped from an optimizer state of its own, or only some ranks step it and none of these "

@@ -67,7 +67,7 @@ def steps_of(dump: Dump, one: Compared) -> dict[int, tuple[NDArray[np.float64], 
 
 
 def factors_of(dump: Dump, one: Compared) -> dict[int, float]:
-    """Return the number of unsharded steps that each rank's step is; empty where some rank's is no such multiple."""
+    """Return the number of unsharded steps that each rank's step is; empty where some rank's is not such a multiple."""
     steps = steps_of(dump, one)
     found = {rank: _factor(got, due) for rank, (got, due) in steps.items() if np.any(due)}
     known = {rank: factor for rank, factor in found.items() if factor is not None}
@@ -116,8 +116,8 @@ def scaled(factors: Mapping[int, float]) -> Why:
         )
     return Why(
         f"the optimizer's step of it is {_times(high)} the unsharded model's on every rank",
-        "The learning rate is another once the model is sharded, or gradients are scaled or clipped in the optimizer "
-        "by another number, as a norm that is not the whole model's",
+        "The learning rate differs once the model is sharded, or the optimizer scales or clips gradients "
+        "by a different number, such as a norm that is not the whole model's",
         "compare the learning rates in param_groups, and the norm that gradients are clipped by, with the unsharded "
         "model's",
     )
@@ -153,7 +153,7 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
         )
     return Why(
         f"its step differs from the unsharded model's by {number(factor)} times the weight itself: it is {more}",
-        "Weight decay is another than in the unsharded model: the parameter is in another group, because groups were "
+        "Weight decay differs from the unsharded model's: the parameter is in another group, because groups were "
         "chosen by a shape, a number of dims, a type or a name that sharding changes (shards of FSDP keep their ndim, "
         "flat parameters do not)",
         "choose the groups of the optimizer before sharding, by name, or by what sharding leaves alone",

@@ -253,7 +253,7 @@ BUFFER = (
     "compute it from the whole batch and all features, or reduce it over the axes that split them",
 )
 OPTIMIZER = (
-    "The gradients that backward left are right, and the sharded optimizer makes something else of them: another "
+    "The gradients are right, but the sharded optimizer steps differently: another "
     "learning rate, another parameter group, clipping by another norm, or a state that is not its own",
     "make the optimizer from model.parameters() once the model is sharded, with the same groups and options",
 )

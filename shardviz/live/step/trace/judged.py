@@ -356,7 +356,7 @@ def judged(
         rank: This rank.
         precision: The relative precision of the narrowest dtype in either; 0 where both are in float64 throughout.
         moved: The unsharded model's points where what it starts from is moved by rounding.
-        is_pipeline: Whether a rank's model is a stage of the unsharded one, so that the whole is no module to compare.
+        is_pipeline: Whether a rank's model is a stage of the unsharded one, so the whole is not a module to compare.
     """
     points = {
         place: point for place, point in points_of(own, reference.counts).items() if place.module or not is_pipeline

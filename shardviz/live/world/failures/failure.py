@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardviz.errors import RankError, ShardvizError
 from shardviz.live.world.failures import output
 from shardviz.live.world.protocol import Died, Done, Failed
-from shardviz.text import join_numbers
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -157,5 +157,5 @@ def _others_text(outcomes: Mapping[int, Outcome], named: Iterable[int], coords: 
     rest = {rank: outcome for rank, outcome in bad.items() if rank not in named}
     lines = [f"{name_rank(rank, coords)} {outcome.headline}" for rank, outcome in rest.items() if not is_echo(outcome)]
     if echoes := [rank for rank, outcome in rest.items() if is_echo(outcome)]:
-        lines.append(f"rank{'s' if len(echoes) > 1 else ''} {join_numbers(echoes)} then lost the connection")
+        lines.append(f"{named_ranks(echoes)} then lost the connection")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.live.world.failures import output, stacks, waiting
 from shardviz.live.world.failures.failure import RankFailedError, name_rank
 from shardviz.live.world.protocol import WHERE
-from shardviz.text import join_numbers
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def explain(members: Sequence[Member], seconds: float, coords: Sequence[str], fo
         coord=coords[first.rank] if first.rank < len(coords) else "",
         traceback_text="\n".join(_stack_text(place, stack, ranks) for (place, stack), ranks in places.items()),
         output=output.read(folder, first.rank),
-        others=f"{_ranks(finished)} had finished" if finished else "",
+        others=f"{named_ranks(finished)} had finished" if finished else "",
     )
 
 
@@ -46,7 +46,7 @@ def places_text(members: Sequence[Member], coords: Sequence[str], folder: Path) 
     by_place: dict[str, list[int]] = {}
     for (place, _), ranks in _group(late, _ask(late, coords, folder)).items():
         by_place.setdefault(place, []).extend(ranks)
-    return "\n".join(f"{_ranks(ranks)}: {place}" for place, ranks in by_place.items())
+    return "\n".join(f"{named_ranks(ranks)}: {place}" for place, ranks in by_place.items())
 
 
 Place = tuple[str, stacks.Stack]
@@ -93,14 +93,12 @@ def _summary(
     seconds: float,
     coords: Sequence[str],
 ) -> str:
-    who = name_rank(late[0].rank, coords) if len(late) == 1 else _ranks([member.rank for member in late])
-    where = "; ".join(place if len(places) == 1 else f"{_ranks(ranks)} {place}" for (place, _), ranks in places.items())
+    who = name_rank(late[0].rank, coords) if len(late) == 1 else named_ranks([member.rank for member in late])
+    where = "; ".join(
+        place if len(places) == 1 else f"{named_ranks(ranks)} {place}" for (place, _), ranks in places.items()
+    )
     return f"{who} did not finish in {seconds:g} s: {where}"
 
 
 def _stack_text(place: str, stack: stacks.Stack, ranks: list[int]) -> str:
-    return "\n".join([f"{_ranks(ranks)}: {place}", *map(str, stack)])
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {join_numbers(ranks)}"
+    return "\n".join([f"{named_ranks(ranks)}: {place}", *map(str, stack)])

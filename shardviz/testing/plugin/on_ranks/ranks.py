@@ -77,7 +77,7 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     """Make torch's mesh, the one that assertions go by. Every rank calls this."""
     made = init_device_mesh(device_type, mesh.shape, mesh_dim_names=mesh.axes)
     current.device_mesh.set(made)
-    current.is_told_once.set(True)
+    current.is_reported_once.set(True)
     return made
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Found = tuple[Compared, Finding]
 
 
-def told_together(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
-    """Return what is left of a step's findings, and what is said of all gradients together in place of the others."""
+def of_all_gradients(evidence: Evidence, found: Sequence[Found]) -> tuple[list[Found], list[Finding | NotChecked]]:
+    """Return the findings left of a step, and one for all gradients together in place of the others."""
     all_alike = multiplied(evidence)
     if all_alike is None:
         return list(found), []
@@ -93,7 +93,7 @@ def _advice(gradients: Sequence[Compared], factor: float, times: str) -> tuple[s
     if factor > 1:
         factors += ", or micro-batches whose losses were not divided by their number"
     else:
-        factors += ", or a division by the number of micro-batches that was made twice"
+        factors += ", or the number of micro-batches was divided by twice"
     return (
         f"Backward ran on another loss than the one that is returned, {times} it: {factors}",
         "call backward() on the loss that is returned, divided by the number of micro-batches; where a loss scale is "
