@@ -37,7 +37,9 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             return copies.repeated_shards(dump, finding)
         case "untied":
             return copies.untied(dump, finding)
-        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output" | "wrong-scale" | "wrong-value":
+        case "wrong-scale":
+            return steps.added_too_often(dump, finding) or steps.beside_reference(dump, finding)
+        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output" | "wrong-value":
             return steps.beside_reference(dump, finding)
         case "misordered" | "misordered-within-shard":
             return orders.along_shards(dump, finding, cases) or steps.beside_reference(dump, finding)

@@ -134,7 +134,7 @@ def exhibit_table(exhibit: Exhibit) -> str:
     body = []
     for row in exhibit.rows:
         cells = (
-            element("td", words(f"≠ {cell.text}" if cell.is_wrong else cell.text), class_=_WRONG[cell.is_wrong])
+            element("td", words(f"{_SIGNS[cell.sign]} {cell.text}" if cell.is_wrong else cell.text), class_=_WRONG[cell.is_wrong])
             for cell in row.cells
         )
         body.append(element("tr", element("th", words(row.title), scope="row"), *cells))
@@ -145,6 +145,7 @@ def exhibit_table(exhibit: Exhibit) -> str:
 
 
 _WRONG = {True: "wrong", False: None}
+_SIGNS = {"differs": "≠", "same": "="}
 
 
 def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 GAP = 4
+TITLE = 9
+"""Columns of the titles of layouts."""
+
 MIN_PICTURE = 30
 MAX_MESH = 64
 MOST_RANK_LINES = 32
@@ -54,13 +57,18 @@ def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
         *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  " if subject.name else ""), 2),
         *_side_lines("claimed", subject.claimed, subject, terminal),
         *(_side_lines("held", subject.held, subject, terminal) if subject.holds else []),
-        *([line(f"{'intended':<9}", (subject.intended, "bold"))] if subject.intended else []),
+        *([line(f"{'intended':<{TITLE}}", (subject.intended, "bold"))] if subject.intended else []),
     ]
 
 
 def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: Terminal) -> list[Text]:
     """Write one side in the notation and in torch's spelling, or why it cannot be."""
-    head = line(f"{title:<9}")
+    head = line(f"{title:<{TITLE}}")
+    if title == "held" and subject.held_words:
+        rows = wrapped(printable(subject.held_words), terminal.width, head, TITLE)
+        for row in rows:
+            row.stylize(BAD, TITLE)
+        return rows
     if layout is None:
         is_plain = title == "claimed"
         why = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
@@ -72,7 +80,7 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
     spelled = f"  {spell(placements)}" if placements else ""
     if written.cell_len + cell_len(spelled) <= terminal.width:
         return [line(written, (spelled, DIM))]
-    return [written, line(" " * 7, (spelled, DIM))]
+    return [written, line(" " * (TITLE - 2), (spelled, DIM))]
 
 
 def as_claimed(subject: Subject) -> str:

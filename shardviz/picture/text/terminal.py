@@ -60,7 +60,8 @@ class Glyphs:
         warning: Before a warning.
         unknown: Before a tensor that was not checked.
         pending: Before a tensor that is being checked.
-        differs: Before a block that is not held by the ranks that claim it.
+        differs: Before a block that is not held by the ranks that claim it, and before a value that is wrong.
+        same: Before a value that is wrong because it is another's, too.
         more: In place of parts that are not shown one by one.
         times: Between sizes.
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
@@ -72,6 +73,7 @@ class Glyphs:
     unknown: str = "?"
     pending: str = "…"
     differs: str = "≠"
+    same: str = "="
     more: str = "⋮"
     times: str = "×"
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
@@ -83,7 +85,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs()
-ASCII = Glyphs("+", "x", "!", "?", ".", "!=", ":", "x", " |||-+++-+++-+++")
+ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "=", ":", "x", " |||-+++-+++-+++")
 
 
 _IN_ASCII = str.maketrans({"…": "..", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
