@@ -83,7 +83,7 @@ class Subject:
 
     @property
     def held_words(self) -> str:
-        """What is held, in the words of a finding, where no layout says it: values that are wrong, or no layout fits."""
+        """What is held in the words of a finding, where no layout says it: its values are wrong, or none fits."""
         about = OF_VALUES if self.held is not None else OF_VALUES | OF_PLACES
         return next((one.held for one in self.findings if one.kind in about and one.held), "")
 
