@@ -65,15 +65,14 @@ def block_style(look: Look, background: str, colours: str = "truecolor") -> Styl
 def rank_style(colour: int, colours: str = "truecolor") -> Style:
     """Return the style of a colour of ranks: filled with it, and ink that can be read on it.
 
-    Each palette has colours of the terminal's own, which are not rounded to others on their way there.
+    Each palette has colours of the terminal's own, which are not rounded to others on their way there. Of 16, the
+    second shade of each is the first one underlined.
     """
     if colours == "standard":
-        at = colour // SHADES
-        fill, text = ANSI[RANK_COLOURS_16[at]], ANSI[INK_ON_16[at]]
-    else:
-        fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
-        text = ink_on(fill)
-    return _filled(fill, text)
+        hue, shade = divmod(colour, SHADES)
+        return _filled(ANSI[RANK_COLOURS_16[hue]], ANSI[INK_ON_16[hue]]) + Style(underline=bool(shade))
+    fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
+    return _filled(fill, ink_on(fill))
 
 
 @lru_cache(maxsize=64)

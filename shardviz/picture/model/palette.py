@@ -38,7 +38,7 @@ RANK_COLOURS_256 = (
 """The same where a terminal has 256 colours: of its cube, so that none is rounded to another one's."""
 
 RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
-"""The hues where a terminal has 16 colours, by their ANSI numbers; there are no shades."""
+"""The hues where a terminal has 16 colours, by their ANSI numbers; the second shade of each is underlined."""
 
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
 """White or black, whichever can be read on each of `RANK_COLOURS_16`."""

@@ -183,7 +183,8 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
 def _theme(color_system: str | None) -> Theme:
     """Return what the styles of ranks and of heat look like in so many colours: filled, with ink that can be read."""
     if color_system == "standard":
-        ranks, heat = _ansi(INK_ON_16, RANK_COLOURS_16, SHADES), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        hues, heat = _ansi(INK_ON_16, RANK_COLOURS_16), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        ranks = [hue + Style(underline=bool(shade)) for hue in hues for shade in range(SHADES)]
         plain = {BAD: "bold red", WARNING: "yellow", GOOD: "green"}
     else:
         is_256, plain = color_system == "256", {}
@@ -197,9 +198,8 @@ def _filled(colours: Sequence[str]) -> list[Style]:
     return [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
 
 
-def _ansi(inks: Sequence[int], fills: Sequence[int], times: int = 1) -> list[Style]:
-    pairs = zip(inks, fills, strict=True)
-    return [Style.parse(f"color({ink}) on color({fill})") for ink, fill in pairs for _ in range(times)]
+def _ansi(inks: Sequence[int], fills: Sequence[int]) -> list[Style]:
+    return [Style.parse(f"color({ink}) on color({fill})") for ink, fill in zip(inks, fills, strict=True)]
 
 
 def _pipe_width() -> int:
