@@ -137,6 +137,11 @@ def heat_style(level: int) -> str:
     return f"heat.{level}" if level >= 0 else ""
 
 
+def line_style(colour: int) -> str:
+    """Return the name of the style of a line in a colour; none where the colour is negative."""
+    return f"line.{colour}" if colour >= 0 else ""
+
+
 def colour_style(colour: int) -> str:
     """Return the name of a colour's style in text; none where the colour is negative."""
     return f"rank.{colour}" if colour >= 0 else ""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MOST_LINES = 24
 """Lines that a panel's blocks are stretched to at most to be to scale."""
 
+MOST_TALL = 16
+"""Lines up to which they are doubled where lines between the sides need room."""
+
 MOST_RULED = 12
 """With more rows of blocks than this, no lines are drawn between them."""
 
@@ -58,10 +61,17 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs) -> Sizes:
-    """Choose the sizes of a panel's boxes to scale within `width` columns.
+def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
+    """Choose the sizes of a panel's boxes to scale within `width` columns, which both sides share.
 
-    Both sides share one sizes. It may come out wider than `width` where even the smallest boxes do not fit.
+    They may come out wider than `width` where even the smallest boxes do not fit.
+
+    Args:
+        panel: The blocks.
+        colouring: What names ranks.
+        width: Columns for one side.
+        glyphs: The characters to draw with.
+        tall: Whether each row gets twice its lines, where these are few.
     """
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
@@ -73,7 +83,10 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs) ->
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
-    return Sizes(_heights(panel.rows), _widths(panel.cols, smallest, inner), gutter, ruled, room)
+    heights = _heights(panel.rows)
+    if tall and sum(heights) <= MOST_TALL // 2:
+        heights = tuple(2 * height for height in heights)
+    return Sizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled, room)
 
 
 def side_lines(

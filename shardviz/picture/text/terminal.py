@@ -190,7 +190,9 @@ def _theme(color_system: str | None) -> Theme:
         is_256, plain = color_system == "256", {}
         ranks = _filled(RANK_COLOURS_256 if is_256 else RANK_COLOURS)
         heat = _filled(HEAT_COLOURS_256 if is_256 else HEAT_COLOURS)
-    named = {f"{name}.{at}": style for name, own in (("rank", ranks), ("heat", heat)) for at, style in enumerate(own)}
+    lines = [Style(color=style.bgcolor) for style in ranks]
+    families = (("rank", ranks), ("heat", heat), ("line", lines))
+    named = {f"{name}.{at}": style for name, own in families for at, style in enumerate(own)}
     return Theme({**named, **plain}, inherit=False)
 
 
