@@ -38,6 +38,8 @@ LANE = 2
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
 """The arms of a line's characters, as `Glyphs.corners` counts them."""
 
+CROSSING = UP | DOWN | LEFT | RIGHT
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -68,9 +70,11 @@ def band_lines(panel: Panel, sizes: Sizes, colouring: Colouring, glyphs: Glyphs)
         for row, col, arm in _cells(move, LANE * lane + 1, width):
             arms[row][col] |= arm
             styles[row][col] = move.style
-    ends = {move.end for move in order}
+    ends, corners = {move.end for move in order}, glyphs.corners
+    if corners[CROSSING] == corners[LEFT | DOWN]:  # in ASCII, where a crossing would look like two corners
+        corners = corners[:CROSSING] + corners[UP | DOWN]
     return [
-        line(*((glyphs.corners[arm], style) for arm, style in zip(*row, strict=True)), INSIDE if at in ends else " ")
+        line(*((corners[arm], style) for arm, style in zip(*row, strict=True)), INSIDE if at in ends else " ")
         for at, row in enumerate(zip(arms, styles, strict=True))
     ]
 
