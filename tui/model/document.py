@@ -246,6 +246,5 @@ class Document:
 
         if finding not in self._exhibits:
             laid_out = self.report.laid_out if self.report else None
-            found = self.findings[finding]
-            self._exhibits[finding] = exhibit_of(self.dump, found.each[0] if found.tensor else found, laid_out)
+            self._exhibits[finding] = exhibit_of(self.dump, self.findings[finding], laid_out)
         return self._exhibits[finding]
