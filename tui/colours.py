@@ -6,8 +6,10 @@ import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.color import Color
+from textual.filter import LineFilter
 from textual.theme import Theme
 
 from shardviz.picture.model.palette import (
@@ -63,15 +65,14 @@ def block_style(look: Look, background: str, colours: str = "truecolor") -> Styl
 def rank_style(colour: int, colours: str = "truecolor") -> Style:
     """Return the style of a colour of ranks: filled with it, and ink that can be read on it.
 
-    Each palette has colours of the terminal's own, which are not rounded to others on their way there.
+    Each palette has colours of the terminal's own, which are not rounded to others on their way there. Of 16, the
+    second shade of each is the first one underlined.
     """
     if colours == "standard":
-        at = colour // SHADES
-        fill, text = ANSI[RANK_COLOURS_16[at]], ANSI[INK_ON_16[at]]
-    else:
-        fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
-        text = ink_on(fill)
-    return _filled(fill, text)
+        hue, shade = divmod(colour, SHADES)
+        return _filled(ANSI[RANK_COLOURS_16[hue]], ANSI[INK_ON_16[hue]]) + Style(underline=bool(shade))
+    fill = (RANK_COLOURS_256 if colours == "256" else RANK_COLOURS)[colour]
+    return _filled(fill, ink_on(fill))
 
 
 @lru_cache(maxsize=64)
@@ -99,6 +100,24 @@ def _tinted(colour: str, background: str, share: float) -> Style:
 def ink(colour: str, *, bold: bool = False) -> Style:
     """Return the style of text in a colour; under NO_COLOR without colour, not in a grey of its brightness."""
     return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
+
+
+ON_LIGHT = {GREEN: "#00694d", VERMILLION: "#a83f00", ORANGE: "#7d5300"}
+"""What can be read on a light background, at least 4.5 to 1, in place of the colours of verdicts."""
+
+
+class LightInk(LineFilter):
+    """Writes text in the colours of verdicts darker, for light themes."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the segments of a line with other inks."""
+        return [Segment(text, style and _on_light(style), control) for text, style, control in segments]
+
+
+@lru_cache(maxsize=4096)
+def _on_light(style: Style) -> Style:
+    colour = style.color.get_truecolor().hex if style.color is not None else ""
+    return style + Style(color=ON_LIGHT[colour]) if colour in ON_LIGHT else style
 
 
 def verdict_style(verdict: Verdict) -> Style:

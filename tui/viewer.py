@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ from textual.reactive import var
 from shardviz.errors import ShardvizError
 from shardviz.text import printable
 
+from .abstract import Abstract
 from .changes import Stamps, stamps_of
 from .clipboard import copy
-from .colours import THEMES
+from .colours import THEMES, LightInk
 from .keys import MOVES, keys
 from .plain import PlainCharacters, shows_unicode
 from .saving import save_picture, save_screen
@@ -40,7 +42,7 @@ LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
 
 
-class Viewer(App[None]):
+class Viewer(App[None], metaclass=Abstract):
     """A viewer of files on disk. Subclasses say what is chosen, what is watched, and how all is read again."""
 
     TITLE = "shardviz"
@@ -76,32 +78,33 @@ class Viewer(App[None]):
         self._stamps: Stamps = {}
         self._reading = 0
         self._plain = PlainCharacters(enabled=not shows_unicode())
+        self._light_ink = LightInk()
         for theme in THEMES:
             self.register_theme(theme)
         known = remembered_theme()
         self.theme = known if known in self.available_themes else THEMES[0].name
 
     @property
+    @abstractmethod
     def watched(self) -> Sequence[Path]:
         """The folders and files whose changes are noticed."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def chosen_name(self) -> str:
         """The name of the chosen tensor; empty where there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def picture(self) -> str:
         """Draw the chosen tensor as SVG.
 
         Raises:
             ShardvizError: It cannot be drawn.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def read_again(self) -> None:
         """Start to read all files again, and show them in place once they are read."""
-        raise NotImplementedError
 
     def posting(self) -> Callable[[Message], object]:
         """Return what a thread posts its messages by: they are dropped once reading has begun again."""
@@ -119,8 +122,9 @@ class Viewer(App[None]):
         return any(not worker.is_finished for worker in self.workers if worker.group.startswith("load"))
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Add one that writes ASCII where the terminal shows nothing else."""
-        return [*super().get_line_filters(), *([self._plain] if self._plain.enabled else [])]
+        """Add one that writes ASCII where the terminal shows nothing else, and one for light themes."""
+        own = [self._plain] if self._plain.enabled else []
+        return [*super().get_line_filters(), *own, *([] if self.current_theme.dark else [self._light_ink])]
 
     def watch_files(self) -> None:
         """Notice from now on when a file changes."""
@@ -149,17 +153,17 @@ class Viewer(App[None]):
         self.read_again()
 
     @property
+    @abstractmethod
     def known(self) -> Known:
         """What can be gone to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def about(self, target: Target) -> str:
         """Say where something is."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def go(self, target: Target) -> None:
         """Go somewhere."""
-        raise NotImplementedError
 
     def action_goto(self) -> None:
         """Ask where to go, and go there."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 from html import escape
 from pathlib import Path
@@ -30,6 +31,10 @@ CAPTION = 44
 """Pixels above a frame for what was typed."""
 
 VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
+
+
+IN_COLOUR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+"""What the viewer is to find, so that the recording has all colours, wherever it is made."""
 
 
 async def frames(dump: Path) -> list[str]:
@@ -76,6 +81,8 @@ def main() -> None:
     parser.add_argument("dump", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
+    os.environ.update(IN_COLOUR)
+    os.environ.pop("NO_COLOR", None)
     pictures = asyncio.run(frames(args.dump))
     args.output.write_text(animated(pictures), encoding="utf-8")
     print(f"wrote {args.output}: {len(pictures)} steps")

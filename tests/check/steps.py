@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from shardviz.dump.dump import Dump
+
 MESH = Mesh(("dp", "tp"), (2, 2))
 WANTED = np.array([[1.5, -2.0, 0.25, 3.0], [0.5, 1.0, -1.25, 2.0], [-0.75, 4.0, 1.0, 0.125], [2.5, -1.0, 3.5, 0.25]])
 COPIES = ("Replicate()", "Replicate()")
@@ -81,6 +83,11 @@ class Step:
         self.names[rank].append(name)
 
     def check(self) -> Told:
+        results = list(check_step(self.dump(), []))
+        findings = [one for one in results if isinstance(one, Finding)]
+        return findings, [one for one in results if isinstance(one, NotChecked)]
+
+    def dump(self) -> Dump:
         record = MeshRecord(MESH.axes, MESH.shape, MESH.ranks)
         folder = prepare_folder(self.path / "step")
         write_run(folder, RunRecord(1, "test", "none", MESH.size, mesh=record, stamps=tuple(self.stamps)))
@@ -100,9 +107,7 @@ class Step:
                     schedule=tuple(StageRecord(stage, 0) for stage in self.stages.get(rank, ())),
                 ),
             )
-        results = list(check_step(dump_of(read_files(folder)), []))
-        findings = [one for one in results if isinstance(one, Finding)]
-        return findings, [one for one in results if isinstance(one, NotChecked)]
+        return dump_of(read_files(folder))
 
 
 def _nested(array: Any) -> Any:

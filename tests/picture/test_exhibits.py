@@ -19,6 +19,7 @@ from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
+from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
 
 if TYPE_CHECKING:
@@ -95,3 +96,30 @@ def test_names_are_not_read_as_markup() -> None:
         assert "<b>" not in drawn
         assert "\x1b" not in drawn
     assert not any("\x1b" in row.plain for row in exhibit_lines(hostile, Terminal()))
+
+
+def test_a_bias_that_is_added_too_often_lies_beside_the_excess(tmp_path: Path) -> None:
+    bias = np.array([0.5, 1.0, -1.0, 2.0])
+    step = Step(tmp_path).add("output", "output", on_all(WANTED + 3 * bias))
+    step.put(0, "out.bias", "param", "reference", bias)
+    dump = step.dump()
+    (finding,) = report_on(dump).findings
+    found = exhibit_of(dump, finding)
+    assert found is not None
+    assert found.heads[-2:] == ("out.bias", "times")
+    assert [row.cells[-1] for row in found.rows] == [Cell("3", is_wrong=True)] * len(bias)
+    assert [row.cells[-2].text for row in found.rows] == ["0.5", "1", "-1", "2"]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    found = exhibit("c", ("", "element", "has"), [Row("rank 0", (Cell(""), Cell("1"))), Row("rank 1", (Cell(""),))])
+    assert found is not None
+    assert found.heads == ("", "has")
+    assert [row.cells for row in found.rows] == [(Cell("1"),), ()]
+
+
+def test_a_shard_that_repeats_another_is_marked_by_another_sign_than_one_that_differs() -> None:
+    repeated = Exhibit("c", ("", "first"), (Row("rank 1", (Cell("1.5", is_wrong=True, sign="same"),)),))
+    assert exhibit_lines(repeated, Terminal())[-1].plain.rstrip().endswith("=1.5")
+    assert "= 1.5" in exhibit_table(repeated)
+    assert "=1.5" in exhibit_drawing(repeated).markup

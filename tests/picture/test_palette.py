@@ -7,6 +7,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from rich.color import Color, ColorSystem
+from rich.segment import Segment
+from textual.color import Color as Behind
 
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.picture.model.palette import (
@@ -18,10 +20,12 @@ from shardviz.picture.model.palette import (
     SHADES,
     VERMILLION,
     Colouring,
+    colour_style,
     ink_on,
     rank_colour,
 )
-from shardviz.tui.colours import ANSI, rank_style
+from shardviz.picture.text.terminal import Terminal, line
+from shardviz.tui.colours import ANSI, ON_LIGHT, THEMES, LightInk, ink, rank_style
 from tests.picture.contrast import contrast
 
 MESHES = [
@@ -118,8 +122,8 @@ WINDOWS = (
 
 @pytest.mark.parametrize("theme", [XTERM, WINDOWS], ids=["xterm", "Windows"])
 def test_text_can_be_read_on_each_of_16_colours(theme: tuple[str, ...]) -> None:
-    for fill, ink in zip(RANK_COLOURS_16, INK_ON_16, strict=True):
-        assert contrast(theme[fill], theme[ink]) >= 4.5, (fill, ink)
+    for fill, own in zip(RANK_COLOURS_16, INK_ON_16, strict=True):
+        assert contrast(theme[fill], theme[own]) >= 4.5, (fill, own)
 
 
 def test_16_colours_have_eight_hues_without_grey_and_without_red() -> None:
@@ -193,3 +197,30 @@ def test_without_a_mesh_neighbouring_numbers_differ() -> None:
     found = [Colouring().colour(number) for number in range(16)]
     assert len(set(found)) == 16
     assert Colouring().colour(16) == found[0]
+
+
+def test_of_16_colours_the_second_shade_is_the_first_underlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLORTERM", raising=False)
+    first, second = (
+        Terminal(colour=True).render([line(("x", colour_style(colour)))]).partition("x")[0] for colour in (0, 1)
+    )
+    assert second != first
+    assert sorted(set(codes_of(second)) - set(codes_of(first))) == ["4"]
+    assert rank_style(1, "standard").underline
+    assert not rank_style(0, "standard").underline
+
+
+def codes_of(escape: str) -> list[str]:
+    """Return the numbers of an escape sequence of styles."""
+    return escape.removeprefix("\x1b[").removesuffix("m").split(";")
+
+
+def test_verdicts_can_be_read_on_the_light_theme() -> None:
+    (theme,) = (theme for theme in THEMES if not theme.dark)
+    filtered = LightInk().apply([Segment("x", ink(colour)) for colour in ON_LIGHT], Behind.parse("#ffffff"))
+    for segment in filtered:
+        assert segment.style is not None
+        assert segment.style.color is not None
+        written = segment.style.color.get_truecolor().hex
+        assert all(contrast(written, str(behind)) >= 4.5 for behind in (theme.background, theme.surface, theme.panel))

@@ -230,8 +230,10 @@ class Document:
 
     def is_seen_in_its_card(self, finding: int) -> bool:
         """Whether a finding is seen by numbers, under its words, and not on the map."""
-        is_there = finding < len(self.findings)
-        return is_there and self.findings[finding].kind not in OF_PLACES and self.exhibit(finding) is not None
+        if finding >= len(self.findings) or self.exhibit(finding) is None:
+            return False
+        kind = self.findings[finding].kind
+        return kind not in OF_PLACES or kind == "name-collision"
 
     def exhibit(self, finding: int) -> Exhibit | None:
         """Return what a finding is seen by, made once."""
@@ -239,5 +241,5 @@ class Document:
 
         if finding not in self._exhibits:
             laid_out = self.report.laid_out if self.report else None
-            self._exhibits[finding] = exhibit_of(self.dump, self.findings[finding].each[0], laid_out)
+            self._exhibits[finding] = exhibit_of(self.dump, self.findings[finding], laid_out)
         return self._exhibits[finding]

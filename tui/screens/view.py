@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.widget import Widget
 
+from ..abstract import Abstract
 from ..model.filters import after
 from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
 from ..model.selection import next_plane
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from ..model.state import State
 
 
-class View(Column):
+class View(Column, metaclass=Abstract):
     """A view of the dump. Subclasses define `compose` and `show`.
 
     `NAME` is its id, `TITLE` and `TOOLTIP` are shown in the tabs, `FOCUS` selects the widget that is focused at first.
@@ -44,9 +46,9 @@ class View(Column):
         self._ready_for: Document | None = None
         self.is_current = False
 
+    @abstractmethod
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show a document and the selection in it."""
-        raise NotImplementedError
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         """Lay out again, but paint nothing: the parts of the view cover all of it."""

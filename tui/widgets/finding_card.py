@@ -20,6 +20,8 @@ from ..colours import ink, verdict_style
 from ..model.names import shortened
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from shardviz.check.finding import Finding
     from shardviz.picture.exhibits.exhibit import Exhibit
 
@@ -43,7 +45,8 @@ class FindingCard(Static):
         if document is None or not document.findings:
             self.update(verdict_text(document) if document else Text("reading …", "dim"))
         else:
-            self.update(finding_body(document.findings[finding], document.exhibit(finding)))
+            seen_here = document.is_seen_in_its_card(finding)
+            self.update(finding_body(document.findings[finding], document.exhibit(finding), seen_first=seen_here))
 
 
 def finding_head(document: Document | None, index: int) -> Text:
@@ -58,8 +61,14 @@ def finding_head(document: Document | None, index: int) -> Text:
     )
 
 
-def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
-    """Write a finding: what is wrong, then its rows under each other, then what it is seen by."""
+def finding_body(finding: Finding, exhibit: Exhibit | None = None, *, seen_first: bool = False) -> Group:
+    """Write a finding: what is wrong, then its rows under each other, and what it is seen by.
+
+    Args:
+        finding: The finding.
+        exhibit: What it is seen by.
+        seen_first: Whether that comes before the rows: no map shows it.
+    """
     details = [("more", "; ".join(finding.details))] if finding.details else []
     # The fix before the cause: on a small terminal nothing below it is in view.
     fixes = [row for row in finding.advice if row[0] == "fix"]
@@ -69,7 +78,8 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None) -> Group:
     seen_by = exhibit_lines(exhibit, Terminal(MOST_COLUMNS)) if exhibit else []
     for line in seen_by:
         line.end = "\n"
-    return Group(Text(printable(finding.sentence)), above, *seen_by, _rows([*others, *details], label))
+    body: list[RenderableType] = [*seen_by, above] if seen_first else [above, *seen_by]
+    return Group(Text(printable(finding.sentence)), *body, _rows([*others, *details], label))
 
 
 def _rows(rows: list[tuple[str, str]], width: int) -> Table:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
+from rich.text import Text
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
@@ -16,9 +17,11 @@ from .grids.grid import BOLD, Grid
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.text import Text
     from textual import events
     from textual.binding import BindingType
+
+
+REVERSED = Style(reverse=True)
 
 
 class Lines(Grid):
@@ -86,8 +89,10 @@ class Lines(Grid):
         if not self._width:
             text.truncate(width - self.scrollbar_size_vertical, overflow="ellipsis")
         style = self.base
-        if index == self.cursor:
-            style += Style(reverse=True) if self.has_focus else BOLD
+        if index == self.cursor and self.has_focus:
+            text, style = Text(text.plain), style + REVERSED  # in its own colours and greys it cannot be read
+        elif index == self.cursor:
+            style += BOLD
         strip = Strip(text.render(self.app.console)).apply_style(style)
         return strip.adjust_cell_length(max(width + left, strip.cell_length), style).crop(left, left + width)
 

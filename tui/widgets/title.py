@@ -79,10 +79,20 @@ def title_text(about: Opened, room: int = MOST_NAME) -> Text:
         text.append(f" · {counted(missing, 'rank')} missing", verdict_style("warning"))
     if note:
         text.append(f" · {note}", "dim")
-    if about.run is not None:
-        mesh = mesh_of(about.run.mesh) if about.run.mesh else ""
-        text.append(f" · {counted(about.run.num_ranks, 'rank')} {mesh}".rstrip(), "dim")
-    return text.append(f" · {counted(_num_weights(document), 'tensor')}", "dim") if document is not None else text
+    for part in _counts(about):
+        if text.cell_len + len(part) > room:
+            break
+        text.append(part, "dim")
+    return text
+
+
+def _counts(about: Opened) -> list[str]:
+    """Return what there is of ranks and tensors, what matters most first: only whole parts are shown."""
+    run, document = about.run, about.document
+    ranks = [f" · {counted(run.num_ranks, 'rank')}"] if run is not None else []
+    mesh = [f" {mesh_of(run.mesh)}"] if run is not None and run.mesh else []
+    tensors = [f" · {counted(_num_weights(document), 'tensor')}"] if document is not None else []
+    return [*ranks, *mesh, *tensors]
 
 
 def _num_weights(document: Document) -> int:

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
     from shardviz.live.noting import Stamp
 
-PAUSE = 0.05
-"""Seconds between two looks at the files, and for which they must stay as they are: editors write in several steps."""
+PAUSE = 0.02
+"""Seconds between two looks at the files, and for which they must stay as they are: editors write in several steps.
+
+A save that takes longer overtakes the run that it began.
+"""
 
 MOST_NAMES = 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.values.copies import copies_of
 from shardviz.errors import ShardvizError
 from shardviz.layout.region import Region, index_of
-from shardviz.picture.exhibits.exhibit import MOST_CELLS, Cell, Exhibit, Row, exhibit, plain, title_of
+from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +25,13 @@ DIGEST = 8
 
 
 def differing_copies(dump: Dump, finding: Finding) -> Exhibit | None:
-    """Return the copies of a tensor around the first element that differs, those of most ranks first."""
+    """Return the copies of each part of a tensor, around the first element that differs, those of most ranks first."""
     for tensor in _captured(dump, finding.tensor):
         at = tensor.names.index(finding.tensor)
-        for group in copies_of(tensor, dump.stamped.get(finding.tensor)):
-            if len({shard.digest(at) for shard in group}) > 1:
-                return _side_by_side(dump, finding.tensor, group, at)
+        groups = [_alike(group, at) for group in copies_of(tensor, dump.stamped.get(finding.tensor))]
+        differing = [group for group in groups if len(group) > 1]
+        if differing:
+            return _side_by_side(dump, finding.tensor, differing, at)
     return None
 
 
@@ -44,12 +44,12 @@ def repeated_shards(dump: Dump, finding: Finding) -> Exhibit | None:
     claimed = claimed_dims(tensor.claimed)
     for rank, shard in tensor.shards.items():
         digest = shard.digest(at)
-        values = [Cell(text, digest in seen) for text in _texts(dump, shard, finding.tensor, at, 0)]
+        values = [Cell(text, digest in seen, "same") for text in _texts(dump, shard, finding.tensor, at, 0)]
         part = str(Region(claimed[rank])) if rank in claimed else ""
         rows.append(Row(title_of([rank]), (Cell(part), *values)))
         seen.add(digest)
     heads = _heads(dump, tensor.first, finding.tensor, 0)
-    return exhibit("the first values of each shard", ("", "claims", *heads), rows)
+    return exhibit("the first values of each shard, = where another shard has them, too", ("", "claims", *heads), rows)
 
 
 def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
@@ -57,21 +57,38 @@ def _captured(dump: Dump, name: str) -> Iterator[Tensor]:
     return (tensor for moment in ("initial", "step") for tensor in dump.at(moment) if name in tensor.names)
 
 
-def _side_by_side(dump: Dump, name: str, group: list[Shard], at: int) -> Exhibit | None:
+def _alike(group: list[Shard], at: int) -> list[list[Shard]]:
+    """Return the copies of one part, those that are alike together: those of most ranks, then the others."""
     by_digest: dict[str, list[Shard]] = {}
     for shard in group:
         by_digest.setdefault(shard.digest(at), []).append(shard)
-    usual = Counter(shard.digest(at) for shard in group).most_common(1)[0][0]
-    order = sorted(by_digest.values(), key=lambda shards: shards[0].digest(at) != usual)
-    first = order[0][0]
-    begin = _first_difference(dump, name, first, order[1][0])
-    expected = _texts(dump, first, name, at, begin)
-    rows = []
-    for shards in order:
-        texts = _texts(dump, shards[0], name, at, begin)
-        cells = (Cell(text, text != due) for text, due in zip(texts, expected, strict=False))
-        rows.append(Row(title_of([shard.rank for shard in shards]), tuple(cells)))
-    return exhibit("copies that must be equal", ("", *_heads(dump, first, name, begin)), rows)
+    usual = max(map(len, by_digest.values()))
+    return sorted(by_digest.values(), key=lambda shards: len(shards) < usual)
+
+
+def _side_by_side(dump: Dump, name: str, groups: list[list[list[Shard]]], at: int) -> Exhibit | None:
+    """Lay the copies of each part below each other, as far as there is room, and count the others."""
+    first = groups[0][0][0]
+    begin = _first_difference(dump, name, first, groups[0][1][0])
+    rows, count = list[Row](), 0
+    for group in groups:
+        count += len(group)
+        if len(rows) < MOST_ROWS:
+            rows += _copy_rows(dump, name, group, at, begin)
+    heads = ("", *_heads(dump, first, name, begin))
+    return exhibit("copies that must be equal", heads, rows, count - len(rows))
+
+
+def _copy_rows(dump: Dump, name: str, group: list[list[Shard]], at: int, begin: int) -> list[Row]:
+    """Return a row for each set of alike copies of one part, what differs from the first one's marked."""
+    texts = [_texts(dump, shards[0], name, at, begin) for shards in group]
+    return [
+        Row(
+            title_of([shard.rank for shard in shards]),
+            tuple(Cell(text, text != due) for text, due in zip(own, texts[0], strict=False)),
+        )
+        for shards, own in zip(group, texts, strict=True)
+    ]
 
 
 def _first_difference(dump: Dump, name: str, one: Shard, other: Shard) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, Literal
 
 from shardviz.picture.model.holders import ranks_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+Sign = Literal["differs", "same"]
+"""The name of a glyph, as `terminal.Glyphs` has it."""
 
 MOST_ROWS = 8
 MOST_CELLS = 6
@@ -25,10 +29,12 @@ class Cell:
     Attributes:
         text: What it says.
         is_wrong: Whether it is marked.
+        sign: The glyph that marks it: it differs from what it should be, or is the same where it should not.
     """
 
     text: str
     is_wrong: bool = False
+    sign: Sign = "differs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +67,21 @@ class Exhibit:
     left_out: int = 0
 
 
-def exhibit(caption: str, heads: Iterable[str], rows: Sequence[Row]) -> Exhibit | None:
-    """Make an exhibit of the first rows; None where there are none.
+def exhibit(caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: int = 0) -> Exhibit | None:
+    """Make an exhibit of the first rows, without columns that say nothing; None where there are no rows.
 
     Args:
         caption: What the table has.
         heads: The titles of its columns.
-        rows: All rows, those that are wrong first where not all can be shown.
+        rows: The rows, those that are wrong first where not all can be shown.
+        left_out: How many rows there are beside these.
     """
     if not rows:
         return None
-    return Exhibit(caption, tuple(heads), tuple(rows[:MOST_ROWS]), max(len(rows) - MOST_ROWS, 0))
+    shown = rows[:MOST_ROWS]
+    said = [any(row.cells[at].text for row in shown if at < len(row.cells)) for at in range(len(heads) - 1)]
+    kept = tuple(Row(row.title, tuple(compress(row.cells, said))) for row in shown)
+    return Exhibit(caption, (heads[0], *compress(heads[1:], said)), kept, len(rows) - len(shown) + left_out)
 
 
 def title_of(ranks: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.rules.foreign import owners_of
-from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, title_of
+from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
@@ -39,9 +39,13 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
             due = shard.layout.region(shard.layout.mesh.coord_of(rank)).shape
             whole, has = shard.layout.shape, shard.body.local_shape
             found.setdefault((str(list(whole)), str(list(due)), str(list(has))), []).append(rank)
+    stamp = dump.stamps.get(finding.tensor)
     usual = Counter({whole: len(ranks) for (whole, _, _), ranks in found.items()}).most_common(1)
+    wanted = str(list(stamp.shape)) if stamp is not None else usual[0][0] if usual else ""
     rows = [
-        Row(title_of(ranks), (Cell(whole, whole != usual[0][0]), Cell(due), Cell(has, has != due)))
+        Row(title_of(ranks), (Cell(whole, whole != wanted), Cell(due), Cell(has, has != due)))
         for (whole, due, has), ranks in found.items()
     ]
+    if stamp is not None:
+        rows.append(Row("unsharded model", plain((wanted,))))
     return exhibit("shapes", ("", "of the whole tensor", "so of its shard", "has"), rows)

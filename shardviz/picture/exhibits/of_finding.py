@@ -19,12 +19,12 @@ def exhibit_of(dump: Dump, finding: Finding, laid_out: LaidOut | None = None) ->
 
     Args:
         dump: The dump.
-        finding: The finding of one tensor, or of the whole run.
+        finding: The finding of one tensor; of several, whose first is shown; or of the whole run.
         laid_out: The dump's tensors, as a check laid them out; laid out here if there was none.
     """
     cases = laid_out or LaidOut(dump)
     try:
-        return _of_kind(dump, finding, cases)
+        return _of_kind(dump, finding.each[0] if finding.tensor else finding, cases)
     except ShardvizError:
         return None  # a damaged part of the dump: the check says so
 
@@ -37,7 +37,9 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             return copies.repeated_shards(dump, finding)
         case "untied":
             return copies.untied(dump, finding)
-        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output" | "wrong-scale" | "wrong-value":
+        case "wrong-scale":
+            return steps.added_too_often(dump, finding) or steps.beside_reference(dump, finding)
+        case "unreduced-gradient" | "unreduced-scalar" | "unreduced-output" | "wrong-value":
             return steps.beside_reference(dump, finding)
         case "misordered" | "misordered-within-shard":
             return orders.along_shards(dump, finding, cases) or steps.beside_reference(dump, finding)

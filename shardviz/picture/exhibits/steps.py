@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.compared import compared, laid_out, rounding_of
+from shardviz.check.step.rules.terms import vector_added
 from shardviz.layout.region import index_of
-from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit, title_of
+from shardviz.picture.exhibits.exhibit import MOST_CELLS, MOST_ROWS, Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding
     from shardviz.check.step.compared import Compared
+    from shardviz.check.step.rules.terms import Added
     from shardviz.dump.dump import Dump
     from shardviz.dump.records import Moment
 
@@ -43,6 +45,38 @@ REFERENCES: tuple[tuple[Moment, str], ...] = (
 """What results of a step are compared with, before and after the optimizer's step, causes first."""
 
 HEADS = ("", "element", "has", "unsharded model", "ratio", "off along the shard")
+
+
+def added_too_often(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return how far a result is off beside the vector that it has too often, where that is the finding."""
+    own = dump.find("reference", "param", finding.tensor)
+    if own is None or len(own.shape) != 1:
+        return None
+    for one in compared(dump):
+        is_wrong = one.name != finding.tensor and not one.incomparable and one.wrong
+        added = vector_added(dump, one) if is_wrong else None
+        if added is not None and added.name == finding.tensor:
+            return _beside_vector(one, added)
+    return None
+
+
+def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
+    """Lay the first elements of a result, and what they have too much, beside the vector that explains it."""
+    rank = one.wrong[0]
+    got, due = one.reduced[rank].ravel(), one.wanted_of(rank).ravel()
+    ids = one.regions[rank].flat_ids(one.wanted.shape).ravel()
+    rows = []
+    for at, own in enumerate(added.values.ravel()[:MOST_CELLS].tolist()):
+        over = got[at] - due[at]
+        has, ratio = Cell(f"{got[at]:.6g}", is_wrong=True), Cell(f"{over / own:.4g}" if own else "", is_wrong=True)
+        rows.append(
+            Row(
+                str(index_of(int(ids[at]), one.wanted.shape)),
+                (has, *plain(f"{value:.6g}" for value in (due[at], over, own)), ratio),
+            )
+        )
+    caption = f"the {WHAT[one.role]} on {title_of(one.wrong)}, and how often {added.name} is in what it has too much"
+    return exhibit(caption, ("element", "has", "unsharded model", "too much", added.name, "times"), rows)
 
 
 def beside_reference(dump: Dump, finding: Finding) -> Exhibit | None:

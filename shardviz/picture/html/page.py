@@ -160,9 +160,9 @@ def _findings(dump: Dump, report: Report, entries: Sequence[Entry]) -> tuple[str
     of_name = {name: entry for entry in entries for name in entry.folded.names()}
     parts, seen, anchors = [], dict[int, str](), Anchors()
     for finding in report.findings[:MOST_FINDINGS]:
-        entry = of_name.get(finding.tensor)
+        entry = of_name.get(next(iter(finding.tensors), ""))
         is_first = entry is not None and entry.picture != "" and entry.at not in seen
-        seen_by = exhibit_of(dump, finding.each[0], report.laid_out)
+        seen_by = exhibit_of(dump, finding, report.laid_out)
         table = exhibit_table(seen_by) if seen_by else ""
         anchor = anchors.of("finding", finding.kind, finding.tensor)
         parts.append(_finding(anchor, finding, entry, table, drawn=is_first))

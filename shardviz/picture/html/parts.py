@@ -12,7 +12,7 @@ from shardviz.text import bytes_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardviz.picture.exhibits.exhibit import Exhibit
+    from shardviz.picture.exhibits.exhibit import Cell, Exhibit
     from shardviz.text import Fold
 
 
@@ -133,10 +133,7 @@ def exhibit_table(exhibit: Exhibit) -> str:
     heads = (element("th", words(head), scope="col") for head in exhibit.heads)
     body = []
     for row in exhibit.rows:
-        cells = (
-            element("td", words(f"≠ {cell.text}" if cell.is_wrong else cell.text), class_=_WRONG[cell.is_wrong])
-            for cell in row.cells
-        )
+        cells = (element("td", words(_marked(cell)), class_="wrong" if cell.is_wrong else None) for cell in row.cells)
         body.append(element("tr", element("th", words(row.title), scope="row"), *cells))
     caption = element("caption", words(exhibit.caption))
     more = element("p", f"{exhibit.left_out:,} more rows", class_="soft") if exhibit.left_out else ""
@@ -144,7 +141,11 @@ def exhibit_table(exhibit: Exhibit) -> str:
     return scrolled(element("table", caption, head, element("tbody", *body), class_="exhibit"), exhibit.caption) + more
 
 
-_WRONG = {True: "wrong", False: None}
+_SIGNS = {"differs": "≠", "same": "="}
+
+
+def _marked(cell: Cell) -> str:
+    return f"{_SIGNS[cell.sign]} {cell.text}" if cell.is_wrong else cell.text
 
 
 def bar(parts: Iterable[tuple[str, int, str]], most: int) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEVELS = 9
 MOST_CALLS = 400
-"""Calls that have a line on the page; of a larger step those around the first wrong one."""
+"""Calls that have a line on the page; of a larger step, those around the first wrong one."""
 
 
 def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:

@@ -38,7 +38,7 @@ RANK_COLOURS_256 = (
 """The same where a terminal has 256 colours: of its cube, so that none is rounded to another one's."""
 
 RANK_COLOURS_16 = (4, 11, 5, 10, 6, 3, 14, 2)
-"""The hues where a terminal has 16 colours, by their ANSI numbers; there are no shades."""
+"""The hues where a terminal has 16 colours, by their ANSI numbers; the second shade of each is underlined."""
 
 INK_ON_16 = (15, 0, 15, 0, 0, 0, 0, 0)
 """White or black, whichever can be read on each of `RANK_COLOURS_16`."""
@@ -135,6 +135,11 @@ def rank_style(rank: int, colouring: Colouring) -> str:
 def heat_style(level: int) -> str:
     """Return the name of the style of a level of heat in text; none where it is negative."""
     return f"heat.{level}" if level >= 0 else ""
+
+
+def line_style(colour: int) -> str:
+    """Return the name of the style of a line in a colour; none where the colour is negative."""
+    return f"line.{colour}" if colour >= 0 else ""
 
 
 def colour_style(colour: int) -> str:

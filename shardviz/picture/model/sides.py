@@ -112,7 +112,7 @@ def sides_of(dump: Dump, tensor: Tensor, name: str = "", laid_out: LaidOut | Non
     shift = dump.files.run.num_ranks
     regions: dict[Region, Mask] = {}
     runs: dict[Ranges, Mask] = {}
-    for rank, region, flat in _claims(dump, tensor):
+    for rank, region, flat in claimed_parts(dump, tensor):
         _add(regions, runs, region, flat, 1 << rank)
     has_claimed = bool(regions or runs)
     cases = (laid_out or LaidOut(dump)).cases(tensor, name or tensor.names[0])
@@ -148,7 +148,8 @@ def sides_of_intended(dump: Dump, tensor: Tensor, name: str, wanted: Layout, lai
     return Sides(Holders(shape, regions, runs), shift, True, True, wanted.mesh, HELD_AND_INTENDED, wanted.nested_axes)
 
 
-def _claims(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
+def claimed_parts(dump: Dump, tensor: Tensor) -> Iterator[tuple[int, Region, bool]]:
+    """Yield each rank with the part that its own placements claim, and whether that is of a flat parameter."""
     missing = set(dump.files.missing_ranks)
     for layout, shards in tensor.by_claim.items():
         if layout is not None:

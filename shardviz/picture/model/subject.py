@@ -11,7 +11,7 @@ from shardviz.dump.dump import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.holders import Holders
-from shardviz.picture.model.sides import Sides, sides_of, sides_of_intended
+from shardviz.picture.model.sides import Sides, claimed_parts, sides_of, sides_of_intended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +35,9 @@ OF_PLACES = frozenset(
     }
 )
 """Kinds of findings that the difference of two sides shows; of the others, a map has nothing to mark."""
+
+OF_VALUES = frozenset({"unreplicated", "identical-shards"})
+"""Kinds of findings whose elements are in place, and whose values are not what they should be."""
 
 MAX_DRAWN_RANKS = 1 << 14
 """A layout over more ranks than this is described in words only."""
@@ -79,6 +82,12 @@ class Subject:
         return self.misplaced | named_ranks(self.findings, len(self.claims) or self.mesh.size)
 
     @property
+    def held_words(self) -> str:
+        """What is held in the words of a finding, where no layout says it: its values are wrong, or none fits."""
+        about = OF_VALUES if self.held is not None else OF_VALUES | OF_PLACES
+        return next((one.held for one in self.findings if one.kind in about and one.held), "")
+
+    @property
     def idle(self) -> tuple[int, ...]:
         """The ranks that are to hold nothing."""
         return tuple(rank for rank, text in self.claims.items() if text == NOTHING)
@@ -119,12 +128,7 @@ def of_tensor(
     laid_out = (report.laid_out if report else laid_out) or LaidOut(dump)
     findings = report.findings_of.get(name, ()) if report else ()
     cases = laid_out.cases(tensor, name)
-    claims = {
-        rank: region_text(region)
-        for layout in tensor.by_claim
-        if layout is not None
-        for rank, region in layout.regions()
-    }
+    claims = {rank: region_text(region) for rank, region, _ in claimed_parts(dump, tensor)}
     plain = Subject(
         name=name,
         shape=tensor.shape,

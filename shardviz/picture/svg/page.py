@@ -224,6 +224,8 @@ def _sides(subject: Subject) -> list[tuple[str, str, str]]:
     sides = [("claimed", _spelled(claimed, subject) if claimed else "nothing: a plain tensor", "sv-h")]
     if not subject.holds:
         return sides
+    if subject.held_words:
+        return [*sides, ("held", f"≠ {subject.held_words}", "sv-bad")]
     if held is not None and held == claimed:
         text = as_claimed(subject)
         if subject.findings and not subject.silent:

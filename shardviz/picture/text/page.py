@@ -14,6 +14,7 @@ from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
 from shardviz.picture.model.subject import NOTHING
+from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
 from shardviz.picture.text.panels import side_lines, sizes_for
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.picture.model.drawing import Drawing, Panel
     from shardviz.picture.model.subject import Subject
+    from shardviz.picture.text.panels import Sizes
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 GAP = 4
+TITLE = 9
+"""Columns of the titles of layouts."""
+
 MIN_PICTURE = 30
 MAX_MESH = 64
 MOST_RANK_LINES = 32
@@ -54,13 +59,18 @@ def heading_lines(subject: Subject, terminal: Terminal) -> list[Text]:
         *wrapped(what, terminal.width, line((printable(subject.name), "bold"), "  " if subject.name else ""), 2),
         *_side_lines("claimed", subject.claimed, subject, terminal),
         *(_side_lines("held", subject.held, subject, terminal) if subject.holds else []),
-        *([line(f"{'intended':<9}", (subject.intended, "bold"))] if subject.intended else []),
+        *([line(f"{'intended':<{TITLE}}", (subject.intended, "bold"))] if subject.intended else []),
     ]
 
 
 def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: Terminal) -> list[Text]:
     """Write one side in the notation and in torch's spelling, or why it cannot be."""
-    head = line(f"{title:<9}")
+    head = line(f"{title:<{TITLE}}")
+    if title == "held" and subject.held_words:
+        rows = wrapped(printable(subject.held_words), terminal.width, head, TITLE)
+        for row in rows:
+            row.stylize(BAD, TITLE)
+        return rows
     if layout is None:
         is_plain = title == "claimed"
         why = ("nothing: a plain tensor without placements", DIM) if is_plain else ("no layout fits", BAD)
@@ -72,7 +82,7 @@ def _side_lines(title: str, layout: Layout | None, subject: Subject, terminal: T
     spelled = f"  {spell(placements)}" if placements else ""
     if written.cell_len + cell_len(spelled) <= terminal.width:
         return [line(written, (spelled, DIM))]
-    return [written, line(" " * 7, (spelled, DIM))]
+    return [written, line(" " * (TITLE - 2), (spelled, DIM))]
 
 
 def as_claimed(subject: Subject) -> str:
@@ -108,26 +118,45 @@ def _arranged(panel: Panel, subject: Subject, mesh: list[Text], terminal: Termin
     width, mesh_width = terminal.width, max((row.cell_len for row in mesh), default=-GAP)
     if not panel.is_different:
         left = width - mesh_width - GAP
-        sides = _sides(panel, subject, left, terminal) if left >= MIN_PICTURE else []
+        sides = _sides(panel, subject, _sizes(panel, subject, left, terminal), terminal) if left >= MIN_PICTURE else []
         if not sides or _width(sides) > left:
-            sides = _sides(panel, subject, width, terminal)
+            sides = _sides(panel, subject, _sizes(panel, subject, width, terminal), terminal)
     else:
-        sides = _sides(panel, subject, (width - GAP) // 2, terminal) if len(panel.rows) > 1 else []
+        sides = _joined(panel, subject, terminal) if len(panel.rows) > 1 else []
+        if not sides and len(panel.rows) > 1:
+            sides = _sides(panel, subject, _sizes(panel, subject, (width - GAP) // 2, terminal), terminal)
         if not sides or _width(sides) > width:
-            upright = _sides(panel, subject, width, terminal)
+            upright = _sides(panel, subject, _sizes(panel, subject, width, terminal), terminal)
             sides = [[row for side in upright for row in side]]
     if _width(sides) + GAP + mesh_width <= width:
         return beside([*sides, mesh], GAP)
     return [*beside(sides, GAP), line(""), *mesh]
 
 
+def _joined(panel: Panel, subject: Subject, terminal: Terminal) -> list[list[Text]]:
+    """Draw two sides with lines between them, from where parts should be to where they are; none without room."""
+    colouring, glyphs = subject.sides.colouring, terminal.glyphs
+    for tall in (False, True):
+        sizes = sizes_for(panel, colouring, (terminal.width - GAP) // 2, glyphs, tall=tall)
+        bands = band_lines(panel, sizes, colouring, glyphs)
+        sides = _sides(panel, subject, sizes, terminal) if bands else []
+        if len(sides) == 2:
+            above = [line("")] * (len(sides[0]) - len(bands))
+            joined = beside([sides[0], [*above, *bands], sides[1]], 1)
+            return [joined] if _width([joined]) <= terminal.width else []
+    return []
+
+
 def _width(blocks: list[list[Text]]) -> int:
     return sum(max(row.cell_len for row in block) for block in blocks) + GAP * (len(blocks) - 1)
 
 
-def _sides(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> list[list[Text]]:
+def _sizes(panel: Panel, subject: Subject, width: int, terminal: Terminal) -> Sizes:
+    return sizes_for(panel, subject.sides.colouring, width, terminal.glyphs)
+
+
+def _sides(panel: Panel, subject: Subject, sizes: Sizes, terminal: Terminal) -> list[list[Text]]:
     """Draw the claimed and the held side; one picture where they are the same."""
-    sizes = sizes_for(panel, subject.sides.colouring, width, terminal.glyphs)
     known = list(zip(subject.sides.titles, (panel.claimed, panel.held), strict=True))
     grids = [(title, grid) for title, grid in known if grid is not None]
     if len(grids) == 2 and not panel.is_different:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MOST_LINES = 24
 """Lines that a panel's blocks are stretched to at most to be to scale."""
 
+MOST_TALL = 16
+"""Lines up to which they are doubled where lines between the sides need room."""
+
 MOST_RULED = 12
 """With more rows of blocks than this, no lines are drawn between them."""
 
@@ -58,10 +61,17 @@ class Sizes:
         return self.gutter + 1 + sum(self.widths) + len(self.widths) + 1
 
 
-def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs) -> Sizes:
-    """Choose the sizes of a panel's boxes to scale within `width` columns.
+def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs, *, tall: bool = False) -> Sizes:
+    """Choose the sizes of a panel's boxes to scale within `width` columns, which both sides share.
 
-    Both sides share one sizes. It may come out wider than `width` where even the smallest boxes do not fit.
+    They may come out wider than `width` where even the smallest boxes do not fit.
+
+    Args:
+        panel: The blocks.
+        colouring: What names ranks.
+        width: Columns for one side.
+        glyphs: The characters to draw with.
+        tall: Whether each row gets twice its lines, where these are few.
     """
     grids = [grid for grid in (panel.claimed, panel.held) if grid is not None]
     gutter = max(len(title) for grid in grids for title in _row_titles(panel.rows, grid, glyphs))
@@ -73,7 +83,10 @@ def sizes_for(panel: Panel, colouring: Colouring, width: int, glyphs: Glyphs) ->
     titles = [len(_span_title(span, glyphs)) for span in panel.cols]
     smallest = [max(need, title + 2) if sum(titles) + 2 * len(titles) <= inner else need for title in titles]
     ruled = len(panel.rows) <= MOST_RULED
-    return Sizes(_heights(panel.rows), _widths(panel.cols, smallest, inner), gutter, ruled, room)
+    heights = _heights(panel.rows)
+    if tall and sum(heights) <= MOST_TALL // 2:
+        heights = tuple(2 * height for height in heights)
+    return Sizes(heights, _widths(panel.cols, smallest, inner), gutter, ruled, room)
 
 
 def side_lines(
@@ -102,18 +115,20 @@ def _painted(
     panel: Panel, grid: Grid, sizes: Sizes, colouring: Colouring, glyphs: Glyphs, *, marked: bool
 ) -> tuple[Boxes, list[list[str]], list[int]]:
     """Paint one side: its boxes with the ranks in them, the style of each cell, and the first line of each row."""
-    numbers: dict[Block, int] = {}
-    codes = [[numbers.setdefault(block, len(numbers)) for block in row] for row in grid]
+    marks = panel.differs if marked else tuple((False,) * len(row) for row in grid)
+    cells = [list(zip(row, of_row, strict=True)) for row, of_row in zip(grid, marks, strict=True)]
+    numbers: dict[tuple[Block, bool], int] = {}
+    codes = [[numbers.setdefault(cell, len(numbers)) for cell in row] for row in cells]
     down, across = Cut.of_sizes(sizes.heights, ruled=sizes.ruled), Cut.of_sizes(sizes.widths)
     boxes = paint_boxes(np.array(codes), down, across, glyphs.corners)
-    fills = [_style(block, colouring) for block in numbers]
+    fills = [_style(block, colouring) for block, _ in numbers]
     styles = [[DIM if code == LINE else fills[code] for code in row] for row in boxes.codes.tolist()]
     first_lines = [down.first_of(row) for row in range(len(grid))]
     lefts = [across.first_of(col) for col in range(len(grid[0]))]
     for row, at in enumerate(first_lines):
-        for start, stop in runs(grid[row]):
-            differs = marked and any(panel.differs[row][start:stop])
-            if not _goes_on(panel, grid, row, range(start, stop), differs=differs):
+        for start, stop in runs(cells[row]):
+            _, differs = cells[row][start]
+            if not row or cells[row - 1][start:stop] != cells[row][start:stop]:
                 label = _label(grid[row][start], colouring, sizes.room)
                 width = sum(sizes.widths[start:stop]) + stop - start - 1
                 boxes.write_centred(at, lefts[start], width, f"{glyphs.differs} {label}" if differs else label)
@@ -123,13 +138,6 @@ def _painted(
 def _style(block: Block, colouring: Colouring) -> str:
     """Return the style of a block: filled in the colour of its ranks, also where others should hold it."""
     return colour_style(colouring.colour_of(ranks_of(block.ranks))) if block.ranks else BAD
-
-
-def _goes_on(panel: Panel, grid: Grid, row: int, cols: range, *, differs: bool) -> bool:
-    """Whether a box has its label further up."""
-    return row > 0 and all(
-        grid[row - 1][col] == grid[row][col] and panel.differs[row - 1][col] >= differs for col in cols
-    )
 
 
 def _labels(panel: Panel, colouring: Colouring, room: int) -> list[str]:

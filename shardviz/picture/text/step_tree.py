@@ -86,7 +86,7 @@ def heat_lines(heat: StepHeat, glyphs: Glyphs) -> list[Text]:
     for row in zip(*fields, strict=True):
         cells = [f"{text:<{width + 1}} " for text in row]
         lines.append(line(*cells[:2], (cells[2], BAD if heat.is_wrong else "")))
-    scale = f"darkest: {heat.most:.4g}; differences: {heat.farthest:.4g}, of which rounding allows {heat.allowed:.4g}"
+    scale = f"darkest: {heat.most:.4g}; differences: {heat.farthest:.4g}; rounding allows {heat.allowed:.4g}"
     return [*lines, line((scale, DIM))]
 
 

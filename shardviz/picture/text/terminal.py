@@ -60,7 +60,8 @@ class Glyphs:
         warning: Before a warning.
         unknown: Before a tensor that was not checked.
         pending: Before a tensor that is being checked.
-        differs: Before a block that is not held by the ranks that claim it.
+        differs: Before a block that is not held by the ranks that claim it, and before a value that is wrong.
+        same: Before a value that is wrong because it is another's, too.
         more: In place of parts that are not shown one by one.
         times: Between sizes.
         corners: Box drawing by which arms a corner has: up 1, down 2, left 4, right 8.
@@ -72,6 +73,7 @@ class Glyphs:
     unknown: str = "?"
     pending: str = "…"
     differs: str = "≠"
+    same: str = "="
     more: str = "⋮"
     times: str = "×"
     corners: str = " ╵╷│╴┘┐┤╶└┌├─┴┬┼"
@@ -83,7 +85,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs()
-ASCII = Glyphs("+", "x", "!", "?", ".", "!=", ":", "x", " |||-+++-+++-+++")
+ASCII = Glyphs("+", "x", "!", "?", ".", "!=", "=", ":", "x", " |||-+++-+++-+++")
 
 
 _IN_ASCII = str.maketrans({"…": "..", INSIDE: ">", **dict(zip(HEAT_SIGNS, "12345678", strict=True))})
@@ -181,13 +183,16 @@ def beside(columns: Iterable[list[Text]], gap: int = 4) -> list[Text]:
 def _theme(color_system: str | None) -> Theme:
     """Return what the styles of ranks and of heat look like in so many colours: filled, with ink that can be read."""
     if color_system == "standard":
-        ranks, heat = _ansi(INK_ON_16, RANK_COLOURS_16, SHADES), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        hues, heat = _ansi(INK_ON_16, RANK_COLOURS_16), _ansi(INK_ON_HEAT_16, HEAT_COLOURS_16)
+        ranks = [hue + Style(underline=bool(shade)) for hue in hues for shade in range(SHADES)]
         plain = {BAD: "bold red", WARNING: "yellow", GOOD: "green"}
     else:
         is_256, plain = color_system == "256", {}
         ranks = _filled(RANK_COLOURS_256 if is_256 else RANK_COLOURS)
         heat = _filled(HEAT_COLOURS_256 if is_256 else HEAT_COLOURS)
-    named = {f"{name}.{at}": style for name, own in (("rank", ranks), ("heat", heat)) for at, style in enumerate(own)}
+    lines = [Style(color=style.bgcolor) for style in ranks]
+    families = (("rank", ranks), ("heat", heat), ("line", lines))
+    named = {f"{name}.{at}": style for name, own in families for at, style in enumerate(own)}
     return Theme({**named, **plain}, inherit=False)
 
 
@@ -195,9 +200,8 @@ def _filled(colours: Sequence[str]) -> list[Style]:
     return [Style(color=ink_on(colour), bgcolor=colour) for colour in colours]
 
 
-def _ansi(inks: Sequence[int], fills: Sequence[int], times: int = 1) -> list[Style]:
-    pairs = zip(inks, fills, strict=True)
-    return [Style.parse(f"color({ink}) on color({fill})") for ink, fill in pairs for _ in range(times)]
+def _ansi(inks: Sequence[int], fills: Sequence[int]) -> list[Style]:
+    return [Style.parse(f"color({ink}) on color({fill})") for ink, fill in zip(inks, fills, strict=True)]
 
 
 def _pipe_width() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ SAMPLE = 16
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(ABC):
     """One local tensor as it lies in memory, as a grid: the last dim to the right, the others downwards.
 
     Attributes:
@@ -44,18 +45,18 @@ class Memory:
         """Rows."""
         return math.prod(self.shape[:-1])
 
+    @abstractmethod
     def keys(self, row: int, first: int, count: int) -> Numbers:
         """Return what some numbers of a row are compared by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, key: Any) -> str:
         """Write one number."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def width(self) -> int:
         """The characters of the longest number, as far as that can be known without writing all."""
-        raise NotImplementedError
 
     def row(self, row: int, first: int, count: int) -> list[str]:
         """Write some numbers of a row; none of a row that is not there."""

@@ -14,6 +14,33 @@ if TYPE_CHECKING:
     from shardviz.picture.text.paint import Frame
 
 
+CURSOR_LEAST = 4
+"""Columns from which on the cursor is a frame around its element; a smaller one is reversed."""
+
+OUTLINES = {
+    (True, True): ("[", " ", "]"),
+    (True, False): ("┏", "━", "┓"),
+    (False, False): ("┃", " ", "┃"),
+    (False, True): ("┗", "━", "┛"),
+}
+"""The left edge, the inside and the right edge of the cursor's lines, by whether it is the first and the last one."""
+
+
+def outlined(text: str, cursor: tuple[int, int], *, first: bool, last: bool) -> str:
+    """Draw the cursor's frame over a line of the map; the label inside stays readable.
+
+    Args:
+        text: The characters of the line.
+        cursor: The columns that the cursor covers, from one up to but not including the other.
+        first: Whether this is the cursor's first line.
+        last: Whether this is its last line.
+    """
+    low, high = cursor
+    left, inside, right = OUTLINES[first, last]
+    within = text[low + 1 : high - 1]
+    return text[:low] + left + (within.replace(" ", inside) if inside != " " else within) + right + text[high:]
+
+
 def row_name(frame: Frame, at: int, row: int, span: tuple[int, int], *, ruled: bool, every: bool) -> tuple[str, bool]:
     """Name a row of the screen: where a line is drawn, and all rows where there are none.
 

@@ -13,6 +13,7 @@ from ...model.messages import SideChosen
 from ..grids.grid import DIM
 from ..word_line import CHOSEN, Word, WordLine
 
+GAP = "  "
 SIDES: tuple[Side, ...] = get_args(Side)
 TOOLTIPS = {
     "claimed": "Where the placements claim each element is",
@@ -21,12 +22,14 @@ TOOLTIPS = {
     "difference": "Where the two disagree",
 }
 LEGENDS = {
-    "claimed": "ranks, by the placements",
-    "held": "ranks, by the ids found",
-    "intended": "ranks, by the layout expected",
-    "difference": "1→4: on 4, not on 1",
+    "claimed": ("ranks, by the placements", "by the placements", "by claims"),
+    "held": ("ranks, by the ids found", "by the ids found", "by ids"),
+    "intended": ("ranks, by the layout expected", "as expected"),
+    "difference": ("1→4: on 4, not on 1", "1→4: should→is"),
 }
-TO_INTENDED = "1→4: on 1, should be on 4"
+"""How to read the labels of a side, the first that there is room for."""
+
+TO_INTENDED = ("1→4: on 1, should be on 4", "1→4: is→should be")
 """How to read a difference where the second side is the intended one."""
 
 
@@ -57,5 +60,7 @@ class SideBar(WordLine):
             for side, title in zip(SIDES, (*self._titles, "difference"), strict=True)
         ]
         shown = dict(zip(SIDES, (*self._titles, "difference"), strict=True))[self._side]
-        legend = TO_INTENDED if shown == "difference" and self._titles == HELD_AND_INTENDED else LEGENDS[shown]
-        return [*sides, Word((Segment(f"  {legend}", DIM),))]
+        legends = TO_INTENDED if shown == "difference" and self._titles == HELD_AND_INTENDED else LEGENDS[shown]
+        room = self.size.width - sum(word.width for word in sides) - len(GAP)
+        legend = next((text for text in legends if not self.size.width or len(text) <= room), "")
+        return [*sides, Word((Segment(GAP + legend, DIM),))]

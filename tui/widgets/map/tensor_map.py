@@ -17,7 +17,7 @@ from ...keys import arrows, keys
 from ...model.messages import PlaceChosen, Zoomed
 from ...model.zoom import Zoom
 from ..grids.grid import BOLD, DIM, Grid
-from .edges import column_names, row_name
+from .edges import CURSOR_LEAST, column_names, outlined, row_name
 from .hover import hovered
 
 if TYPE_CHECKING:
@@ -185,12 +185,17 @@ outermost split, the shade that along the next; the mesh has the same colours.
         """Join neighbours that look alike; LINE and OUTSIDE are the last two of the styles."""
         text, looks = view.painted.chars[line], view.painted.looks[line].tolist()
         low, high = self._cursor_columns(frame, view.rows[line], left)
+        cursor = CURSOR
+        if high - low >= CURSOR_LEAST and not frame.ids:
+            row = line + self.scroll_offset.y - frame.rows.cell_of(self.place[frame.plane.rows])
+            last = row == frame.rows.cells_of(self.place[frame.plane.rows]) - 1
+            text, cursor = outlined(text, (low, min(high, len(text))), first=not row, last=last), BOLD
         segments, start = [], 0
         for x in range(1, len(text) + 1):
             if x < len(text) and looks[x] == looks[start] and x not in (low, high):
                 continue
             style = view.styles[looks[start]]
-            segments.append(Segment(text[start:x], style + CURSOR if low <= start < high else style))
+            segments.append(Segment(text[start:x], style + cursor if low <= start < high else style))
             start = x
         return segments
 

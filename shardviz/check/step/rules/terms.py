@@ -5,6 +5,7 @@ right beside ranks that are not; and `wrong-value`, with where it is off, where 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,21 @@ if TYPE_CHECKING:
 
 DIFFERING = f"{UNEXPLAINED}, and differs from rank to rank along"
 MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A vector of the model that every row of a result has.
+
+    Attributes:
+        name: Its name.
+        values: Its values in the unsharded model.
+        times: How often too many it was added; -1 where it was left out.
+    """
+
+    name: str
+    values: NDArray[np.float64]
+    times: int
 
 
 def check_terms(evidence: Evidence, one: Compared) -> Finding:
@@ -65,12 +81,18 @@ def check_terms(evidence: Evidence, one: Compared) -> Finding:
 
 def added_too_often(dump: Dump, one: Compared) -> Finding | None:
     """Return the finding if a vector of the model was added to every row too often, or not at all."""
+    added = vector_added(dump, one)
+    return _added_too_often(one, added.name, added.times) if added is not None else None
+
+
+def vector_added(dump: Dump, one: Compared) -> Added | None:
+    """Return the vector of the model that a wrong result has in every row too often, or not at all."""
     rank = one.wrong[0]
     excess = one.reduced[rank] - one.wanted_of(rank)
     for name, bias in _vectors(dump, excess.shape[-1:] if excess.ndim else ()):
         times = _times_added(one, excess, bias)
         if times:
-            return _added_too_often(one, name, times)
+            return Added(name, bias, times)
     return None
 
 

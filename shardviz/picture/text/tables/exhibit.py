@@ -46,10 +46,11 @@ def _columns(exhibit: Exhibit, glyphs: Glyphs) -> list[list[str]]:
 
 
 def cell_text(cell: Cell, glyphs: Glyphs) -> str:
-    """Write a cell, behind the glyph `differs` if it is wrong."""
+    """Write a cell, behind its glyph if it is wrong."""
     text = printable(cell.text)
     text = text.translate(_IN_ASCII) if glyphs == ASCII else text
-    return f"{glyphs.differs}{text}" if cell.is_wrong else text
+    sign: str = getattr(glyphs, cell.sign)
+    return f"{sign}{text}" if cell.is_wrong else text
 
 
 def _fitting(widths: list[int], room: int) -> int:

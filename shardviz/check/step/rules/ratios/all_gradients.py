@@ -8,6 +8,7 @@ gradients by one number, too (`clipping`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -62,21 +63,34 @@ def _finding(evidence: Evidence, gradients: Sequence[Compared], factor: float) -
     size = " or ".join(over.text for over in found)
     which = f", the size of {size}" if size and ratio > 1 else f", 1 over {size}" if size else ""
     times = times_text(ratio) if is_ratio else f"{number(factor)} times"
-    alone = len(gradients) == 1
     cause, fix = _advice(gradients, factor, times)
     if found:
         of_axes = advice(ratio, found)
         cause, fix = f"{of_axes[0]}; or: {cause[0].lower()}{cause[1:]}", f"{of_axes[1]}; or {fix}"
-    return Finding(
+    sentence = f"the gradient is {times} the unsharded model's{which}"
+    first = gradients[0]
+    finding = Finding(
         "wrong-scale",
         "error",
-        gradients[0].name if alone else "",
-        tuple(sorted({rank for one in gradients for rank in one.wrong})),
-        f"{'the gradient is' if alone else f'all {len(gradients)} gradients are'} {times} the unsharded model's{which}",
+        first.name,
+        first.wrong,
+        sentence,
         details=("the loss is right",),
         cause=cause,
         fix=fix,
         refs=("gpt-neox#1259",),
+    )
+    return finding if len(gradients) == 1 else _of_all(finding, gradients)
+
+
+def _of_all(finding: Finding, gradients: Sequence[Compared]) -> Finding:
+    """Return the finding of one gradient as that of the whole run, with each gradient's own in it."""
+    return replace(
+        finding,
+        tensor="",
+        ranks=tuple(sorted({rank for one in gradients for rank in one.wrong})),
+        sentence=finding.sentence.replace("the gradient is", f"all {len(gradients)} gradients are", 1),
+        members=tuple(replace(finding, tensor=one.name, ranks=one.wrong) for one in gradients),
     )
 
 
