@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -173,8 +173,10 @@ def capture_by_reference(
     *,
     force: bool,
     sift: Sift | None = None,
+    notes: Sequence[str] = (),
     command: tuple[str, ...] = (),
     unwritten: Collection[str] = (),
+    tied: Iterable[tuple[str, ...]] = (),
 ) -> Path:
     """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
 
@@ -188,8 +190,10 @@ def capture_by_reference(
         intended: The layouts that are wanted.
         force: Replace the folder if it is a dump.
         sift: Says which tensors the reference does not cover after all.
+        notes: What is not known of the run as a whole.
         command: The command that the dump is of; the process's own by default.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
+        tied: Names that shared storage before the model was sharded.
     """
     from shardviz.live.capture.locals import local_tensors, unwrapped
     from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies, known_in, wanted_of
@@ -202,7 +206,8 @@ def capture_by_reference(
 
     reference, names = source
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
-    wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
+    before = [tuple(part.prefix + name for name in names) for names in tied]
+    wanted = wanted_of(locals_, [*tied_names(unwrapped(model), part.prefix), *before])
     merged = registry.checkpoint(unwrapped(model), reference)
     known = known_in(merged, wanted, names, strangers=reference.is_stamped)
     empty = {part.prefix + name for name in unwritten}
@@ -217,6 +222,7 @@ def capture_by_reference(
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known, sift)
+        seen.not_checked += [("", note) for note in notes]
         seen.unwritten += sorted(empty)
         _note_idle_axes(seen, model, mesh, part)
         _add_masters(seen, model, mesh, part)

@@ -59,6 +59,7 @@ class Observer:
         self._is_noted_at_exit = False
         self._rank = -1
         self._searches = 2
+        self._files: set[str] = set()
         watch_steps(self)
 
     # What hooks call
@@ -139,12 +140,16 @@ class Observer:
             self._look_again()
 
     def opened_file(self, file: str) -> None:
-        """Remember a checkpoint when the job opens one of its files, before its models are captured."""
-        if not self.stamped and not self.options.reference and (not self._num_taken or any(self._pending())):
-            opened = [source for source in self.sources if isinstance(source, Opened)]
-            one = Opened(checkpoint_of(file)[0])
-            if one not in opened and len(opened) < MOST and Path(self.options.session) not in one.path.parents:
-                self.sources.append(one)
+        """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
+        if self.stamped or self.options.reference or file in self._files:
+            return
+        self._files.add(file)
+        opened = [source for source in self.sources if isinstance(source, Opened)]
+        one = Opened(checkpoint_of(file)[0])
+        if one not in opened and Path(self.options.session) not in one.path.parents:
+            self.sources.append(one)
+            if len(opened) == MOST:
+                self.sources.remove(opened[0])
 
     # What hooks call under --stamp
 

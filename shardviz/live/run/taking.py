@@ -120,7 +120,8 @@ def name_of(root: nn.Module) -> str:
 
     `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
     """
-    kind = type(unwrapped(root))
+    inside = unwrapped(root)
+    kind = type(getattr(inside, "module", inside) if type(inside).__name__ == "FullyShardedDataParallel" else inside)
     bases = kind.__bases__
     return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
@@ -134,6 +135,7 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     mesh = _mesh_of(root, stage)
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     options, sift = seen.options, None
+    notes: tuple[str, ...] = ()
     locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
     if seen.stamped:
         source = seen.stamped.reference(locals_)
@@ -142,7 +144,8 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     else:
         kept = seen.values.kept(unwrapped(root))
         known = chosen(seen.sources, unwrapped(root), locals_, kept)
-        source, sift = known.reference, Sifting(kept, known, equal_buffers(locals_))
+        source, notes = known.reference, known.notes
+        sift = Sifting(kept, known, equal_buffers(locals_))
     capture_by_reference(
         root,
         folder,
@@ -151,8 +154,10 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
         part,
         force=options.force,
         sift=sift,
+        notes=notes,
         command=options.command,
         unwritten=seen.unwritten.names(unwrapped(root)),
+        tied=() if seen.stamped else seen.values.tied(unwrapped(root)),
     )
     return source
 

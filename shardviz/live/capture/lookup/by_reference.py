@@ -237,10 +237,23 @@ def add_by_reference(seen: Capture, locals_: Sequence[Local], known: Known, sift
 def is_as_claimed(local: Local, entry: Entry) -> bool:
     """Whether a shard has the values of the part of a tensor that it claims."""
     try:
-        claimed = claimed_region(local, local.shape)
-        return claimed is not None and _is_slice(local, bits_of_tensor(local.values), entry, claimed, local.shape)
+        own = claimed_slice(local, entry)
     except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
         return False
+    return own is not None and np.array_equal(own, bits_of_tensor(local.values))
+
+
+def claimed_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
+    """Return the bits that a tensor has where a shard claims to be; None where their shapes do not agree.
+
+    Raises:
+        DumpError: They cannot be read.
+    """
+    shape = (math.prod(local.shape),) if local.flat else local.shape
+    claimed = claimed_region(local, shape) if entry.shape == local.shape else None
+    if claimed is None or claimed.shape != tuple(local.values.shape):
+        return None
+    return _slice_of(local, entry, claimed, shape)
 
 
 def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
@@ -257,11 +270,14 @@ def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Regi
 
 def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Region, shape: tuple[int, ...]) -> bool:
     """Whether a shard is what it claims to be: the usual case, which reads the rank's own slice only."""
-    if claimed.shape != bits.shape:
-        return False
+    return claimed.shape == bits.shape and np.array_equal(_slice_of(local, entry, claimed, shape), bits)
+
+
+def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """Return a part of a tensor as bits of the shard's element type."""
     entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
     own = entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
-    return np.array_equal(cast_bits(own, entry.dtype, local.values.dtype), bits)
+    return cast_bits(own, entry.dtype, local.values.dtype)
 
 
 def _ids(

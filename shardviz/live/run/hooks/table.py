@@ -99,8 +99,9 @@ def _opens(seen: Observer, call: Call, result: Any) -> None:
 
 def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
     file = argument(call, 0, "f")
-    if isinstance(file, str | os.PathLike):
-        seen.opened_file(os.fspath(file))
+    place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
+    if isinstance(place, str | os.PathLike):
+        seen.opened_file(os.fspath(place))
 
 
 def _joined(seen: Observer, call: Call, result: Any) -> None:
