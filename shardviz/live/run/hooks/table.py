@@ -145,6 +145,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.checkpoint.state_dict": (
         Hook("set_model_state_dict", _sets),
         Hook("set_state_dict", _set_both),
+        *map(Hook, ("get_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")),
     ),
     "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
     "torch.distributed.distributed_c10d": (Hook("init_process_group", None, _joined, _always, hides=False),),

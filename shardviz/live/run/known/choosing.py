@@ -110,7 +110,7 @@ def candidates(sources: Sequence[Source], model: nn.Module, names: Sequence[str]
             else:
                 sure[name] = one
     for name, one in sure.items():
-        found.setdefault(name, []).append(one)
+        found[name] = [guess for guess in found.get(name, []) if guess.path != one.path] + [one]
     return found
 
 

@@ -19,10 +19,9 @@ import torch
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, claimed_slice, is_as_claimed
-from shardviz.live.capture.lookup.merged import starred
 from shardviz.live.capture.stamp import bits_of_tensor, from_bits
 from shardviz.reference.lookup import has_windows_of, is_alike
-from shardviz.text import counted, fold, listed, printable
+from shardviz.text import counted, fold, listed, printable, starred
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
