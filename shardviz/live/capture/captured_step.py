@@ -30,7 +30,7 @@ def check_step(step: object) -> None:
     """Make sure that a step is what `capture` takes, before any rank writes.
 
     Raises:
-        ShardvizError: It is no dictionary, has another key, or holds what is no number.
+        ShardvizError: It is not a dictionary, has another key, or holds something that is not a number.
     """
     hint = 'write step={"loss": loss, "output": output, "log": {"grad_norm": norm}}'
     if not isinstance(step, Mapping):
@@ -56,7 +56,7 @@ def add_step(seen: Capture, locals_: Sequence[Local], step: Mapping[str, Any], m
     Args:
         seen: The capture of this rank.
         locals_: The model's tensors, with their gradients.
-        step: What the job said of its step.
+        step: What the job gave of its step.
         mesh: The job's mesh, on which all ranks log the same numbers.
     """
     for local in locals_:

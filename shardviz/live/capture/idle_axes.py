@@ -1,7 +1,7 @@
 """Mesh axes that split no tensor at all: what shards over them may never have been called.
 
 An axis over which gradients are averaged has copies by design, as do sequence and pipeline axes: those of DDP, of
-HSDP's own mesh, and those that are named so. They are ordinary, and nothing is said of them.
+HSDP's own mesh, and those that are named so. They are ordinary, and get no note.
 """
 
 from __future__ import annotations

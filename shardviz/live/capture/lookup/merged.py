@@ -21,7 +21,7 @@ from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.dump.records import Role, Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import Known, cast_bits, is_as_claimed
+from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.reference.lookup import read_region
 from shardviz.text import listed, printable, starred
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.by_reference import Wanted
+    from shardviz.live.capture.lookup.known import Known, Wanted
     from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8

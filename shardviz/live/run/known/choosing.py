@@ -56,7 +56,7 @@ class Chosen:
         reference: Their places, by the model's names.
         snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
         before: The names of those whose values are from before sharding.
-        notes: What is to be said of files that the job opened.
+        notes: What a reader should know of files that the job opened.
     """
 
     reference: Reference
@@ -115,7 +115,7 @@ def candidates(sources: Sequence[Source], model: nn.Module, names: Sequence[str]
 
 
 def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> tuple[dict[str, Candidate], list[str]]:
-    """Return what each tensor is compared with, and what is to be said of files. Every rank calls this.
+    """Return what each tensor is compared with, and notes on the opened files. Every rank calls this.
 
     A tensor is compared with the first candidate that some rank holds its part of, else with the one that is sure.
 

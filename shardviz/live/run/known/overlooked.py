@@ -37,7 +37,7 @@ SIMILAR = 0.5
 """The cosine between a shard and a file's values above which one was made of the other: cast, scaled or trained on."""
 
 MOST_COMPARED = 1 << 16
-"""Elements of a shard by which that is told."""
+"""Elements of a shard that are compared for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def is_of_another_kind(name: str, misfit: Misfit) -> bool:
 
 
 def notes_on(found: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]], used: Counter[Path]) -> list[str]:
-    """Return what is to be said of each file that the model does not hold as the file has it.
+    """Return a note on each file whose tensors the model does not hold as the file has them.
 
     Args:
         found: The tensors.
@@ -130,7 +130,7 @@ def notes_on(found: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]],
 def notes_on_mixtures(
     of_all: Mapping[str, list[Candidate]], fits: Mapping[str, Collection[int]], used: Collection[Path]
 ) -> list[str]:
-    """Return what is to be said of two files that both have some tensors, of which the model holds some of each.
+    """Return a note on each two files with the same tensors of which the model holds some of one, some of the other.
 
     One that was loaded over the other, be it a part of the model, leaves no tensor that it has as the other has it.
 
@@ -155,7 +155,7 @@ def notes_on_mixtures(
 
 
 def _of_a_part(file: Path, some: Mapping[str, Misfit], num_used: int) -> Iterator[str]:
-    """Yield what is to be said of a file where the model holds others of its tensors."""
+    """Yield the notes on a file, other tensors of which the model holds."""
     name = printable(file.name)
     unlike = [one for one, misfit in some.items() if misfit.state == "unlike"]
     if unlike:
@@ -200,7 +200,7 @@ def _misfit(local: Local, at: int, entry: Entry, others: Mapping[str, Entry]) ->
             other = others[name]
             if other.shape == local.shape and _has_some_of(local, other):
                 return Misfit(at, "another", name)
-    except (DumpError, OSError):  # of what cannot be read here nothing is said
+    except (DumpError, OSError):  # a file that this rank cannot read gives no note
         return Misfit(at, "similar")
     return Misfit(at, "unlike")
 

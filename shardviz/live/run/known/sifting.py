@@ -36,9 +36,9 @@ FEW = 0.1
 class Sifting:
     """Says which tensors were written since.
 
-    A tensor of which no rank holds any old value was, and nothing is known of it. If some ranks hold old values and
-    others do not, that is a finding, unless they had different ones from the start. Buffers that have other values than
-    before, the same on every rank, were computed again.
+    If no rank holds any old value of a tensor, it was written, and nothing more is known of it. If some ranks hold old
+    values and others do not, that is a finding, unless they had different ones from the start. Buffers that have other
+    values than before, the same on every rank, were computed again.
     """
 
     def __init__(self, kept: Mapping[str, Kept], chosen: Chosen, equal: Collection[str] = ()) -> None:
