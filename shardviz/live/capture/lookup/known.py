@@ -170,7 +170,7 @@ def _why_not(
     """Return why a tensor cannot be looked up; empty where it can."""
     path = reference.path.name
     if entry is None:
-        called = f"{known_as}, as reference_names has it" if known_as != name else "this name"
+        called = f"{known_as}, as the map has it" if known_as != name else "this name"
         return lacking or reference.why.get(name, f"{path} has no tensor of {called}")
     return "" if entry.shape == one.shape else f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
 
