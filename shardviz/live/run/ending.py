@@ -18,6 +18,7 @@ from shardviz.live.run.hooks.observing import is_inside, quietly
 from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from shardviz.live.run.observer import Observer
@@ -66,7 +67,7 @@ def end(seen: Observer) -> None:
         quietly("the last step", meet, "the end", seen.options.patience)
         with suppress(Exception):
             distributed.destroy_process_group()
-    leave(seen.options.session, Note("ended", rank, f"after {seen.options.steps} steps"))
+    leave(seen.options.session, Note("ended", rank, f"after {counted(seen.options.steps, 'step')}"))
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -184,7 +184,7 @@ def _stamp(name: str, one: Wanted, stamps: Mapping[str, Stamp], first: int) -> S
 
 def _mapped(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:
     """Return what a map says of a model's tensors, whichever side of it has their names."""
-    rules = rules_of(names, "reference_names")
+    rules = rules_of(names, "the map")
     patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
     right = named(str(reference.path), reference.entries, patterns)
     own = towards(rules, wanted, right.tensors)

@@ -85,7 +85,7 @@ def chosen(sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
         reasons = not_here | reasons
     found, notes = fitting(of_all, locals_)
     paths = sorted({one.path for one in found.values()}, key=str)
-    path = paths[0] if len(paths) == 1 else Path(" and ".join(one.name for one in paths) or "nothing")
+    path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
     return Chosen(
         Reference(
             path,
