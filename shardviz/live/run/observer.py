@@ -184,7 +184,7 @@ class Observer:
         if self.stamped and self._num_taken and not any(True for _ in self._pending()):
             end_stamped(self, "when its models were captured")
 
-    # What hooks call
+    # Steps of schedules and optimizers
 
     def scheduled(self, schedule: Any) -> None:
         """Capture the stages of a pipeline before its first step."""

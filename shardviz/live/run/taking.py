@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
@@ -122,7 +123,7 @@ def name_of(root: nn.Module) -> str:
     `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
     """
     inside = unwrapped(root)
-    kind = type(getattr(inside, "module", inside) if type(inside).__name__ == "FullyShardedDataParallel" else inside)
+    kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
     bases = kind.__bases__
     return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
