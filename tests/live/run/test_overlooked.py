@@ -11,6 +11,7 @@ from shardviz.live.run.known.files import Opened
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd
+from tests.lanes import at_night, nightly
 
 
 class Layer(nn.Module):
@@ -57,7 +58,7 @@ RIGHT = {
 
 
 @spmd(mesh={"fsdp": 2})
-@pytest.mark.parametrize("load", ["all of it", "rounded", "scaled", "a head that it does not have"])
+@pytest.mark.parametrize("load", ["all of it", *at_night(["rounded", "scaled", "a head that it does not have"])])
 def test_a_right_load_before_sharding_has_no_note(mesh, tmp_path, load):
     if load.startswith("a head") and mesh.get_rank() == 0:
         whole = build(1).state_dict()
@@ -98,6 +99,7 @@ def test_weights_of_another_kind_are_a_finding_though_they_were_there_before_sha
     }
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 @pytest.mark.parametrize("what", ["another layer", "another order"])
 def test_a_layer_that_is_another_or_in_another_order_may_be_meant_and_is_noted(mesh, tmp_path, what):
@@ -115,6 +117,7 @@ def test_a_layer_that_is_another_or_in_another_order_may_be_meant_and_is_noted(m
     assert f"1.wk.weight holds {held}, already before it was sharded" in note
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 def test_a_vocabulary_that_was_padded_is_compared_as_before_sharding(mesh, tmp_path):
     def padded(whole):
@@ -127,6 +130,7 @@ def test_a_vocabulary_that_was_padded_is_compared_as_before_sharding(mesh, tmp_p
     assert "2.weight" not in report.why_not_checked
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 def test_two_checkpoints_that_are_mixed_both_ways_are_noted_and_one_over_the_other_is_not(mesh, tmp_path):
     files = ("old.safetensors", "new.safetensors")
@@ -137,6 +141,7 @@ def test_two_checkpoints_that_are_mixed_both_ways_are_noted_and_one_over_the_oth
     assert "1.wk.weight of the second" in note
 
 
+@nightly
 @spmd(mesh={"fsdp": 2})
 def test_a_file_loaded_over_part_of_another_has_no_note(mesh, tmp_path):
     if mesh.get_rank() == 0:
@@ -144,3 +149,32 @@ def test_a_file_loaded_over_part_of_another_has_no_note(mesh, tmp_path):
     over = captured(tmp_path, mesh, lambda base, head: base | head, ("base.safetensors", "head.safetensors"))
     assert not over.findings
     assert not notes_of(over)
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *at_night([torch.float16])])
+def test_weights_that_were_rounded_on_their_way_to_meta_are_placed_and_noted(mesh, tmp_path, dtype):
+    whole = build(1).state_dict()
+    if mesh.get_rank() == 0:
+        save_file(whole, tmp_path / "weights.safetensors")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz")
+    with torch.device("meta"):
+        model = build(0)
+    seen.remember(model)
+    seen.sources.append(Opened(tmp_path / "weights.safetensors"))
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            rank = 1 - mesh.get_rank() if name == "0.wk.weight" else mesh.get_rank()
+            one.to_local().copy_(whole[name].chunk(2)[rank].to(dtype).float())
+    note = take(seen, model, tmp_path / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    report = check_dump(tmp_path / "job.shardviz")
+    assert [(finding.kind, finding.tensors) for finding in report.findings] == [("misordered", ("0.wk.weight",))]
+    (note,) = notes_of(report)
+    assert "tensors of weights.safetensors were to be rounded" in note
+    assert str(dtype).removeprefix("torch.") in note
+    assert not {"0.wq.weight", "2.weight"} & set(report.why_not_checked)

@@ -12,6 +12,7 @@ from shardviz.live.run.known.files import Opened
 from shardviz.live.run.taking import take
 from shardviz.live.run.watching import Watch
 from shardviz.testing import spmd
+from tests.lanes import at_night
 
 
 class Tied(nn.Module):
@@ -58,7 +59,7 @@ def renew_buffer(model):
 
 
 @spmd(mesh={"fsdp": 2})
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("device", [*at_night(["cpu"]), "meta"])
 def test_a_tie_that_was_lost_after_sharding_is_named(mesh, tmp_path, device):
     report = report_of(tmp_path, mesh, untie, device)
     found = {finding.tensor: finding for finding in report.findings}
@@ -67,8 +68,8 @@ def test_a_tie_that_was_lost_after_sharding_is_named(mesh, tmp_path, device):
 
 
 @spmd(mesh={"fsdp": 2})
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("change", [lambda model: None, renew_buffer])
+@pytest.mark.parametrize("device", [*at_night(["cpu"]), "meta"])
+@pytest.mark.parametrize("change", [*at_night([lambda model: None]), renew_buffer])
 def test_a_tie_that_is_kept_and_a_buffer_of_its_own_are_quiet(mesh, tmp_path, change, device):
     report = report_of(tmp_path, mesh, change, device)
     assert not report.findings

@@ -16,6 +16,7 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.run.known.overlooked import is_of_another_kind, misfits, notes_on, notes_on_mixtures
+from shardviz.live.run.known.rounded import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
 from shardviz.reference.lookup import is_alike
@@ -124,6 +125,10 @@ def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> 
         locals_: The tensors of this rank.
     """
     fits = _fits(of_all, locals_)
+    unknown = {name: some for name, some in of_all.items() if name not in fits and all(one.is_guess for one in some)}
+    narrow = rounded_files(unknown, locals_)
+    of_all = all_rounded(of_all, unknown, narrow)
+    fits |= {name: (frozenset({at}), True) for name, (at, _) in narrow.items()}
     held = {name: min(places) for name, (places, _) in fits.items()}
     used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
     misfit = misfits(of_all, held, used, locals_)
@@ -132,7 +137,8 @@ def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> 
     sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
     found = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
     notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
-    return found, [*notes, *notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)]
+    notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
+    return found, [*notes, *notes_on_rounding(of_all, narrow)]
 
 
 def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:
