@@ -88,6 +88,16 @@ def cut(name: str) -> tuple[str, int | None, str]:
     return (name, None, "") if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
+def starred(name: str) -> str:
+    """Return a name with `*` for its numbers.
+
+    Example:
+        >>> starred("layers.3.experts.12.w1")
+        'layers.*.experts.*.w1'
+    """
+    return _NUMBER.sub("*", name)
+
+
 def join_numbers(numbers: Iterable[int], comma: str = ", ") -> str:
     """Write numbers briefly, rising: `0-3, 7`, or `0…1016 step 8`; of many pieces the first, and how many there are."""
     rising = sorted(numbers)

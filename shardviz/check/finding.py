@@ -134,7 +134,10 @@ class Finding:
         """Where the elements of other tensors are, unless held as those of the first: identical ones in one row."""
         sides = [(one.tensor, (one.claimed, one.held)) for one in self.members]
         folded = [(names, (claimed, held)) for names, (claimed, held) in fold(sides) if held != self.held]
-        rows = [f"{names}: claimed {claimed}, held {held}" for names, (claimed, held) in folded[:MOST_NAMES]]
+        rows = [
+            f"{names}: claimed {claimed}, held {held or 'in no order that has a name'}"
+            for names, (claimed, held) in folded[:MOST_NAMES]
+        ]
         more = [f"{len(folded) - MOST_NAMES} more"] if len(folded) > MOST_NAMES else []
         return [("and", text) for text in (*rows, *more)]
 

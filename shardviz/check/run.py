@@ -13,6 +13,7 @@ from shardviz.check.grouping import grouped, ranks_by_name
 from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
 from shardviz.check.order.laid_out import LaidOut
+from shardviz.check.order.one_order import with_one_order
 from shardviz.check.order.rules.foreign import check_foreign
 from shardviz.check.order.rules.intent import (
     check_intent,
@@ -79,7 +80,7 @@ def report_on(dump: Dump) -> Report:
     laid_out = LaidOut(dump)
     if dump.files.planned is not None:
         return _report(dump, laid_out, list(check_planned(dump, dump.files.planned)))
-    weights = [*_of_shards(laid_out), *_of_run(dump)]
+    weights = [*with_one_order(_of_shards(laid_out), laid_out), *_of_run(dump)]
     return _report(dump, laid_out, [*weights, *_of_step(laid_out, _findings(weights)), *check_collectives(dump)])
 
 

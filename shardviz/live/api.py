@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.capture import Capture
-    from shardviz.live.capture.lookup.by_reference import Sift
+    from shardviz.live.capture.lookup.known import ComparedWith
     from shardviz.live.capture.pipeline_parts import PipelinePart
     from shardviz.live.capture.stamp import Stamped
-    from shardviz.reference.files import Reference
 
 CAST = "cast the model before shardviz.stamp, which fills it with what its dtype can hold, not afterwards"
 
@@ -113,9 +112,9 @@ def capture(
         raise ShardvizError(f"a stamped model has no values left to {what}", f"give stamps or {other}, not both")
     mesh = mesh or found_mesh(model)
     if reference is not None:
-        from shardviz.live.capture.lookup.by_reference import opened
+        from shardviz.live.capture.lookup.known import ComparedWith, opened
 
-        part, source = PipelinePart(tuple(stage_axes)), (opened(reference), reference_names or {})
+        part, source = PipelinePart(tuple(stage_axes)), ComparedWith(opened(reference), reference_names or {})
         return capture_by_reference(model, Path(path), mesh, source, part, step, intended, force=force)
     names = [local.name for local in local_tensors(unwrapped(model))]
     if stamps is not None and not stage_axes:
@@ -166,15 +165,13 @@ def capture_by_reference(
     model: nn.Module,
     path: Path,
     mesh: DeviceMesh,
-    source: tuple[Reference, Mapping[str, str]],
+    source: ComparedWith,
     part: PipelinePart,
     step: Mapping[str, Any] | None = None,
     intended: Mapping[str, str] | None = None,
     *,
     force: bool,
-    sift: Sift | None = None,
     command: tuple[str, ...] = (),
-    unwritten: Collection[str] = (),
 ) -> Path:
     """Write a dump whose ids are the places of the model's values in a reference. Every rank of the job calls this.
 
@@ -182,17 +179,16 @@ def capture_by_reference(
         model: As for `capture`, as are the others.
         path: The dump's folder.
         mesh: The mesh of the whole job.
-        source: What values are compared with, and its names by pattern over the model's.
+        source: What values are compared with.
         part: This rank's part of the model.
         step: What the job's own step gave.
         intended: The layouts that are wanted.
         force: Replace the folder if it is a dump.
-        sift: Says which tensors the reference does not cover after all.
         command: The command that the dump is of; the process's own by default.
-        unwritten: Parameters whose memory nothing has written to since it was allocated.
     """
     from shardviz.live.capture.locals import local_tensors, unwrapped
-    from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies, known_in, wanted_of
+    from shardviz.live.capture.lookup.by_reference import add_by_reference, as_copies
+    from shardviz.live.capture.lookup.known import known_in, wanted_of
     from shardviz.live.capture.lookup.merged import with_merged
     from shardviz.live.capture.meshes import plain_mesh
     from shardviz.live.capture.stamp import tied_names
@@ -200,12 +196,13 @@ def capture_by_reference(
     from shardviz.live.compat import computed_buffers
     from shardviz.live.dumping import dump_of_job
 
-    reference, names = source
+    reference, names = source.reference, source.names
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
-    wanted = wanted_of(locals_, tied_names(unwrapped(model), part.prefix))
+    before = [tuple(part.prefix + name for name in together) for together in source.tied]
+    wanted = wanted_of(locals_, [*tied_names(unwrapped(model), part.prefix), *before])
     merged = registry.checkpoint(unwrapped(model), reference)
     known = known_in(merged, wanted, names, strangers=reference.is_stamped)
-    empty = {part.prefix + name for name in unwritten}
+    empty = {part.prefix + name for name in source.unwritten}
     known = known.without_notes_on({part.prefix + name for name in computed_buffers(unwrapped(model))} | empty)
     whole = [local for local in locals_ if local.claim or tuple(local.values.shape) == local.shape]
     whole = as_copies(whole, plain_mesh(mesh), part.axes)
@@ -216,7 +213,8 @@ def capture_by_reference(
     with dump_of_job(path, mesh, part, intended, force=force, reference=reference.path.name, command=command) as seen:
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
-        add_by_reference(seen, whole, known, sift)
+        add_by_reference(seen, whole, known, source.sift)
+        seen.not_checked += [("", note) for note in source.notes]
         seen.unwritten += sorted(empty)
         _note_idle_axes(seen, model, mesh, part)
         _add_masters(seen, model, mesh, part)

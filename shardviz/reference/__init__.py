@@ -2,5 +2,5 @@
 
 A real job's weights must not be overwritten, and a few neighbouring values are nearly unique even in bfloat16. `files`
 reads slices of a checkpoint, `lookup` finds values in it by `windows` of neighbours, `singly` one by one. Needs numpy
-only; `live/capture/by_reference.py` calls them.
+only; `live/capture/lookup/` calls them.
 """

@@ -29,6 +29,9 @@ FEW_SAMPLES = 3
 SINGLE_BYTES = 4
 """Single values of fewer bytes are not looked up: equal ones are found by chance."""
 
+MOSTLY = 1 / 2
+"""Where a smaller part of the values that are left is found singly, they are another tensor's, and found by chance."""
+
 FEW_EQUAL = 1 / 8
 """A smaller part of a shard's narrow values that is equal where it is claimed is so by chance."""
 
@@ -137,13 +140,15 @@ def _in_order(ids: NDArray[np.int64], shape: Sequence[int], dim: int) -> NDArray
 
 
 def _one_by_one(local: NDArray[Any], reference: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Place what is left by single values, as far as the reference has each only once."""
+    """Place what is left by single values, as far as the reference has each only once: most of them, or none."""
     left = ids == UNPLACED
     if not left.any() or reference.size > MAX_SINGLE or reference.itemsize < SINGLE_BYTES:
         return ids
     values, first, counts = np.unique(reference.ravel(), return_index=True, return_counts=True)
     at = np.minimum(np.searchsorted(values, local[left]), len(values) - 1)
     good = (values[at] == local[left]) & (counts[at] == 1)
+    if good.sum() < MOSTLY * good.size:
+        return ids
     ids = ids.copy()
     ids[left] = np.where(good, first[at] + 1, UNPLACED)
     return ids

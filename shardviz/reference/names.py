@@ -130,10 +130,12 @@ def refuse_strangers(names: Collection[str], others: Collection[str], path: str,
     if several:
         raise ShardvizError(
             f"{path} has the model's names {len(several)} times: behind {listed(several, MAX_LISTED)}",
-            f'say which is meant: reference_names={{"*": "{next(iter(several))}*"}}',
+            f'say which is meant: reference_names={{"*": "{next(iter(several))}*"}}, or a line of a file for --map: '
+            f"* = {next(iter(several))}*",
         )
     raise ShardvizError(
         f"no tensor of the model is in {path} by its name: the model has {listed(sorted(names), MAX_LISTED)}, "
         f"{path} has {listed(sorted(others), MAX_LISTED) or 'no tensors'}",
-        'say how they correspond: reference_names={"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}',
+        'say how they correspond: reference_names={"layers.*.wq.weight": "model.layers.*.self_attn.q_proj.weight"}, or '
+        "lines of a file for --map: layers.*.wq.weight = model.layers.*.self_attn.q_proj.weight",
     )

@@ -50,3 +50,8 @@ def arange(*shape: int) -> NDArray[np.int64]:
 def reordered(content: NDArray[np.int64], claimed: str, mesh: str) -> Made:
     """Return a tensor that claims a layout but is the shards of `content`."""
     return Made(claimed, ids=shards_of(content, claimed, mesh))
+
+
+def by_rank(claimed: str, mesh: str, source: list[int]) -> Made:
+    own = shards_of(arange(12, 4), claimed, mesh)
+    return Made(claimed, ids={rank: own[source[rank]] for rank in own})

@@ -173,6 +173,21 @@ def test_experts_renumbered_on_each_rank_collide(tmp_path: Path) -> None:
     assert "experts.0 on rank 0, experts.2 on rank 1" in report.findings[0].summary
 
 
+@pytest.mark.parametrize("names", [("layers.1.norm1", "layers.1.norm2"), ("layers.1.norm", "layers.2.norm")])
+def test_another_tensor_in_some_copies_of_a_split_one_was_mixed_up_and_not_renumbered(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    ids = {(fsdp, tp): np.arange(4 * fsdp, 4 * fsdp + 4) + 1 + 8 * tp for fsdp in (0, 1) for tp in (0, 1)}
+    made = {
+        names[0]: Made("[8/fsdp]", ids={2 * fsdp + tp: one for (fsdp, tp), one in ids.items()}),
+        names[1]: "[8/fsdp]",
+    }
+    found = only(check_made(tmp_path, "fsdp=2,tp=2", made))
+    assert (found.kind, found.tensor, found.ranks) == ("foreign", names[0], (1, 3))
+    assert f"2 of 4 ranks hold {names[1]} under this name: rank 1 starts with element 0 of it" in found.summary
+    assert "mixed up" in found.cause
+
+
 def test_a_tensor_on_some_ranks_only_is_a_pipeline_stage(tmp_path: Path) -> None:
     from shardviz.check.run import check_dump
     from tests.check.records import without

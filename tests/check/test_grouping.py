@@ -34,6 +34,11 @@ def scaled(tensor: str, times: int, cause: str = "Summed over dp") -> Finding:
     return Finding("wrong-scale", "error", tensor, (0, 1), f"{times} times the other", cause=cause, fix="divide")
 
 
+def test_a_tensor_of_a_group_that_is_held_in_no_known_order_is_said_to_be() -> None:
+    (found,) = grouped([zeros("a", claimed="[4]", held="zeros"), zeros("b", claimed="[8]")])
+    assert ("and", "b: claimed [8], held in no order that has a name") in found.layouts
+
+
 def test_one_cause_on_three_tensors_is_one_finding_with_the_numbers_of_the_first() -> None:
     (found,) = grouped([zeros(name, 8 * at) for at, name in enumerate(NAMES, 1)])
     assert (found.tensor, found.tensors) == ("up.weight", NAMES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardviz.layout.mesh import Mesh
-from tests.check.checking import arange, check_made, kinds, only, reordered, shards_of
+from tests.check.checking import arange, by_rank, check_made, kinds, only, reordered, shards_of
 from tests.dumps import Made
 
 if TYPE_CHECKING:
@@ -105,11 +105,6 @@ def test_replicate_with_shards_is_a_wrong_label(tmp_path: Path) -> None:
     found = only(check_made(tmp_path, "tp=2", {"w": Made("[4, 4]", held="[4/tp, 4]")}))
     assert found.kind == "wrong-placement"
     assert "(Shard(0),)" in found.fix
-
-
-def by_rank(claimed: str, mesh: str, source: list[int]) -> Made:
-    own = shards_of(arange(12, 4), claimed, mesh)
-    return Made(claimed, ids={rank: own[source[rank]] for rank in own})
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,20 @@ def test_random_pieces_of_random_tensors(seed):
     reference, ids = content(shape, 32, seed), ids_like(shape)
     orders = [rng.permutation(size)[: rng.integers(1, size + 1)] for size in shape]
     assert np.array_equal(locate(reference[np.ix_(*orders)], reference), ids[np.ix_(*orders)])
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_values_that_another_tensor_has_by_chance_are_not_placed(count):
+    own, other = content((32, 48)), content((32, 48), seed=1)
+    where = np.random.default_rng(2).permutation(own.size)[:count]
+    other.ravel()[where] = own.ravel()[where[::-1]]  # of so many values a few are equal
+    assert (locate(other, own) == UNPLACED).all()
+
+
+def test_short_pieces_are_placed_value_by_value_though_a_few_are_not_there():
+    own = content((40, 5))
+    mixed = own[np.random.default_rng(0).permutation(40)][:, ::-1].copy()
+    mixed[0] = content((5,), seed=9)
+    ids = locate(mixed, own)
+    assert (ids[0] == UNPLACED).all()
+    assert sorted(ids[1:].ravel()) == sorted(np.unique(ids[1:])) != [UNPLACED]

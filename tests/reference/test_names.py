@@ -70,4 +70,5 @@ def test_an_adapter_is_in_no_reference():
 def test_the_same_names_twice_say_which_to_name():
     with pytest.raises(ShardvizError, match=r"has the model's names 2 times: behind actor\., critic\.") as caught:
         refuse_strangers(["w"], ["actor.w", "critic.w"], "ckpt", ("actor.", "critic."))
-    assert caught.value.hint == 'say which is meant: reference_names={"*": "actor.*"}'
+    assert caught.value.hint.startswith('say which is meant: reference_names={"*": "actor.*"}')
+    assert caught.value.hint.endswith("--map: * = actor.*")

@@ -241,6 +241,6 @@ CATALOGUE: dict[Disorder, Advice] = {
     ),
     "scrambled": Advice(
         "Nothing that shardviz knows fits: shards were written by ranks or in an order that follow no simple rule",
-        "start from the first differences below: which code wrote these elements?",
+        "start from the first differences above: which code wrote these elements?",
     ),
 }

@@ -112,7 +112,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
         tensor.names[index],
         tuple(sorted(others)),
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
-        f"{len(tensor.shards)} ranks differ from the other copies (ranks {ranks})",
+        f"{len(tensor.shards)} ranks differ from the other copies (rank{'s' * (len(others) > 1)} {ranks})",
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
         held=f"different values along {' and '.join(axes)}" if axes else "different values",

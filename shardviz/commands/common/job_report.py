@@ -24,7 +24,8 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int) -> in
     dumps = [dump for dump in written if dump.exists()]
     for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
         talk(f"shardviz: {text}")
-    codes = [_report(args, dump) for dump in sorted(dumps, key=lambda path: (len(path.name), path.name))]
+    in_order = sorted(dumps, key=lambda path: (len(path.name), path.name))
+    codes = [_report(args, dump, is_only=len(dumps) == 1) for dump in in_order]
     for dump in written:
         if dump not in dumps:
             talk(f"shardviz: {dump} is on the machine of rank 0, which reports on it; this machine does not reach it")
@@ -100,15 +101,25 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
     return True
 
 
-def _report(args: argparse.Namespace, dump: Path) -> int:
+def _report(args: argparse.Namespace, dump: Path, *, is_only: bool) -> int:
     from shardviz.commands import check
 
     shown = Path(os.path.relpath(dump))
+    if not is_only and args.format == "text":
+        _write_title(f"{shown}:", args.color)
     code = check.report(shown, args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
         talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
     talk(f"wrote {shown}; look at it with: shardviz view {shown}")
     return code
+
+
+def _write_title(text: str, colour: str) -> None:
+    """Write what the report that follows is of."""
+    from shardviz.commands.common.dumps import terminal_for, write_answer
+    from shardviz.picture.text.terminal import line
+
+    write_answer([line(text)], terminal_for(colour))
 
 
 def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:

@@ -56,7 +56,7 @@ def add_step(seen: Capture, locals_: Sequence[Local], step: Mapping[str, Any], m
     Args:
         seen: The capture of this rank.
         locals_: The model's tensors, with their gradients.
-        step: What the job said of its step.
+        step: What the job gave of its step.
         mesh: The job's mesh, on which all ranks log the same numbers.
     """
     for local in locals_:

@@ -15,7 +15,8 @@ from shardviz.dump.ids import ID_NONE
 from shardviz.live.capture import describe, full_tensor
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
-from shardviz.live.capture.lookup.by_reference import Known, add_by_reference
+from shardviz.live.capture.lookup.by_reference import add_by_reference
+from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.stamp import Digits, Stamped, exact_bits, inexact, named_tensors, stamp
 from shardviz.live.compat import DTensor, clean_name
 

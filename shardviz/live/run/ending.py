@@ -14,10 +14,11 @@ from torch import distributed
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.agreement import in_a_line
-from shardviz.live.run.hooks.observing import quietly
+from shardviz.live.run.hooks.observing import is_inside, quietly
 from shardviz.live.run.known.writing import rank_here
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
+from shardviz.text import counted
 
 if TYPE_CHECKING:
     from shardviz.live.run.observer import Observer
@@ -35,7 +36,8 @@ def watch_steps(seen: Observer) -> None:
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         # The hook stays: torch walks over the hooks while it calls them, and raises if one is removed meanwhile.
-        if distributed.is_initialized() and optimizer not in known and os.getpid() == process:
+        # torch's state dicts of an optimizer step it once, with nothing to do, before a checkpoint is read into them.
+        if distributed.is_initialized() and optimizer not in known and os.getpid() == process and not is_inside():
             known.add(optimizer)
             quietly("Optimizer.step", seen.stepping, optimizer)
             if seen.options.stamp:
@@ -50,7 +52,7 @@ def _end_after(seen: Observer, register: Any) -> None:
     taken: Counter[int] = Counter()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        taken[id(optimizer)] += 1
+        taken[id(optimizer)] += not is_inside()
         if taken[id(optimizer)] >= seen.options.steps:
             end(seen)
 
@@ -65,7 +67,7 @@ def end(seen: Observer) -> None:
         quietly("the last step", meet, "the end", seen.options.patience)
         with suppress(Exception):
             distributed.destroy_process_group()
-    leave(seen.options.session, Note("ended", rank, f"after {seen.options.steps} steps"))
+    leave(seen.options.session, Note("ended", rank, f"after {counted(seen.options.steps, 'step')}"))
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

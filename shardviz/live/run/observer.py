@@ -59,6 +59,7 @@ class Observer:
         self._is_noted_at_exit = False
         self._rank = -1
         self._searches = 2
+        self._files: set[str] = set()
         watch_steps(self)
 
     # What hooks call
@@ -125,9 +126,10 @@ class Observer:
             self._add_source(of_state_dict(model, state_dict, self.options, len(self.sources)))
 
     def loaded_dcp(self, state_dict: object, folder: str) -> None:
-        """Compare with a DCP folder what was loaded from it."""
+        """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""
         if isinstance(state_dict, dict) and not self.stamped:
             self._add_source(of_dcp(state_dict, folder))
+            self._add_opened(Opened(Path(folder)))
 
     def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
         """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
@@ -139,12 +141,11 @@ class Observer:
             self._look_again()
 
     def opened_file(self, file: str) -> None:
-        """Remember a checkpoint when the job opens one of its files, before its models are captured."""
-        if not self.stamped and not self.options.reference and (not self._num_taken or any(self._pending())):
-            opened = [source for source in self.sources if isinstance(source, Opened)]
-            one = Opened(checkpoint_of(file)[0])
-            if one not in opened and len(opened) < MOST and Path(self.options.session) not in one.path.parents:
-                self.sources.append(one)
+        """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
+        if self.stamped or self.options.reference or file in self._files:
+            return
+        self._files.add(file)
+        self._add_opened(Opened(checkpoint_of(file)[0]))
 
     # What hooks call under --stamp
 
@@ -183,7 +184,7 @@ class Observer:
         if self.stamped and self._num_taken and not any(True for _ in self._pending()):
             end_stamped(self, "when its models were captured")
 
-    # What hooks call
+    # Steps of schedules and optimizers
 
     def scheduled(self, schedule: Any) -> None:
         """Capture the stages of a pipeline before its first step."""
@@ -257,6 +258,14 @@ class Observer:
     def _add_source(self, source: Source | None) -> None:
         if source is not None:
             self.sources.append(source)
+
+    def _add_opened(self, one: Opened) -> None:
+        opened = [source for source in self.sources if isinstance(source, Opened)]
+        is_wanted = not self.options.reference and Path(self.options.session) not in one.path.parents
+        if is_wanted and one not in opened:
+            self.sources.append(one)
+            if len(opened) == MOST:
+                self.sources.remove(opened[0])
 
     def _leave(self, kind: Any, text: str) -> None:
         rank = distributed.get_rank() if distributed.is_initialized() else -1

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
 from shardviz.live.capture.agreement import in_a_line, of_all_ranks, together
 from shardviz.live.capture.found_mesh import found_mesh
 from shardviz.live.capture.locals import local_tensors, unwrapped
-from shardviz.live.capture.lookup.by_reference import opened
+from shardviz.live.capture.lookup.known import ComparedWith, opened
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import DTensor
@@ -29,6 +30,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardviz.live.capture.locals import Local
     from shardviz.live.run.known.sources import Source
     from shardviz.live.run.known.unwritten import Unwritten
     from shardviz.live.run.known.values import Values
@@ -120,7 +122,8 @@ def name_of(root: nn.Module) -> str:
 
     `fully_shard` derives a class of its own from it, `(FSDPModule, cls)` in torch 2.4.1 to 2.13.0.
     """
-    kind = type(unwrapped(root))
+    inside = unwrapped(root)
+    kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
     bases = kind.__bases__
     return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
 
@@ -133,28 +136,24 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     """Write the dump, and return what values were compared with."""
     mesh = _mesh_of(root, stage)
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
-    options, sift = seen.options, None
     locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
+    source = replace(_compared_with(seen, unwrapped(root), locals_), unwritten=seen.unwritten.names(unwrapped(root)))
+    options = seen.options
+    capture_by_reference(root, folder, mesh, source, part, force=options.force, command=options.command)
+    return source.reference
+
+
+def _compared_with(seen: Seen, model: nn.Module, locals_: list[Local]) -> ComparedWith:
+    """Return the stamped copy that the job has loaded, what was asked for, or what was seen of the job."""
+    names, tied = seen.options.names, tuple(seen.values.tied(model))
     if seen.stamped:
-        source = seen.stamped.reference(locals_)
-    elif options.reference:
-        source = opened(options.reference)
-    else:
-        kept = seen.values.kept(unwrapped(root))
-        known = chosen(seen.sources, unwrapped(root), locals_, kept)
-        source, sift = known.reference, Sifting(kept, known, equal_buffers(locals_))
-    capture_by_reference(
-        root,
-        folder,
-        mesh,
-        (source, options.names),
-        part,
-        force=options.force,
-        sift=sift,
-        command=options.command,
-        unwritten=seen.unwritten.names(unwrapped(root)),
-    )
-    return source
+        return ComparedWith(seen.stamped.reference(locals_), names)
+    if seen.options.reference:
+        return ComparedWith(opened(seen.options.reference), names, tied=tied)
+    kept = seen.values.kept(model)
+    known = chosen(seen.sources, model, locals_, kept)
+    sift = Sifting(kept, known, equal_buffers(locals_))
+    return ComparedWith(known.reference, names, sift, known.notes, tied)
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:

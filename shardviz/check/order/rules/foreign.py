@@ -1,9 +1,9 @@
 """`foreign` and `name-collision`: values that are not ids of the tensor that holds them.
 
 Zeros are padding or memory that nothing was written to; a value that is not an id is NaN or was computed; an id of
-another tensor identifies that tensor. Where whole shards are other tensors', another one on each rank, the name itself
-means different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a plain tensor may end in
-padding as long as every id of it is held, and is `missing` some otherwise.
+another tensor identifies that tensor. Where ranks hold whole tensors that differ in their numbers only, another one on
+each rank, the name itself means different tensors: `name-collision`. A pending sum (Partial) may hold zeros anywhere; a
+plain tensor may end in padding as long as every id of it is held, and is `missing` some otherwise.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shardviz.check.order.infer.elements import explain_elements
 from shardviz.check.order.rules.counts import count_ids
 from shardviz.check.order.rules.zeros import advise_zeros
 from shardviz.layout.region import index_of
-from shardviz.text import listed, named_ranks
+from shardviz.text import listed, named_ranks, natural_key, starred
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,10 +50,10 @@ def check_foreign(case: Case) -> Iterator[Finding]:
     owners = {coord: _owner(case, ids) for coord, ids in foreign.items()}
     names = {name for name in owners.values() if name}
     mixed = len(names) > 1 or (len(names) == 1 and len(foreign) < len(case.shards))
-    if mixed and all(owners.values()):
+    if mixed and all(owners.values()) and _may_be_renumbered(case, names):
         yield _collision(case)
-    elif len(names) == 1 and all(owners.values()):
-        yield _other_tensor(case, foreign, names.pop())
+    elif names and all(owners.values()):
+        yield _other_tensor(case, foreign, sorted(names, key=natural_key))
     else:
         yield _foreign(case, foreign)
 
@@ -98,19 +98,26 @@ def _collision(case: Case) -> Finding:
     )
 
 
-def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], name: str) -> Finding:
+def _may_be_renumbered(case: Case, names: Iterable[str]) -> bool:
+    """Whether each rank has whole tensors, which it numbers for itself: their names differ in numbers only."""
+    whole = all(tuple(shard.body.local_shape) == case.shape for shard in case.shards.values())
+    return whole and {starred(name) for name in names} == {starred(case.name)}
+
+
+def _other_tensor(case: Case, foreign: dict[Coord, NDArray[np.int64]], names: Sequence[str]) -> Finding:
     coord = next(iter(foreign))
     at = case.owner(-1 - int(foreign[coord].flat[0]))[1]
     advice = CATALOGUE["other-tensor"]
+    of_it = "it" if len(names) == 1 else _owner(case, foreign[coord])
     return Finding(
         "foreign",
         "error",
         case.name,
         _ranks(case, foreign),
-        f"{len(foreign)} of {len(case.shards)} ranks hold {name} under this name: rank {case.rank(coord)} starts "
-        f"with element {at} of it",
+        f"{len(foreign)} of {len(case.shards)} ranks hold {listed(names, MAX_RANKS)} under this name: rank "
+        f"{case.rank(coord)} starts with element {at} of {of_it}",
         claimed=case.claimed_text,
-        held=f"the elements of {name}",
+        held=f"the elements of {listed(names, MAX_RANKS)}",
         cause=advice.cause,
         fix=advice.fix,
         refs=advice.refs,

@@ -18,7 +18,8 @@ from torch import distributed
 from shardviz.dump.records import FlatRecord, FragmentRecord, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import ALIKE, Known, place_of
+from shardviz.live.capture.lookup.by_reference import ALIKE, place_of
+from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry

@@ -8,7 +8,6 @@ two of them the wrong way round on all ranks alike cannot be seen from within.
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +21,10 @@ from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.dump.records import Role, Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.capture.lookup.by_reference import Known, cast_bits, is_as_claimed
+from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.reference.lookup import read_region
-from shardviz.text import listed, printable
+from shardviz.text import listed, printable, starred
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
-    from shardviz.live.capture.lookup.by_reference import Wanted
+    from shardviz.live.capture.lookup.known import Known, Wanted
     from shardviz.reference.files import Entry, Reference
 
 BLOCKS = 8
@@ -254,16 +253,6 @@ def _is_even(rows: Iterable[Sequence[Entry]], dim: int, *, transposed: bool) -> 
 
 def _shape(one: Entry, *, transposed: bool) -> tuple[int, ...]:
     return one.shape[::-1] if transposed else one.shape
-
-
-def starred(name: str) -> str:
-    """Return a name with `*` for its numbers.
-
-    Example:
-        >>> starred("layers.3.experts.12.w1")
-        'layers.*.experts.*.w1'
-    """
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def _numbers(name: str) -> tuple[int, ...]:

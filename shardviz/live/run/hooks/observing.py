@@ -55,6 +55,11 @@ def nested(*, counts: bool = True) -> Iterator[bool]:
         _DEPTH.value -= counts
 
 
+def is_inside() -> bool:
+    """Whether this thread is inside of a call that counts: what happens in there is not the job's own doing."""
+    return _DEPTH.value > 0
+
+
 def quietly(what: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of shardviz's; an error is reported and goes no further."""
     try:

@@ -99,8 +99,9 @@ def _opens(seen: Observer, call: Call, result: Any) -> None:
 
 def _torch_loads(seen: Observer, call: Call, result: Any) -> None:
     file = argument(call, 0, "f")
-    if isinstance(file, str | os.PathLike):
-        seen.opened_file(os.fspath(file))
+    place = file if isinstance(file, os.PathLike) else getattr(file, "name", file)  # the job may have opened it itself
+    if isinstance(place, str | os.PathLike):
+        seen.opened_file(os.fspath(place))
 
 
 def _joined(seen: Observer, call: Call, result: Any) -> None:
@@ -144,6 +145,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "torch.distributed.checkpoint.state_dict": (
         Hook("set_model_state_dict", _sets),
         Hook("set_state_dict", _set_both),
+        *map(Hook, ("get_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")),
     ),
     "torch.distributed.checkpoint.state_dict_loader": (Hook("load", None, _dcp),),
     "torch.distributed.distributed_c10d": (Hook("init_process_group", None, _joined, _always, hides=False),),

@@ -1,19 +1,25 @@
 """Which of the values that are known of a tensor it is compared with. All ranks choose the same.
 
 What was surely loaded, or held before sharding, is taken, the newest first. A file that the job only opened may be what
-its weights were copied from: it is taken where a rank holds just what it claims of it, or where nothing else is known.
+its weights were copied from: it is taken where a rank holds just what it claims of it, where a weight of another kind
+of it is held instead (`overlooked`), or where nothing else is known.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import is_as_claimed
+from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.live.run.known.overlooked import is_of_another_kind, misfits, notes_on, notes_on_mixtures
+from shardviz.live.run.known.rounded import all_rounded, notes_on_rounding, rounded_files
 from shardviz.live.run.known.values import NAME, UNSEEN
 from shardviz.reference.files import Reference
+from shardviz.reference.lookup import is_alike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +30,6 @@ if TYPE_CHECKING:
     from shardviz.live.run.known.sources import Source
     from shardviz.live.run.known.values import Kept
     from shardviz.reference.files import Entry
-
-NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,13 @@ class Chosen:
         reference: Their places, by the model's names.
         snapshots: Names of tensors that the job may rightly have changed since, each with where its values are.
         before: The names of those whose values are from before sharding.
+        notes: What a reader should know of files that the job opened.
     """
 
     reference: Reference
     snapshots: Mapping[str, Path]
     before: frozenset[str]
+    notes: tuple[str, ...] = ()
 
 
 def chosen(sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local], kept: Mapping[str, Kept]) -> Chosen:
@@ -78,9 +84,9 @@ def chosen(sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
             known = of_all.setdefault(name, [])
             known += [one for one in some if all(one.path != other.path for other in known)]
         reasons = not_here | reasons
-    found = fitting(of_all, locals_)
+    found, notes = fitting(of_all, locals_)
     paths = sorted({one.path for one in found.values()}, key=str)
-    path = paths[0] if len(paths) == 1 else Path(" and ".join(one.name for one in paths) or "nothing")
+    path = paths[0] if len(paths) == 1 else Path(" or ".join(one.name for one in paths) or "nothing")
     return Chosen(
         Reference(
             path,
@@ -89,6 +95,7 @@ def chosen(sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
         ),
         {name: one.path for name, one in found.items() if one.is_snapshot},
         frozenset(name for name, one in found.items() if str(one.path) == NAME),
+        tuple(notes),
     )
 
 
@@ -104,30 +111,54 @@ def candidates(sources: Sequence[Source], model: nn.Module, names: Sequence[str]
             else:
                 sure[name] = one
     for name, one in sure.items():
-        found.setdefault(name, []).append(one)
+        found[name] = [guess for guess in found.get(name, []) if guess.path != one.path] + [one]
     return found
 
 
-def fitting(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, Candidate]:
-    """Return each tensor's first candidate that some rank holds its part of, else the last. Every rank calls this.
+def fitting(of_all: Mapping[str, list[Candidate]], locals_: Sequence[Local]) -> tuple[dict[str, Candidate], list[str]]:
+    """Return what each tensor is compared with, and notes on the opened files. Every rank calls this.
+
+    A tensor is compared with the first candidate that some rank holds its part of, else with the one that is sure.
 
     Args:
         of_all: What any rank knows of each tensor, the same on all ranks.
         locals_: The tensors of this rank.
     """
-    guessed = {name: [one for one in some if one.is_guess] for name, some in of_all.items()}
-    mine: dict[str, int] = {}
-    for local in locals_:
-        guesses = guessed.get(local.name, [])
-        if guesses and not local.values.is_meta and local.values.numel():
-            mine[local.name] = next((at for at, one in enumerate(guesses) if is_as_claimed(local, one.entry)), NONE)
-    first: dict[str, int] = {}
-    for of_rank in of_all_ranks(mine):
-        for name, at in of_rank.items():
-            if at != NONE:
-                first[name] = min(at, first.get(name, at))
+    fits = _fits(of_all, locals_)
+    unknown = {name: some for name, some in of_all.items() if name not in fits and all(one.is_guess for one in some)}
+    narrow = rounded_files(unknown, locals_)
+    of_all = all_rounded(of_all, unknown, narrow)
+    fits |= {name: (frozenset({at}), True) for name, (at, _) in narrow.items()}
+    held = {name: min(places) for name, (places, _) in fits.items()}
+    used = Counter(of_all[name][held[name]].path for name, (_, tells) in fits.items() if tells)
+    misfit = misfits(of_all, held, used, locals_)
+    mixed_up = {name: one.at for name, one in misfit.items() if is_of_another_kind(name, one)}
+    guessed = mixed_up | held
     sure = {name: next((one for one in some if not one.is_guess), some[0]) for name, some in of_all.items()}
-    return {name: guessed[name][first[name]] if name in first else one for name, one in sure.items()}
+    found = {name: of_all[name][guessed[name]] if name in guessed else one for name, one in sure.items()}
+    notes = notes_on({name: one for name, one in misfit.items() if name not in guessed}, of_all, used)
+    notes += notes_on_mixtures(of_all, {name: places for name, (places, _) in fits.items()}, used)
+    return found, [*notes, *notes_on_rounding(of_all, narrow)]
+
+
+def _fits(of_all: Mapping[str, list[Candidate]], locals_: Iterable[Local]) -> dict[str, tuple[frozenset[int], bool]]:
+    """Return which opened files some rank holds each tensor of, by their places among its candidates.
+
+    Every rank calls this. With each is whether that says anything: a tensor of one value throughout may be of any file.
+    """
+    mine: dict[str, tuple[frozenset[int], bool]] = {}
+    for local in locals_:
+        guesses = [(at, one) for at, one in enumerate(of_all.get(local.name, [])) if one.is_guess]
+        if guesses and not local.values.is_meta and local.values.numel():
+            places = frozenset(at for at, one in guesses if is_as_claimed(local, one.entry))
+            if places:
+                mine[local.name] = places, not is_alike(bits_of_tensor(local.values))
+    fits: dict[str, tuple[frozenset[int], bool]] = {}
+    for of_rank in of_all_ranks(mine):
+        for name, (places, tells) in of_rank.items():
+            known, told = fits.get(name, (frozenset(), False))
+            fits[name] = known | places, told or tells
+    return fits
 
 
 def _names(locals_: Iterable[Local]) -> list[str]:

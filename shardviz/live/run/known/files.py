@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardviz.reference.files import Entry
 
 MOST = 64
-"""Files that are remembered: a job may keep its data in safetensors files, too."""
+"""Files that are remembered, the newest: a job may keep its data in safetensors files, too."""
 
 
 @dataclass(frozen=True)

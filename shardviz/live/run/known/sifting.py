@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 WRITTEN = "its values were written after it was sharded: no rank holds any of the values from before"
 AGAIN = "every rank computed it again after it was sharded, with equal results"
-DIFFERED = "ranks had different values before it was sharded"
+DIFFERED = (
+    "ranks had different values before it was sharded, so that its shards are not pieces of one tensor: seed or load "
+    "alike on all ranks to have it checked"
+)
 
 FEW = 0.1
 """The part of a tensor's elements that may be found in its old values by chance."""
@@ -33,9 +36,9 @@ FEW = 0.1
 class Sifting:
     """Says which tensors were written since.
 
-    A tensor of which no rank holds any old value was, and nothing is known of it. If some ranks hold old values and
-    others do not, that is a finding, unless they had different ones from the start. Buffers that have other values than
-    before, the same on every rank, were computed again.
+    If no rank holds any old value of a tensor, it was written, and nothing more is known of it. If some ranks hold old
+    values and others do not, that is a finding, unless they had different ones from the start. Buffers that have other
+    values than before, the same on every rank, were computed again.
     """
 
     def __init__(self, kept: Mapping[str, Kept], chosen: Chosen, equal: Collection[str] = ()) -> None:
@@ -50,14 +53,14 @@ class Sifting:
         changed = (name for name, ids in places.items() if ids is not None and name in self._snapshots)
         not_known = dict.fromkeys((name for name in changed if name in self._equal), AGAIN)
         for name in sorted({name for found, _ in of_all for name in found}):
-            of_ranks = [(found[name], samples.get(name)) for found, samples in of_all if name in found]
+            lost = {samples.get(name) for found, samples in of_all if not found.get(name, True)}
             first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
             if name in not_known:
                 continue
-            if not any(found for found, _ in of_ranks):
-                not_known[name] = self._written(name)
-            elif not all(found or sample in (None, first) for found, sample in of_ranks):
+            if lost - {None, first}:
                 not_known[name] = DIFFERED
+            elif not any(found.get(name) for found, _ in of_all):
+                not_known[name] = self._written(name)
         return not_known
 
     def _written(self, name: str) -> str:

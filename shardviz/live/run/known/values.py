@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from shardviz.live.capture.stamp import storage_key
 from shardviz.live.compat import clean_name
 from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
@@ -40,11 +41,13 @@ class Kept:
         entry: Where its values are; None where this rank did not write them.
         sample: A checksum of its first values; None where it had none.
         why: Why it has no values.
+        storage: The same for all parameters that shared storage.
     """
 
     entry: Entry | None
     sample: int | None
     why: str = ""
+    storage: Hashable = None
 
 
 class Values:
@@ -59,11 +62,13 @@ class Values:
         self._owners: WeakKeyDictionary[nn.Module, dict[str, Kept]] = WeakKeyDictionary()
         self._pointers: set[int] = set()
         self._num_files = 0
+        self._num_looks = 0
 
     def remember(self, module: nn.Module) -> None:
         """Keep the values of the whole model that a module belongs to, as far as it has not been seen."""
         if all(part in self._owners for part in module.modules()):
             return
+        self._num_looks += 1
         parts = [part for part in _outermost(module).modules() if part not in self._owners]
         tensors = {(part, name): tensor for part in parts for name, tensor in _own_tensors(part)}
         plain = {where: tensor for where, tensor in tensors.items() if is_plain(tensor)}
@@ -73,7 +78,8 @@ class Values:
         for (part, name), tensor in tensors.items():
             here = (part, name) in plain
             why = "" if (part, name) in entries else META if tensor.is_meta else TOO_LARGE if here else UNSEEN
-            self._owners[part][name] = Kept(entries.get((part, name)), sample(tensor) if here else None, why)
+            known = entries.get((part, name)), sample(tensor) if here else None
+            self._owners[part][name] = Kept(*known, why, self._storage(tensor))
 
     def knows(self, tensor: Any) -> bool:
         """Whether a tensor's memory belongs to a module that is known."""
@@ -102,9 +108,22 @@ class Values:
                 found[clean_name(f"{prefix}.{name}" if prefix else name)] = kept
         return found
 
+    def tied(self, root: nn.Module) -> list[tuple[str, ...]]:
+        """Return the groups of a model's parameters that shared storage, as on the meta device too."""
+        groups: dict[Hashable, list[str]] = defaultdict(list)
+        for name, kept in self.kept(root).items():
+            if kept.storage is not None:
+                groups[kept.storage].append(name)
+        return [tuple(names) for names in groups.values() if len(names) > 1]
+
     def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
         """Return where a model's values are."""
         return {name: kept.entry for name, kept in self.kept(root).items() if kept.entry is not None}
+
+    def _storage(self, tensor: torch.Tensor) -> Hashable:
+        """Return what only parameters on the same memory have, now: memory that is freed becomes another's."""
+        is_own = type(tensor) is nn.Parameter and tensor.numel()
+        return (self._num_looks, storage_key(tensor)) if is_own else None
 
     def _write(self, tensors: dict[tuple[nn.Module, str], torch.Tensor]) -> dict[tuple[nn.Module, str], Entry]:
         """Write values where this rank writes and the disk has room; of tensors that share memory one."""

@@ -123,4 +123,4 @@ def _held(of_all: Mapping[Path, Mapping[str, Entry]], names: list[str], locals_:
             one = Candidate(entries[other], path, is_snapshot=False, is_guess=True)
             found.setdefault(name, []).insert(0, one)
     several = {name: some for name, some in found.items() if len(some) > 1}
-    return {name: one.entry for name, one in fitting(several, locals_).items()}
+    return {name: one.entry for name, one in fitting(several, locals_)[0].items()}

@@ -1,0 +1,198 @@
+"""What a reference knows of a model: which of its tensors each of the model's is, and the ids of their elements."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from shardviz.checkpoint.maps.inverse import towards
+from shardviz.checkpoint.maps.language import names_in, rules_of
+from shardviz.checkpoint.maps.matching import apply, named
+from shardviz.checkpoint.maps.settings import numbers_beside
+from shardviz.dump.records import Stamp
+from shardviz.errors import DumpError
+from shardviz.live.capture.agreement import of_all_ranks, raise_together
+from shardviz.reference.files import open_reference
+from shardviz.reference.names import matched, refuse_strangers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardviz.checkpoint.maps.matching import Mapped
+    from shardviz.dump.records import Role
+    from shardviz.live.capture.locals import Local
+    from shardviz.reference.files import Entry, Reference
+    from shardviz.reference.names import Matching
+
+Sift: TypeAlias = "Callable[[Mapping[str, NDArray[np.int64] | None]], Mapping[str, str]]"
+"""Given this rank's tensors by name, without empty shards, each with its ids or None where all is as claimed, says
+which are not to be checked, and why. Every rank calls it."""
+
+
+@dataclass(frozen=True)
+class ComparedWith:
+    """What a model's values are compared with.
+
+    Attributes:
+        reference: The checkpoint.
+        names: Its names by pattern over the model's.
+        sift: Says which tensors it does not cover after all.
+        notes: What is not known of the run as a whole.
+        tied: Names that shared storage before the model was sharded.
+        unwritten: Parameters whose memory nothing has written to since it was allocated.
+    """
+
+    reference: Reference
+    names: Mapping[str, str]
+    sift: Sift | None = None
+    notes: tuple[str, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
+    unwritten: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Known:
+    """The tensors of a model that a reference has.
+
+    Attributes:
+        stamps: The ids that stand for their elements, by the model's names.
+        entries: What the reference has of them; a fill where the model was stamped.
+        not_checked: Names that it does not have, or in another shape, and why.
+        is_stamped: Whether all of its values are of fills.
+    """
+
+    stamps: Mapping[str, Stamp]
+    entries: Mapping[str, Entry]
+    not_checked: tuple[tuple[str, str], ...] = ()
+    is_stamped: bool = False
+
+    def without_notes_on(self, names: Collection[str]) -> Known:
+        """Return it with nothing to say of some tensors: of buffers that every rank computes, copies are compared."""
+        return replace(self, not_checked=tuple(pair for pair in self.not_checked if pair[0] not in names))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor of the model that is looked up.
+
+    Attributes:
+        role: Its role.
+        shape: Its global shape.
+        tied: The other names that share its storage.
+    """
+
+    role: Role
+    shape: tuple[int, ...]
+    tied: tuple[str, ...] = ()
+
+
+def opened(path: str | Path) -> Reference:
+    """Open a reference on every rank. Every rank calls this.
+
+    Raises:
+        ShardvizError: A rank cannot open it; every rank raises it.
+    """
+    reference, error = None, None
+    try:
+        reference = open_reference(path)
+    except DumpError as refused:
+        error = refused
+    raise_together(error)
+    assert reference is not None, "where this rank has none, it has raised"
+    return reference
+
+
+def wanted_of(locals_: Iterable[Local], tied: Iterable[tuple[str, ...]]) -> dict[str, Wanted]:
+    """Return what is to be looked up, of all ranks together. Every rank calls this.
+
+    Args:
+        locals_: This rank's tensors.
+        tied: The groups of names that share storage on this rank.
+    """
+    groups = {name: group for group in tied for name in group}
+    mine = {
+        local.name: Wanted(
+            local.role, local.shape, tuple(one for one in groups.get(local.name, ()) if one != local.name)
+        )
+        for local in locals_
+    }
+    return {name: wanted for of_rank in of_all_ranks(mine) for name, wanted in of_rank.items()}
+
+
+def known_in(
+    reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str], *, strangers: bool = False
+) -> Known:
+    """Return what a reference knows of a model's tensors. One that it lacks is looked up as one that it is tied to.
+
+    Args:
+        reference: What values are compared with.
+        wanted: The model's tensors by name.
+        names: A map, where the reference has other names, or tensors that the model's are made of: `name: expression`.
+        strangers: Whether it may have none of them.
+
+    Raises:
+        ShardvizError: It has none of them and should, or a pattern fits none.
+    """
+    mapped = _mapped(reference, wanted, names)
+    known_as = {name: mapped.known_as.get(name, name) for name in wanted}
+    matching = matched([known for name, known in known_as.items() if name not in mapped.made], reference.entries)
+    entry_of = {other: reference.entries[known] for other, known in matching.names.items()}
+    _say_where(matching, reference.path.name)
+    stamps: dict[str, Stamp] = {}
+    entries: dict[str, Entry] = {}
+    unknown: list[tuple[str, str]] = []
+    first = 1
+    for name, one in wanted.items():
+        own = (mapped.made.get(other) or entry_of.get(known_as.get(other, other)) for other in (name, *one.tied))
+        entry = next((entry for entry in own if entry is not None), None)
+        why = _why_not(name, one, entry, known_as[name], reference, mapped.lacking.get(name))
+        if entry is None or why:
+            unknown.append((name, f"where its elements are: {why}"))
+        else:
+            stamps[name] = _stamp(name, one, stamps, first)
+            entries[name] = entry
+            first = max(first, stamps[name].last + 1)
+    if wanted and not entries and not strangers and all("no tensor of" in why for _, why in unknown):
+        refuse_strangers(list(known_as.values()), reference.entries, reference.path.name, matching.open)
+    return Known(stamps, entries, tuple(unknown))
+
+
+def _why_not(
+    name: str, one: Wanted, entry: Entry | None, known_as: str, reference: Reference, lacking: str | None
+) -> str:
+    """Return why a tensor cannot be looked up; empty where it can."""
+    path = reference.path.name
+    if entry is None:
+        called = f"{known_as}, as the map has it" if known_as != name else "this name"
+        return lacking or reference.why.get(name, f"{path} has no tensor of {called}")
+    return "" if entry.shape == one.shape else f"{path} has {list(entry.shape)}, the model {list(one.shape)}"
+
+
+def _stamp(name: str, one: Wanted, stamps: Mapping[str, Stamp], first: int) -> Stamp:
+    """Return a tensor's ids: those of one that it is tied to, or new ones."""
+    role: Role = "buffer" if one.role == "buffer" else "param"
+    same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
+    return Stamp(name, same.first if same else first, one.shape, role, same.name if same else "")
+
+
+def _mapped(reference: Reference, wanted: Mapping[str, Wanted], names: Mapping[str, str]) -> Mapped:
+    """Return what a map says of a model's tensors, whichever side of it has their names."""
+    rules = rules_of(names, "the map")
+    patterns = [name for rule in rules for name in (rule.left, *names_in(rule.right))]
+    right = named(str(reference.path), reference.entries, patterns)
+    own = towards(rules, wanted, right.tensors)
+    folder = reference.path if reference.path.is_dir() else reference.path.parent
+    return apply(own, named("the model", wanted, patterns), right, numbers_beside([folder]), strict=False)
+
+
+def _say_where(matching: Matching, path: str) -> None:
+    """Print, once in a job, under which beginning of its names a reference has the model."""
+    if matching.before and torch.distributed.get_rank() == 0:
+        print(f"shardviz: the model's tensors are {matching.before}* in {path}", file=sys.stderr)

@@ -1,0 +1,180 @@
+"""What a job loads before it shards: files that it opened, and that its model does not hold as they have it."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from shardviz.check.run import check_dump
+from shardviz.live.run.known.files import Opened
+from shardviz.live.run.taking import take
+from shardviz.live.run.watching import Watch
+from shardviz.testing import spmd
+from tests.lanes import at_night, nightly
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wq, self.wk, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+
+
+def build(seed, rows=16):
+    torch.manual_seed(seed)
+    return nn.Sequential(Layer(), Layer(), nn.Linear(16, rows))
+
+
+def captured(folder, mesh, change, files=("weights.safetensors",), rows=16):
+    """Shard a model whose state dict was changed by what is in some files, as a job does, and return the report."""
+    for seed, file in enumerate(files, 1):
+        if mesh.get_rank() == 0 and not (folder / file).exists():
+            save_file(build(seed).state_dict(), folder / file)
+    torch.distributed.barrier()
+    seen = Watch(folder / "job.shardviz")
+    model = build(0, rows)
+    loaded = [load_file(folder / file) for file in files]
+    seen.sources += [Opened(folder / file) for file in files]
+    model.load_state_dict(model.state_dict() | change(*loaded))
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    note = take(seen, model, folder / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    return check_dump(folder / "job.shardviz")
+
+
+def notes_of(report):
+    return [one.why for one in report.not_checked if not one.tensor]
+
+
+RIGHT = {
+    "all of it": lambda whole: whole,
+    "rounded": lambda whole: {name: value.bfloat16().float() for name, value in whole.items()},
+    "scaled": lambda whole: whole | {"2.weight": whole["2.weight"] * 0.5},
+    "a head that it does not have": lambda whole: {name: whole[name] for name in whole if name != "2.weight"},
+}
+"""Loads that are right; the last one where the file lacks what was not loaded."""
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("load", ["all of it", *at_night(["rounded", "scaled", "a head that it does not have"])])
+def test_a_right_load_before_sharding_has_no_note(mesh, tmp_path, load):
+    if load.startswith("a head") and mesh.get_rank() == 0:
+        whole = build(1).state_dict()
+        save_file({name: whole[name] for name in whole if name != "2.weight"}, tmp_path / "weights.safetensors")
+    report = captured(tmp_path, mesh, RIGHT[load])
+    assert not report.findings
+    assert not notes_of(report)
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_load_that_left_out_some_tensors_is_noted(mesh, tmp_path):
+    report = captured(tmp_path, mesh, lambda whole: {name: whole[name] for name in whole if not name.startswith("1.")})
+    assert not report.findings  # the head may be drawn again on purpose
+    (note,) = notes_of(report)
+    assert "whether all of weights.safetensors was to be loaded: 6 tensors hold what it has of them" in note
+    assert "1.wq.weight, 1.wq.bias, 1.wk.weight, 1.wk.bias have the values from before sharding" in note
+
+
+@spmd(mesh={"fsdp": 2})
+def test_a_load_that_changed_nothing_is_noted(mesh, tmp_path):
+    report = captured(tmp_path, mesh, lambda whole: {})
+    assert not report.findings
+    (note,) = notes_of(report)
+    assert "the job opened it, it has 14 of the model's 14 tensors by name, and the model holds none" in note
+
+
+@spmd(mesh={"fsdp": 2})
+def test_weights_of_another_kind_are_a_finding_though_they_were_there_before_sharding(mesh, tmp_path):
+    report = captured(
+        tmp_path,
+        mesh,
+        lambda whole: whole | {"0.wq.weight": whole["0.wk.weight"], "0.wk.weight": whole["0.wq.weight"]},
+    )
+    found = {one.tensor: one for finding in report.findings for one in finding.each}
+    assert {name: (one.kind, one.held) for name, one in found.items()} == {
+        "0.wq.weight": ("foreign", "the elements of 0.wk.weight"),
+        "0.wk.weight": ("foreign", "the elements of 0.wq.weight"),
+    }
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("what", ["another layer", "another order"])
+def test_a_layer_that_is_another_or_in_another_order_may_be_meant_and_is_noted(mesh, tmp_path, what):
+    report = captured(
+        tmp_path,
+        mesh,
+        lambda whole: (
+            whole
+            | {"1.wk.weight": whole["0.wk.weight"] if what == "another layer" else whole["1.wk.weight"].roll(1, 0)}
+        ),
+    )
+    assert not report.findings
+    (note,) = notes_of(report)
+    held = "what weights.safetensors has as 0.wk.weight" if what == "another layer" else "its elements in another order"
+    assert f"1.wk.weight holds {held}, already before it was sharded" in note
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+def test_a_vocabulary_that_was_padded_is_compared_as_before_sharding(mesh, tmp_path):
+    def padded(whole):
+        more = {"2.weight": torch.zeros(2, 16), "2.bias": torch.zeros(2)}
+        return whole | {name: torch.cat([whole[name], zeros]) for name, zeros in more.items()}
+
+    report = captured(tmp_path, mesh, padded, rows=18)
+    assert not report.findings
+    assert not notes_of(report)
+    assert "2.weight" not in report.why_not_checked
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+def test_two_checkpoints_that_are_mixed_both_ways_are_noted_and_one_over_the_other_is_not(mesh, tmp_path):
+    files = ("old.safetensors", "new.safetensors")
+    mixed = captured(tmp_path, mesh, lambda old, new: new | {"1.wk.weight": old["1.wk.weight"]}, files)
+    assert not mixed.findings
+    (note,) = notes_of(mixed)
+    assert "whether new.safetensors and old.safetensors were to be mixed" in note
+    assert "1.wk.weight of the second" in note
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+def test_a_file_loaded_over_part_of_another_has_no_note(mesh, tmp_path):
+    if mesh.get_rank() == 0:
+        save_file({"2.weight": build(2).state_dict()["2.weight"]}, tmp_path / "head.safetensors")
+    over = captured(tmp_path, mesh, lambda base, head: base | head, ("base.safetensors", "head.safetensors"))
+    assert not over.findings
+    assert not notes_of(over)
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *at_night([torch.float16])])
+def test_weights_that_were_rounded_on_their_way_to_meta_are_placed_and_noted(mesh, tmp_path, dtype):
+    whole = build(1).state_dict()
+    if mesh.get_rank() == 0:
+        save_file(whole, tmp_path / "weights.safetensors")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz")
+    with torch.device("meta"):
+        model = build(0)
+    seen.remember(model)
+    seen.sources.append(Opened(tmp_path / "weights.safetensors"))
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            rank = 1 - mesh.get_rank() if name == "0.wk.weight" else mesh.get_rank()
+            one.to_local().copy_(whole[name].chunk(2)[rank].to(dtype).float())
+    note = take(seen, model, tmp_path / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    report = check_dump(tmp_path / "job.shardviz")
+    assert [(finding.kind, finding.tensors) for finding in report.findings] == [("misordered", ("0.wk.weight",))]
+    (note,) = notes_of(report)
+    assert "tensors of weights.safetensors were to be rounded" in note
+    assert str(dtype).removeprefix("torch.") in note
+    assert not {"0.wq.weight", "2.weight"} & set(report.why_not_checked)

@@ -1,0 +1,55 @@
+"""Jobs that resume by torch's state dicts, which step the optimizer once before a checkpoint is read into them."""
+
+from tests.lanes import nightly
+from tests.live.run.jobs import run
+
+RESUME = """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+torch.manual_seed(7)
+earlier = build()
+nn.init.normal_(earlier[3].weight)
+dcp.save({"model": get_model_state_dict(earlier)}, checkpoint_id="step-10")
+torch.manual_seed(0)
+model = build()
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+weights, states = get_state_dict(model, optimizer)
+"""
+
+LOADS = {
+    "loaded": "dcp.load({'model': weights}, checkpoint_id='step-10')\nset_state_dict(model, optimizer, "
+    "model_state_dict=weights, optim_state_dict=states)\n",
+    "exchanged": "dcp.load({'model': weights}, checkpoint_id='step-10')\nexchange(weights['0.weight'])\n",
+    "forgotten": "copies = {name: value.clone() for name, value in weights.items()}\n"
+    "dcp.load({'model': copies}, checkpoint_id='step-10')\n",
+}
+
+
+def resumed(folder, load):
+    return run(folder, RESUME + LOADS[load] + "train(model)\n", "--steps", "2")
+
+
+@nightly
+def test_a_resumed_job_is_captured_after_its_load(tmp_path):
+    ran = resumed(tmp_path, "loaded")
+    assert ran.code == 0, ran.err + ran.out
+    assert "values of Sequential are compared with" in ran.err
+    assert "step-10" in ran.err
+    assert not ran.report().findings
+    assert "ended after 2 steps" in ran.err
+
+
+@nightly
+def test_shards_that_changed_places_in_a_resumed_job_are_named(tmp_path):
+    ran = resumed(tmp_path, "exchanged")
+    assert ran.code == 1, ran.err + ran.out
+    assert [finding.tensors for finding in ran.report().findings] == [("0.weight",)]
+
+
+@nightly
+def test_a_checkpoint_that_was_read_into_copies_and_never_set_is_noted(tmp_path):
+    ran = resumed(tmp_path, "forgotten")
+    assert ran.code == 0, ran.err + ran.out
+    assert any("whether step-10 was to be loaded" in one.why for one in ran.report().not_checked), ran.out
