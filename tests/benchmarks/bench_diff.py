@@ -86,6 +86,8 @@ def _measure(what: str, large: tuple[str, str, str], small: tuple[str, str, str]
     print(f"{what}: {size:,.0f} MiB\ndiff: {compared}\nof small tensors: {nothing}\nreading both files: {read}")
     ratio = (compared.median - nothing.median) / (read.median - bare.median)
     verdict(f"{what}: diff / reading both files, without imports", ratio, 2)
+    work = (compared.work - nothing.work) / (read.work - bare.work)
+    verdict(f"{what}: the same in processor time, of all threads", work, 2)
 
 
 if __name__ == "__main__":

@@ -293,6 +293,23 @@ def test_matrices_that_lie_across_each_other_are_compared_to_the_last_element(wi
         assert not equal(other, flat)
 
 
+@pytest.mark.parametrize("dims", [(0, 2, 1), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_dims_in_any_order_are_compared_to_the_last_element(dims):
+    rng = np.random.default_rng(0)
+    shape = (9, 301, 130)
+    flat = rng.integers(0, 1 << 16, shape).astype("<u2")
+    turned = np.ascontiguousarray(flat.transpose(dims)).transpose(np.argsort(dims))
+    assert equal(flat, turned)
+    assert equal(turned, flat)
+    wide = turned.astype("<u4") << np.uint32(16)
+    assert equal(flat, wide, (lambda bits: bits, lambda bits: (bits >> np.uint32(16)).astype("<u2")))
+    for place in [(0, 0, 0), (8, 300, 129), *rng.integers(0, shape, (4, 3)).tolist()]:
+        other = turned.copy("K")
+        other[tuple(place)] ^= 1
+        assert not equal(flat, other)
+        assert not equal(other, flat)
+
+
 def test_strict_fails_where_anything_was_not_compared(tmp_path, capsys):
     one, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     save_file({"v": weight(4), "w": weight(4)}, one)
