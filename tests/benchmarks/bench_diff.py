@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from whole import compare, python, verdict
 
-DIM, HIDDEN, HEAD, LAYERS, EXPERTS = 2048, 5632, 128, 6, 8
+DIM, HIDDEN, HEAD, LAYERS, EXPERTS = 2048, 5632, 128, 6, 32
 SMALL = 8
 """By what dims are divided to see what everything but the contents costs."""
 READ = "import sys\nfor path in {!r}:\n    with open(path, 'rb') as file:\n        while file.read(1 << 24): pass"
