@@ -104,7 +104,8 @@ def _lonely(pair: Pair) -> Outcome:
 def _outcome(pair: Pair, sides: tuple[Contents, Contents]) -> Outcome:
     assert pair.one is not None
     assert pair.other is not None
-    outcome = Outcome(pair.name, pair.other_name, "equal")
+    is_made = isinstance(pair.one, Made) or isinstance(pair.other, Made)
+    outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
         return _judged(outcome, pair.one, pair.other, sides)
     except DumpError as error:
