@@ -45,9 +45,31 @@ class Marked(Sides):
 
     wrong: Mask = 0
 
+    @property
+    def marks(self) -> bool:
+        """Whether each side by itself marks what is different."""
+        return True
+
     def cell(self, masks: Masks) -> Described:
         """Sum up the holders of a cell; it is different where a wrong rank holds any of it."""
         return replace(super().cell(masks), different=any(mask & self.wrong for mask in masks))
+
+    def turned(self) -> Marked:
+        """Return it with files on the first side and ranks on the second: files have no place on the mesh."""
+        low, by = (1 << self.shift) - 1, max((mask.bit_length() for mask in self._masks), default=0)
+
+        def turn(mask: Mask) -> Mask:
+            return mask >> self.shift | (mask & low) << by
+
+        own = self.holders
+        regions = {region: turn(mask) for region, mask in own.regions.items()}
+        runs = {ranges: turn(mask) for ranges, mask in own.runs.items()}
+        holders, titles = Holders(own.shape, regions, runs), (self.titles[1], self.titles[0])
+        return Marked(holders, by, self.has_held, self.has_claimed, titles=titles, wrong=self.wrong << by)
+
+    @property
+    def _masks(self) -> tuple[Mask, ...]:
+        return (*self.holders.regions.values(), *self.holders.runs.values())
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,7 @@ def _why(outcome: Outcome, live: Live | None, saved: Saved | None) -> str:
 def _sides(live: Live | None, own: Stored | None, job: Job, wrong: frozenset[int]) -> Marked | None:
     """Lay files over ranks; None where neither is known."""
     if live is None:
-        return Marked(own.sides.holders, 0, has_claimed=False, has_held=True) if own is not None else None
+        return Marked(own.sides.holders, 0, False, True, titles=TITLES) if own is not None else None
     claimed = sides_of(job.dump, live.dumped)
     low = (1 << claimed.shift) - 1
     regions: dict[Region, Mask] = {region: mask & low for region, mask in claimed.holders.regions.items()}
