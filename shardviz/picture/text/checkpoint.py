@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import notable
-from shardviz.checkpoint.maps.wrong import starred
+from shardviz.checkpoint.maps.numbering import starred
 from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
