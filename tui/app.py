@@ -9,16 +9,18 @@ from textual import on
 from textual.reactive import var
 from textual.screen import ModalScreen
 
+from shardviz.checkpoint.open import is_checkpoint, open_checkpoint
 from shardviz.dump.read import read_run
 from shardviz.errors import ShardvizError
 
 from .clipboard import copy
 from .keys import keys
-from .loading import load, load_difference
+from .loading import load, load_compared, load_difference
 from .model.going import Link, about, at_target, opened_on
-from .model.messages import DocumentRead, DumpsCompared, OtherRead, Progressed, ReadFailed, RunRead
+from .model.messages import DocumentRead, DumpsCompared, JobCompared, OtherRead, Progressed, ReadFailed, RunRead
 from .model.selection import Selection, carried_over, name_of, next_finding
 from .model.target import Known
+from .screens.beside import BesideView
 from .screens.explore import ExploreView
 from .screens.main import MainScreen
 from .screens.views import KEYS, VIEWS
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Difference
     from shardviz.dump.records import RunRecord
 
+    from .model.beside import Compared
     from .model.document import Document
     from .model.target import Target
 
@@ -43,7 +46,7 @@ class ShardvizApp(Viewer):
 
     Args:
         path: The dump's folder.
-        other: A second dump to compare it with.
+        other: A second dump, or a checkpoint, to compare it with.
         tensor: The tensor that it opens on, as `shardviz show` finds it; by default that of the first finding.
         rank: The rank that it opens on.
     """
@@ -64,6 +67,7 @@ class ShardvizApp(Viewer):
     document: var[Document | None] = var(None)
     other_document: var[Document | None] = var(None)
     difference: var[Difference | None] = var(None)
+    compared: var[Compared | None] = var(None)
     selection: var[Selection] = var(Selection())
     note: var[str] = var("")
     run_record: var[RunRecord | None] = var(None)
@@ -73,10 +77,11 @@ class ShardvizApp(Viewer):
     ) -> None:
         self.path = path
         self.other = other
+        self._second = "" if other is None else "beside" if is_checkpoint(other) else "compare"
         self._link = Link(tensor, rank)
         super().__init__()
         self.failure: ShardvizError | None = None
-        first = "compare" if other is not None else "rank" if rank is not None else "explore"
+        first = self._second or ("rank" if rank is not None else "explore")
         self._main = MainScreen(self, self.view_names, first)
         self._opened_on = self.selection
         self._is_ready = False
@@ -84,7 +89,7 @@ class ShardvizApp(Viewer):
     @property
     def view_names(self) -> list[str]:
         """The names of the views, in the order of their keys."""
-        return [name for name in VIEWS if name != "compare" or self.other is not None]
+        return [name for name in VIEWS if name not in ("compare", "beside") or name == self._second]
 
     def get_default_screen(self) -> MainScreen:
         """Return the screen that has the views."""
@@ -109,7 +114,7 @@ class ShardvizApp(Viewer):
         """Read and check the dumps in threads."""
         post = self.posting()
         self.run_worker(partial(load, self.path, post), thread=True, exclusive=True, group="load")
-        if self.other is not None:
+        if self.other is not None and self._second == "compare":
             reading = partial(load, self.other, post, OtherRead)
             self.run_worker(reading, thread=True, exclusive=True, group="load other")
 
@@ -213,7 +218,7 @@ class ShardvizApp(Viewer):
         view = self._main.view_name
         if target.rank is not None and view not in ("mesh", "rank"):
             await self.action_show_view("rank")
-        elif target.rank is None and view not in ("rank", "compare"):
+        elif target.rank is None and view not in ("rank", "compare", "beside"):
             await self.action_show_view("explore")
         if target.rank is None and self._main.view_name == "explore":
             explore = self._main.query_one(ExploreView)
@@ -227,6 +232,8 @@ class ShardvizApp(Viewer):
         from shardviz.picture.svg.page import svg
 
         document = self.document
+        if self.compared is not None and self._main.view_name == "beside":
+            return self._main.query_one(BesideView).picture()
         if document is None or not document.entries or document.report is None:
             raise ShardvizError("the dump is not checked yet")
         tensor = document.entries[self.selection.entry].tensor
@@ -257,6 +264,9 @@ class ShardvizApp(Viewer):
     def _compare(self) -> None:
         """Compare the dumps in a thread, once both are checked."""
         here, there = self.document, self.other_document
+        if here is not None and here.report is not None and self.other is not None and self._second == "beside":
+            comparing = partial(load_compared, here, self.other, self.post_message)
+            self.run_worker(comparing, thread=True, exclusive=True, group="compare")
         if here is not None and there is not None and here.report is not None and there.report is not None:
             comparing = partial(load_difference, here, there, self.post_message)
             self.run_worker(comparing, thread=True, exclusive=True, group="compare")
@@ -264,6 +274,10 @@ class ShardvizApp(Viewer):
     @on(DumpsCompared)
     def _compared(self, message: DumpsCompared) -> None:
         self.difference = message.difference
+
+    @on(JobCompared)
+    def _job_compared(self, message: JobCompared) -> None:
+        self.compared = message.compared
 
     def action_copy_fix(self) -> None:
         """Copy the fix of the chosen finding."""
@@ -301,6 +315,9 @@ def view(
     """
     for folder in (path, other):
         if folder is not None:
+            if folder is other and is_checkpoint(folder):
+                open_checkpoint(folder)  # so that one that cannot be opened is said before there is a screen
+                continue
             num_ranks = read_run(folder).num_ranks
             if rank is not None and not 0 <= rank < num_ranks:
                 raise ShardvizError(f"{folder} has no rank {rank}", f"its ranks are 0 to {num_ranks - 1:,}")

@@ -12,7 +12,7 @@ from shardviz.dump.read import read_files, read_run
 from shardviz.errors import ShardvizError
 
 from .model.document import Document
-from .model.messages import DocumentRead, DumpsCompared, Progressed, ReadFailed, RunRead
+from .model.messages import DocumentRead, DumpsCompared, JobCompared, Progressed, ReadFailed, RunRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,21 @@ def load_difference(here: Document, there: Document, post: Callable[[Message], o
 
     if here.report is not None and there.report is not None:
         post(DumpsCompared(compare(here.dump, there.dump, (here.report, there.report))))
+
+
+def load_compared(document: Document, path: Path, post: Callable[[Message], object]) -> None:
+    """Compare a dump that is read with a checkpoint, and post what became of every tensor."""
+    from shardviz.checkpoint.beside.compare import compare_with_job
+    from shardviz.checkpoint.beside.job import job_of
+    from shardviz.checkpoint.open import open_checkpoint
+
+    from .model.beside import Compared
+
+    try:
+        job, checkpoint = job_of(document.dump), open_checkpoint(path)
+        post(JobCompared(Compared(document, job, checkpoint, compare_with_job(job, checkpoint))))
+    except ShardvizError as error:
+        post(ReadFailed(error))
 
 
 def checked(document: Document) -> Document:

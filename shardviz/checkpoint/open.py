@@ -56,6 +56,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     if path.name == METADATA or path.suffix == ".distcp":
         path = path.parent
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise DumpError(f"{path} is neither a file nor a folder", _EXPECTED)  # a pipe would be waited for
     if not path.is_dir():
         return read_torch_file(path) if path.suffix in SUFFIXES else read_safetensors(path)
     try:

@@ -1,7 +1,8 @@
 """Compare two dumps, two checkpoints, or a job with a checkpoint.
 
 Two dumps are compared by their layouts, contents and findings; a job with a
-checkpoint by the hashes in the job's dump.
+checkpoint by the hashes in the job's dump, and it is drawn beside it: which
+rank claims which part, and which bytes of which file have it.
 
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
@@ -11,16 +12,17 @@ examples:
   shardviz diff checkpoints/step-1000 model.safetensors --map my.map
   shardviz diff meta/ hf/ --map llama
   shardviz diff job.shardviz checkpoints/step-1000
+  shardviz diff job.shardviz checkpoints/step-1000 -o beside.html
+  shardviz diff job.shardviz checkpoints/step-1000 up.weight -o up.svg
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardviz.commands.common.streams import reader_may_leave, talk
-from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
+from shardviz.commands.common.streams import talk
+from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
 from shardviz.text import printable
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("before", type=Path, metavar="DUMP", help="the dump or checkpoint to compare with")
     parser.add_argument("after", type=Path, metavar="DUMP", help="the dump or checkpoint that may have changed")
+    parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="for an SVG of a job and a checkpoint: its name")
     from shardviz.checkpoint.maps.families import families
     from shardviz.checkpoint.maps.language import LANGUAGE, functions_text
 
@@ -49,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a step that a tensor may be left over from; the steps beside either are tried anyway",
     )
     parser.epilog = f"{parser.epilog}\n{LANGUAGE}{functions_text()}"
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument(
+        "--format", choices=("text", "json", "svg", "html"), help="default: by the ending of FILE, text without one"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file")
     parser.add_argument("--strict", action="store_true", help="also exit with 1 if anything was not compared")
 
 
@@ -60,14 +66,29 @@ def run(args: argparse.Namespace) -> int:
         0 where nothing is, 1 where something is, or with --strict was not compared, 2 where nothing was compared.
     """
     from shardviz.commands.common.checkpoints import diff_checkpoints, kinds_of
+    from shardviz.commands.common.drawing import FORMATS, refuse_picture
+    from shardviz.commands.common.dumps import format_of, refuse_pixels
 
-    if kinds_of(args.before, args.after, args.map) != "dumps":
-        style, colour, strict = args.format, args.color, args.strict
-        return diff_checkpoints(args.before, args.after, style, colour, args.map, args.also, strict=strict)
-    return compared(args.before, args.after, args.format, args.color, strict=args.strict)
+    refuse_pixels(args.output)
+    kinds = kinds_of(args.before, args.after, args.map)
+    is_json = args.output is not None and args.output.suffix == ".json"
+    style = args.format or ("json" if is_json else format_of(args.output))
+    if style in FORMATS and kinds != "a job and a checkpoint":
+        refuse_picture(kinds)
+    if args.tensor is not None and style != "svg":
+        raise ShardvizError(
+            f"{args.tensor}: a tensor is named for an SVG, and this is {style}", "leave it out, or add -o FILE.svg"
+        )
+    where = {"output": args.output, "strict": args.strict}
+    if kinds != "dumps":
+        chosen = {"map_": args.map, "also": args.also, "tensor": args.tensor}
+        return diff_checkpoints(args.before, args.after, style, args.color, **chosen, **where)
+    return compared(args.before, args.after, style, args.color, **where)
 
 
-def compared(before: Path, after: Path, style: str, colour: str, *, strict: bool = False) -> int:
+def compared(
+    before: Path, after: Path, style: str, colour: str, *, strict: bool = False, output: Path | None = None
+) -> int:
     """Print what is different between two dumps.
 
     Args:
@@ -76,6 +97,7 @@ def compared(before: Path, after: Path, style: str, colour: str, *, strict: bool
         style: The format.
         colour: Whether text is coloured.
         strict: Fail where anything was not compared, too.
+        output: The file; stdout without one.
 
     Returns:
         The exit code.
@@ -84,16 +106,15 @@ def compared(before: Path, after: Path, style: str, colour: str, *, strict: bool
         DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
-    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json
     from shardviz.picture.text.difference import difference_lines
 
     difference = compare(read_dump(before), read_dump(after))
     if style == "json":
-        with reader_may_leave():
-            print(json.dumps(difference.to_json(), indent=1))
+        write_json(difference.to_json(), output)
     else:
-        terminal = terminal_for(colour)
-        write_answer(difference_lines(difference, terminal), terminal)
+        terminal = terminal_for(colour, output)
+        write_answer(difference_lines(difference, terminal), terminal, output)
     if why := difference.nothing_compared:
         talk(f"shardviz: error: {printable(why)}")
         talk("  Hint: compare two dumps of one model, each with its weights")

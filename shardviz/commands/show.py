@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.checkpoints import draw_checkpoint
-    from shardviz.commands.common.dumps import refuse_pixels
+    from shardviz.commands.common.dumps import format_of, refuse_pixels
 
     refuse_pixels(args.output)
     if args.memory or args.comms or args.schedule:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.step:
         _show_step(args)
         return EXIT_CLEAN
-    format_ = args.format or _format_of(args.output)
+    format_ = args.format or format_of(args.output)
     if format_ == "json":
         raise ShardvizError("--format json is for --step", "shardviz check DUMP --format json has the findings")
     if format_ != "text" and is_checkpoint(args.dump):
@@ -87,14 +87,14 @@ def _show_step(args: argparse.Namespace) -> None:
 
     from rich.text import Text
 
-    from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import checked, format_of, read_dump, terminal_for, write_answer
     from shardviz.picture.model.step_heat import step_heats
     from shardviz.picture.model.step_tree import step_tree
     from shardviz.picture.text.step_tree import step_lines
 
     if args.tensor is not None or args.format not in (None, "text", "json"):
         raise ShardvizError("--step prints a whole step, as text or json", "leave TENSOR out; html has it on its page")
-    if _format_of(args.output) != "text":
+    if format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}, or leave --step out: the page has the step"
         raise ShardvizError(f"{args.output}: --step is text or json, not a picture", hint)
     _refuse_checkpoint(args.dump, "step")
@@ -112,7 +112,7 @@ def _show_step(args: argparse.Namespace) -> None:
 
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
-    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer
+    from shardviz.commands.common.dumps import format_of, read_dump, terminal_for, write_answer
     from shardviz.picture.model.heat import bytes_held, bytes_received
     from shardviz.picture.text.meshes import heat_lines
     from shardviz.picture.text.schedule import schedule_lines
@@ -123,7 +123,7 @@ def _show_table(args: argparse.Namespace) -> None:
         raise ShardvizError(
             "--memory, --comms and --schedule print the whole dump as text", "leave TENSOR and --format out"
         )
-    if _format_of(args.output) != "text":
+    if format_of(args.output) != "text":
         hint = f"-o {args.output.with_suffix('.txt')}"
         raise ShardvizError(f"{args.output}: --memory, --comms and --schedule are text, not a picture", hint)
     _refuse_checkpoint(args.dump, "step")
@@ -158,11 +158,6 @@ def _refuse_checkpoint(path: Path, what: str) -> None:
         from shardviz.commands.common.checkpoints import refuse_for_checkpoint
 
         refuse_for_checkpoint(path, what)
-
-
-def _format_of(output: Path | None) -> str:
-    ending = output.suffix.lower().lstrip(".") if output is not None else ""
-    return {"svg": "svg", "html": "html", "htm": "html"}.get(ending, "text")
 
 
 def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:

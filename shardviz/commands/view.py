@@ -9,6 +9,7 @@ examples:
   shardviz view tp_fsdp-2x4.shardviz up.weight --rank 3
   shardviz view before.shardviz after.shardviz
   shardviz view checkpoints/step-1000
+  shardviz view job.shardviz checkpoints/step-1000
   shardviz view path/to/my_model.py --mesh 2,4 --watch
 """
 
@@ -38,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="DUMP is a probe: run it again whenever it is saved")
     parser.add_argument("--mesh", help="for --watch: sizes of the mesh axes; default: the probe's own")
     parser.add_argument(
-        "other", metavar="OTHER", nargs="?", help="a second dump, to compare side by side; or the tensor to open on"
+        "other",
+        metavar="OTHER",
+        nargs="?",
+        help="a second dump or a checkpoint, to compare side by side; or the tensor to open on",
     )
     parser.add_argument("--rank", type=int, metavar="N", help="the rank to open on")
     how = parser.add_mutually_exclusive_group()
@@ -70,13 +74,20 @@ def run(args: argparse.Namespace) -> int:
     if args.web:
         where = {"host": args.host or HOST, "port": args.port or PORT}
         import_module("shardviz.tui.web").serve(args.dump, other, tensor=tensor, rank=args.rank, **where)
-    elif not args.print and _on_a_screen() and not any(map(is_checkpoint, filter(None, (args.dump, other)))):
-        import_module("shardviz.tui.app").view(args.dump, other=other, tensor=tensor, rank=args.rank)
+    elif not args.print and _on_a_screen() and not _all_checkpoints(args.dump, other):
+        dump, beside = (other, args.dump) if other is not None and is_checkpoint(args.dump) else (args.dump, other)
+        import_module("shardviz.tui.app").view(dump, other=beside, tensor=tensor, rank=args.rank)
     elif not args.print and _on_a_screen() and other is None and is_checkpoint(args.dump):
         import_module("shardviz.tui.checkpoint_app").view_checkpoint(args.dump, tensor=tensor)
     else:
         _print(args.dump, other, tensor, args.color)
     return EXIT_CLEAN
+
+
+def _all_checkpoints(dump: Path, other: Path | None) -> bool:
+    from shardviz.checkpoint.open import is_checkpoint
+
+    return all(map(is_checkpoint, filter(None, (dump, other))))
 
 
 def _watch(args: argparse.Namespace) -> None:

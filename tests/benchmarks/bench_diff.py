@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from whole import compare, python, verdict
 
-DIM, HIDDEN, HEAD, LAYERS, EXPERTS = 2048, 5632, 128, 6, 8
+DIM, HIDDEN, HEAD, LAYERS, EXPERTS = 2048, 5632, 128, 6, 32
 SMALL = 8
 """By what dims are divided to see what everything but the contents costs."""
 READ = "import sys\nfor path in {!r}:\n    with open(path, 'rb') as file:\n        while file.read(1 << 24): pass"
@@ -86,6 +86,8 @@ def _measure(what: str, large: tuple[str, str, str], small: tuple[str, str, str]
     print(f"{what}: {size:,.0f} MiB\ndiff: {compared}\nof small tensors: {nothing}\nreading both files: {read}")
     ratio = (compared.median - nothing.median) / (read.median - bare.median)
     verdict(f"{what}: diff / reading both files, without imports", ratio, 2)
+    work = (compared.work - nothing.work) / (read.work - bare.work)
+    verdict(f"{what}: the same in processor time, of all threads", work, 2)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,20 @@ TORCH_MODULES = "torch, torch.distributed.tensor.parallel, torch.distributed.fsd
 
 @dataclass(frozen=True)
 class Timing:
-    """One command's wall seconds, run by run."""
+    """One command's wall seconds, run by run, and those of a processor."""
 
     seconds: tuple[float, ...]
+    worked: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
         """The median of the runs."""
         return statistics.median(self.seconds)
+
+    @property
+    def work(self) -> float:
+        """The least of the processor's seconds, of all threads: a busy machine only adds to them."""
+        return min(self.worked)
 
     def __str__(self) -> str:
         return (
@@ -43,14 +49,20 @@ def compare(
     *commands: Sequence[str], runs: int = 5, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> list[Timing]:
     """Time commands in turn, after one run of each that is not counted."""
-    taken: list[list[float]] = [[] for _ in commands]
+    taken: list[list[tuple[float, float]]] = [[] for _ in commands]
     for turn in range(runs + 1):
-        for command, seconds in zip(commands, taken, strict=True):
-            start = time.perf_counter()
+        for command, times in zip(commands, taken, strict=True):
+            start, worked = time.perf_counter(), work_of_children()
             subprocess.run(command, check=True, cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             if turn:
-                seconds.append(time.perf_counter() - start)
-    return [Timing(tuple(seconds)) for seconds in taken]
+                times.append((time.perf_counter() - start, work_of_children() - worked))
+    return [Timing(*zip(*times, strict=True)) for times in taken]
+
+
+def work_of_children() -> float:
+    """Return the processor seconds of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def verdict(what: str, ratio: float, budget: float, *, at_least: bool = False) -> None:

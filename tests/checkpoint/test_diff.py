@@ -130,7 +130,7 @@ def test_other_values_are_counted_and_their_place_is_given(tmp_path):
         "w": ("other", "1 of 128 elements differ, the first at [3, 4]")
     }
     found = compared(*files(tmp_path, {"w": one}, {"w": torch.zeros(8, 16)}))
-    assert "all values of the second are alike" in found["w"][1]
+    assert "all values of the second are 0" in found["w"][1]
     assert compared(*files(tmp_path, {"w": one}, {"w": weight(8, 16, seed=1)}))["w"][0] == "other"
 
 
@@ -288,6 +288,23 @@ def test_matrices_that_lie_across_each_other_are_compared_to_the_last_element(wi
         assert equal(other, flat)
     for place in [(0, 0), (shape[0] - 1, shape[1] - 1), (511, 2), *rng.integers(0, shape, (4, 2)).tolist()]:
         other = across.copy("K")
+        other[tuple(place)] ^= 1
+        assert not equal(flat, other)
+        assert not equal(other, flat)
+
+
+@pytest.mark.parametrize("dims", [(0, 2, 1), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_dims_in_any_order_are_compared_to_the_last_element(dims):
+    rng = np.random.default_rng(0)
+    shape = (9, 301, 130)
+    flat = rng.integers(0, 1 << 16, shape).astype("<u2")
+    turned = np.ascontiguousarray(flat.transpose(dims)).transpose(np.argsort(dims))
+    assert equal(flat, turned)
+    assert equal(turned, flat)
+    wide = turned.astype("<u4") << np.uint32(16)
+    assert equal(flat, wide, (lambda bits: bits, lambda bits: (bits >> np.uint32(16)).astype("<u2")))
+    for place in [(0, 0, 0), (8, 300, 129), *rng.integers(0, shape, (4, 3)).tolist()]:
+        other = turned.copy("K")
         other[tuple(place)] ^= 1
         assert not equal(flat, other)
         assert not equal(other, flat)

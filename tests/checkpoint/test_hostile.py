@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
+from shardviz.cli import main
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.picture.model.stored import numbered, stored
 from shardviz.picture.text.checkpoint import tensor_lines
@@ -159,3 +160,13 @@ def test_a_pipe_is_not_waited_for(small, tmp_path):
 def test_sharding_that_makes_no_sense_is_refused(tmp_path, notes):
     save_file({"w": np.zeros((2, 3))}, tmp_path / "m.safetensors", notes)
     assert "m.safetensors is damaged" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, ending, order, capsys):
+    save_file({"w": np.ones(4)}, tmp_path / "right.safetensors")
+    os.mkfifo(tmp_path / f"pipe.{ending}")
+    paths = [str(tmp_path / f"pipe.{ending}"), str(tmp_path / "right.safetensors")]
+    assert main(["diff", *paths[::order]]) == 2
+    assert "is neither a file nor a folder" in capsys.readouterr().err

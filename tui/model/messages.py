@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
 
+    from .beside import Compared
     from .document import Document
 
 
@@ -59,6 +60,13 @@ class DumpsCompared(Message):
     """Both dumps were compared."""
 
     difference: Difference
+
+
+@dataclass
+class JobCompared(Message):
+    """The dump was compared with a checkpoint."""
+
+    compared: Compared
 
 
 @dataclass

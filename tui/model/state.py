@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from shardviz.check.diff import Difference
 
+    from .beside import Compared
     from .document import Document
     from .selection import Selection
 
@@ -18,12 +19,14 @@ class State(Protocol):
         document: The dump; None until it is read.
         other_document: The dump to compare it with; None without one, and until it is read.
         difference: How the two differ; None until they are compared.
+        compared: The dump beside a checkpoint; None without one, and until they are compared.
         selection: What is chosen.
     """
 
     document: Document | None
     other_document: Document | None
     difference: Difference | None
+    compared: Compared | None
     selection: Selection
 
     async def action_show_view(self, name: str) -> None:

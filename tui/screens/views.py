@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .beside import BesideView
 from .compare import CompareView
 from .explore import ExploreView
 from .findings import FindingsView
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from .view import View
 
 VIEWS: dict[str, type[View]] = {
-    kind.NAME: kind for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView)
+    kind.NAME: kind
+    for kind in (ExploreView, MeshView, RankView, FindingsView, StepView, MemoryView, CompareView, BesideView)
 }
 KEYS = {name: str(number) for number, name in enumerate(VIEWS, start=1)}
+KEYS[BesideView.NAME] = KEYS[CompareView.NAME]  # a job is beside another one, or beside a checkpoint

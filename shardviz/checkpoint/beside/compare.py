@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardviz.checkpoint.beside.given import given_of
+from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
@@ -68,7 +68,8 @@ def compare_with_job(
     both, given = _both(pairs)
     for done, (name, other, live, entry) in enumerate(both):
         progress(done, len(both))
-        outcomes.append(judge(Outcome(name, other, "equal"), live, entry, job.dump, search))
+        outcome = Outcome(name, other, "equal", is_made=isinstance(entry, (Given, Made)))
+        outcomes.append(judge(outcome, live, entry, job.dump, search))
     outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, checkpoint, pairs, search)
     every = tuple(outcomes)
     more = () if rules else hint(before, after, every)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -129,6 +129,7 @@ def _something_wrong(
         cause, fix = "It was never loaded, or was filled afterwards.", "load it after it is made and filled"
         return outcome.became("other", what + but, cause, fix, ranks=ranks)
     parts = search.regions(live, wrong, reader)
+    outcome = replace(outcome, parts=tuple(sorted(parts.items())))
     if len(parts) == len(wrong) and (named := name_places(live, parts, dump)):
         return outcome.became("permuted", named.why + but, named.cause, named.fix, ranks=ranks)
     if words := _as_another(live, wrong, entry, search):

@@ -28,6 +28,12 @@ BLOCK = 1 << 18
 TILE = 256
 """Rows and columns that are compared at a time where one side lies across the other."""
 
+PADDING = 32
+"""Elements between the columns of a tile."""
+
+SMALLEST_TURNED = 1 << 12
+"""Elements of a matrix that is worth being cut into tiles."""
+
 SHARED = 1 << 22
 """Elements of a matrix that several threads turn: numpy lets them run side by side."""
 
@@ -91,8 +97,12 @@ def equal(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | Non
         return False
     if one.size <= BLOCK or one.ndim == 0:
         return np.array_equal(*(one, other) if turns is None else (turns[0](one), turns[1](other)))
-    if one.ndim == 2 and _is_across(one) != _is_across(other):
-        return _equal_in_tiles(one, other, turns)
+    near, far = _fastest(one), _fastest(other)
+    if near != far and one.shape[near] * one.shape[far] >= SMALLEST_TURNED:
+        own, their = (np.moveaxis(side, (far, near), (-2, -1)) for side in (one, other))
+        return _equal_turned(own, their, turns)
+    if near == far:
+        one, other = (np.moveaxis(side, near, -1) for side in (one, other))
     rows = BLOCK // max(one.size // len(one), 1)
     if not rows:
         return all(equal(own, their, turns) for own, their in zip(one, other, strict=True))
@@ -100,8 +110,16 @@ def equal(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | Non
     return all(equal(one[at : at + rows], other[at : at + rows], turns) for at in starts)
 
 
-def _is_across(array: NDArray[Any]) -> bool:
-    return abs(array.strides[-1]) > abs(array.strides[-2])
+def _fastest(array: NDArray[Any]) -> int:
+    """Return the dim whose neighbours are nearest to each other in memory."""
+    return min(range(array.ndim), key=lambda dim: (array.shape[dim] == 1, abs(array.strides[dim]), -dim))
+
+
+def _equal_turned(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
+    """Whether two arrays are equal whose last two dims lie across each other, matrix by matrix."""
+    if one.ndim == 2:
+        return _equal_in_tiles(one, other, turns)
+    return all(_equal_turned(own, their, turns) for own, their in zip(one, other, strict=True))
 
 
 def _equal_in_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
@@ -109,7 +127,7 @@ def _equal_in_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, T
 
     def is_equal(top: int) -> bool:
         places = [(slice(top, top + TILE), slice(left, left + TILE)) for left in range(0, one.shape[1], TILE)]
-        return all(_equal_tiles(one[place], other[place], turns) for place in places)
+        return all(equal(one[place], _by_rows(other[place]), turns) for place in places)
 
     tops = range(0, one.shape[0], TILE)
     if one.size < SHARED:
@@ -121,20 +139,13 @@ def _equal_in_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, T
         pool.shutdown(cancel_futures=True)
 
 
-def _equal_tiles(one: NDArray[Any], other: NDArray[Any], turns: tuple[Turn, Turn] | None) -> bool:
-    if turns is not None:
-        return equal(one, other, turns)
-    return _equal_across(one, other) if _is_across(other) else _equal_across(other, one)
+def _by_rows(tile: NDArray[Any]) -> NDArray[Any]:
+    """Return a tile that is stored by columns as one stored by rows.
 
-
-def _equal_across(flat: NDArray[Any], across: NDArray[Any]) -> bool:
-    """Whether a tile is one that lies across it: its lines are turned by eight bytes, not element by element."""
-    group = 8 // across.itemsize
-    rows = len(across) - len(across) % group
-    lines = across[:rows].T
-    if group < 2 or not rows or lines.strides[-1] != across.itemsize:
-        return np.array_equal(flat, across)
-    turned = np.ascontiguousarray(lines.view("<u8").T).view(across.dtype)
-    by_line = turned.reshape(rows // group, -1, group).swapaxes(1, 2)
-    is_equal = bool((flat[:rows].reshape(by_line.shape) == by_line).all())
-    return is_equal and np.array_equal(flat[rows:], across[rows:])
+    Its columns are brought near first. Where they come from they are often a power of two apart, and a processor keeps
+    few such lines at a time.
+    """
+    rows, columns = tile.shape
+    near = np.empty((columns, rows + PADDING), tile.dtype)[:, :rows]
+    near[...] = tile.T
+    return np.ascontiguousarray(near.T)

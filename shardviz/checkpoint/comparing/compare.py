@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardviz.checkpoint.comparing import stale
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
-from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.casts import is_narrower
+from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.contents import Contents
+from shardviz.checkpoint.comparing.factors import overflown
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
-from shardviz.checkpoint.comparing.numbers import counted_differences, padding, rounded, why_padded
-from shardviz.checkpoint.comparing.orders import name_change
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of
 from shardviz.checkpoint.maps.language import rules_of
 from shardviz.checkpoint.maps.made import Made
 from shardviz.checkpoint.maps.wrong import instead_of
-from shardviz.checkpoint.records import Saved
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.text import listed, printable
 
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.tensor import Tensor
 
 __all__ = ["Comparison", "Outcome", "Verdict", "compare_checkpoints", "notable"]
+
+OVERFLOWING = ("float16",)
+"""Types whose largest value is less than what weights may have."""
 
 LONELY = 4
 """Where one in this many tensors is in one checkpoint only, or under another name, a map may be meant."""
@@ -104,7 +106,8 @@ def _lonely(pair: Pair) -> Outcome:
 def _outcome(pair: Pair, sides: tuple[Contents, Contents]) -> Outcome:
     assert pair.one is not None
     assert pair.other is not None
-    outcome = Outcome(pair.name, pair.other_name, "equal")
+    is_made = isinstance(pair.one, Made) or isinstance(pair.other, Made)
+    outcome = Outcome(pair.name, pair.other_name, "equal", is_made=is_made)
     try:
         return _judged(outcome, pair.one, pair.other, sides)
     except DumpError as error:
@@ -117,34 +120,27 @@ def _judged(outcome: Outcome, one: Tensor, other: Tensor, sides: tuple[Contents,
         why = f"it is {one.dtype} and {other.dtype}, and how one is rounded to the other is not known"
         return outcome.became("not-compared", why)
     if agree(one, other):
-        if one.dtype == other.dtype:
-            return outcome
-        return outcome.became("cast", f"{one.dtype} became {other.dtype}, the values are equal after the cast")
+        return outcome if one.dtype == other.dtype else _cast(outcome, one, other)
     for at, (made, held) in enumerate(((one, other), (other, one))):
         if isinstance(made, Made) and (instead := instead_of(made, held, sides[at])) is not None:
-            verdict: Verdict = "permuted" if instead.cause else "other"
-            return outcome.became(verdict, _which(1 - at, instead.why), instead.cause, instead.fix)
-    return _in_another_order(outcome, one, other)
+            return outcome.became(instead.verdict, _which(1 - at, instead.why), instead.cause, instead.fix)
+    change = change_of(one, other)
+    return outcome.became(change.verdict, change.why, change.cause, change.fix)
+
+
+def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
+    """Say what types a tensor has, and that a cast made values infinite if it did."""
+    why = f"{one.dtype} became {other.dtype}, the values are equal after the cast"
+    wide = other if is_narrower(one.dtype, other.dtype) else one
+    narrow = narrower(one.dtype, other.dtype)
+    if lost := overflown(wide.bits, wide.dtype, narrow) if narrow in OVERFLOWING else "":
+        fix = "save in bfloat16, which has the range of float32, or in the wider type"
+        return outcome.became("cast", f"{why}; {lost}", f"{narrow} ends at 65,504.", fix)
+    return outcome.became("cast", why)
 
 
 def _which(at: int, why: str) -> str:
     return f"in the {('first', 'second')[at]}, {why}"
-
-
-def _in_another_order(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
-    narrow = narrower(one.dtype, other.dtype)
-    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (one, other))
-    assert mine is not None, "can_cast says so"
-    assert theirs is not None, "can_cast says so"
-    types = "" if one.dtype == other.dtype else f"; {one.dtype} and {other.dtype}"
-    cuts = tuple(side for side in (other, one) if isinstance(side, Saved))
-    if change := name_change(mine, theirs, cuts):
-        return outcome.became("permuted", f"{change}{types}")
-    if words := padding(mine, theirs):
-        return outcome.became("padded", f"{words}{types}", *why_padded(mine, theirs))
-    if (lost := rounded(one, other))[0]:
-        return outcome.became("cast", *lost)
-    return outcome.became("other", counted_differences(one, other, mine, theirs))
 
 
 def _with_stale(

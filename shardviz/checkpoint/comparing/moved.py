@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 from shardviz.checkpoint.comparing.contents import Contents
 from shardviz.checkpoint.comparing.fused import find_fused
 from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.wrong import against
+from shardviz.checkpoint.maps.numbering import against, renumbered
 from shardviz.checkpoint.records import Saved
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
     from shardviz.checkpoint.tensor import Tensor
 
     Found = list[tuple[Outcome, Pair]]
+
+MAX_NUMBERS = 8
+"""Numbers of layers that are named."""
 
 MAX_PARTS = 4
 """Parts of a fused tensor that are named."""
@@ -38,7 +41,22 @@ def with_moved(found: Found) -> Found:
         for (outcome, source), (_, pair) in zip(placed, found, strict=True)
         if outcome.verdict != "missing" or id(pair.one) not in sources
     ]
-    return with_ties(left)
+    return with_ties(_with_numbers(left, {one.name: source.name for one, source in placed if source is not None}))
+
+
+def _with_numbers(found: Found, sources: Mapping[str, str]) -> Found:
+    """Say that layers or experts are numbered otherwise, where all tensors of a number are another number's."""
+    kept = {outcome.name for outcome, _ in found if outcome.verdict in ("equal", "cast")}
+    order = renumbered({name: source for name, source in sources.items() if source != name}, kept)
+    if order is None:
+        return found
+    what, names, numbers = order
+    few = [*numbers.items()][:MAX_NUMBERS]
+    more = ", ..." if len(numbers) > len(few) else ""
+    shown = " ".join(str(one) for one, _ in few), " ".join(str(other) for _, other in few)
+    why = f"{what} {shown[0]}{more} of the second are {what} {shown[1]}{more} of the first"
+    words = why, f"The numbers of {what} were changed.", f"number {what} as the first does"
+    return [(outcome.became("moved", *words) if outcome.name in names else outcome, pair) for outcome, pair in found]
 
 
 def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:

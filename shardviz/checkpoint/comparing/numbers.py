@@ -21,8 +21,13 @@ CUT = {"float32": 16}
 """Bits that are cut off of a type to have the upper half of it, which is a bfloat16."""
 
 
-def rounded(one: Tensor, other: Tensor) -> tuple[str, str, str]:
+def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> tuple[str, str, str]:
     """Say how values lost digits: through a narrower type, or cut off where torch rounds; empty where they did not.
+
+    Args:
+        one: The first tensor.
+        other: The second.
+        names: What they are called.
 
     Returns:
         The words, the cause and the fix.
@@ -31,16 +36,16 @@ def rounded(one: Tensor, other: Tensor) -> tuple[str, str, str]:
     if one.shape != other.shape or is_alike(mine):
         return "", "", ""
     for which, (own, dtype), (new, to) in (
-        ("second", (mine, one.dtype), (theirs, other.dtype)),
-        ("first", (theirs, other.dtype), (mine, one.dtype)),
+        (names[1], (mine, one.dtype), (theirs, other.dtype)),
+        (names[0], (theirs, other.dtype), (mine, one.dtype)),
     ):
         if dtype == to and dtype in WIDE:
             for narrow in NARROW:
                 if _is_through(own, new, dtype, narrow):
-                    why = f"the {which} has {dtype} values that were rounded to {narrow} on the way"
+                    why = f"{which} has {dtype} values that were rounded to {narrow} on the way"
                     return why, f"They went through {narrow}.", f"keep {dtype} from load to save"
         if to == "bfloat16" and dtype in CUT and np.array_equal((own >> CUT[dtype]).astype(new.dtype), new):
-            why = f"the {which} has {dtype} cut off to bfloat16, where torch rounds"
+            why = f"{which} has {dtype} cut off to bfloat16, where torch rounds"
             return why, "The upper half of each value was taken.", "cast with Tensor.to(torch.bfloat16), which rounds"
     return "", "", ""
 
@@ -51,43 +56,50 @@ def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str) -
     return back is not None and np.array_equal(back, new)
 
 
-def padding(mine: NDArray[Any], theirs: NDArray[Any]) -> str:
-    """Say which side has more at the end of one dim, and is else equal; empty where neither is that."""
+def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> tuple[str, str, str]:
+    """Say which side has more at the end of one dim, and is else equal; empty where neither is that.
+
+    Returns:
+        The words, the cause and the fix.
+    """
     dim = _odd_dim(mine, theirs)
     if dim is None:
-        return ""
+        return "", "", ""
     is_longer = theirs.shape[dim] > mine.shape[dim]
     short, long = (np.moveaxis(one, dim, 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
     size, rest = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
-        return ""
+        return "", "", ""
     what = "all zero" if not rest.any() else "all alike" if is_alike(rest) else "not alike"
-    which = "second" if is_longer else "first"
-    return f"equal in the first {size:,} indices of dim {dim}; the {which} has {len(rest):,} more, {what}"
+    why = f"equal in the first {size:,} indices of dim {dim}; {names[is_longer]} has {len(rest):,} more, {what}"
+    if not is_longer:
+        return why, "The end was cut off.", "keep it, unless it is padding"
+    is_plain = what != "not alike"
+    cause = "It was padded, as a vocabulary is that has to shard evenly" + ("." if is_plain else ", or made longer.")
+    return why, cause, "cut the padding off in the conversion, or load it into a model of that size"
 
 
-def why_padded(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[str, str]:
-    """Return the cause and the fix."""
-    if theirs.size > mine.size:
-        cause = "It was padded, as a vocabulary is that has to shard evenly."
-        return cause, "cut the padding off in the conversion, or load it into a model of that size"
-    return "The end was cut off.", "keep it, unless it is padding"
+def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> tuple[str, str, str]:
+    """Say that one side has blocks of the other several times, as heads of k and v are; empty where it has not.
 
-
-def repeated(mine: NDArray[Any], theirs: NDArray[Any]) -> str:
-    """Say that one side has blocks of the other several times, as heads of k and v are; empty where it has not."""
+    Returns:
+        The words, the cause and the fix.
+    """
     dim = _odd_dim(mine, theirs)
     if dim is None:
-        return ""
+        return "", "", ""
     is_longer = theirs.shape[dim] > mine.shape[dim]
     short, long = (np.moveaxis(one, dim, 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
     times, rest = divmod(len(long), len(short))
-    for block in [] if rest else [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
+    if rest or is_alike(long):
+        return "", "", ""
+    for block in [size for size in range(len(short), 0, -1) if len(short) % size == 0]:
         blocks = short.reshape(-1, 1, block, *short.shape[1:])
         if (long.reshape(-1, times, block, *short.shape[1:]) == blocks).all():
-            which = "second" if is_longer else "first"
-            return f"the {which} has every {block:,} indices of dim {dim} {times} times, one after the other"
-    return ""
+            why = f"{names[is_longer]} has every {block:,} indices of dim {dim} {times} times, one after the other"
+            cause = "Parts were repeated, as heads of k and v are for the ranks or queries that share them."
+            return why, cause, f"take one of each {times}, or repeat them on load and not in the file"
+    return "", "", ""
 
 
 def _odd_dim(mine: NDArray[Any], theirs: NDArray[Any]) -> int | None:
@@ -98,13 +110,24 @@ def _odd_dim(mine: NDArray[Any], theirs: NDArray[Any]) -> int | None:
     return odd[0] if len(odd) == 1 else None
 
 
-def counted_differences(one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any]) -> str:
+def counted_differences(
+    one: Tensor, other: Tensor, mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]
+) -> str:
     """Say how many values differ, and where the first one is."""
     if one.shape != other.shape:
-        more = repeated(mine, theirs)
-        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}" + (f": {more}" if more else "")
+        return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
     different = mine != theirs
-    at = int(np.argmax(different))
-    where = index_of(at, one.shape)
-    alike = "; all values of the second are alike" if is_alike(theirs) and theirs.size > 1 else ""
-    return f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}{alike}"
+    where = index_of(int(np.argmax(different)), one.shape)
+    what = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
+    alike = [(name, side, bits) for name, side, bits in zip(names, (one, other), (mine, theirs), strict=True)]
+    said = (
+        f"; all values of {name} are {_only(side)}" for name, side, bits in alike if bits.size > 1 and is_alike(bits)
+    )
+    return what + "".join(said)
+
+
+def _only(tensor: Tensor) -> str:
+    """Return the number that all values of a tensor are."""
+    first = np.array(tensor.bits).reshape(-1)[:1]
+    found = cast(first, tensor.dtype, "float64")
+    return f"{found.view(np.float64)[0]:g}" if found is not None else "alike"

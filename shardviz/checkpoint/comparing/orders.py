@@ -132,6 +132,24 @@ def _by_transposition(ids: NDArray[np.int64], shape: tuple[int, ...]) -> str:
     for _, _, text, content in transpositions(shape):
         if np.array_equal(content(places) + 1, flat):
             return f"its own {text}"
+    if text := _by_pieces(flat - 1, shape):
+        return text
     num = int((np.diff(flat) != 1).sum()) + 1
     is_all = len(np.unique(flat)) == ids.size
     return f"all of its elements, in another order: {num:,} stretches" if is_all else ""
+
+
+def _by_pieces(order: NDArray[np.int64], shape: tuple[int, ...]) -> str:
+    """Name pieces of one dim that were joined along another; empty where the elements are not such pieces."""
+    digits = transposed_digits(order) or transposed_digits(np.argsort(order))
+    if digits is None or len(np.unique(order)) != len(order):
+        return ""
+    outer, rows, columns, inner = digits
+    words = f"view({outer}, {rows}, {columns}, {inner}).transpose(1, 2)"
+    for dim in range(1, len(shape)):
+        size, after = shape[dim], math.prod(shape[dim + 1 :])
+        for pieces, piece in ((columns, inner), (rows, inner)):
+            if piece % after == 0 and pieces * piece == size * after:
+                joined = f"as when {pieces} pieces of dim {dim} are joined along dim {dim - 1}, or the other way round"
+                return f"its elements are in the order of {words}, {joined}"
+    return f"its elements are in the order of {words}"

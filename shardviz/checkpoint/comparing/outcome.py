@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from shardviz.layout.region import Region
 
 Verdict = Literal[
     "equal", "tied", "cast", "permuted", "padded", "moved", "stale", "missing", "added", "other", "not-compared"
@@ -29,6 +32,8 @@ class Outcome:
         cause: What was done; empty where that is not known.
         fix: What to do about it.
         ranks: The ranks of a job that have it otherwise; empty between two checkpoints.
+        parts: Which part of the checkpoint's tensor each of these ranks holds, where that was found.
+        is_made: Whether it is compared with what a map makes.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Outcome:
     cause: str = ""
     fix: str = ""
     ranks: tuple[int, ...] = ()
+    parts: tuple[tuple[int, Region], ...] = ()
+    is_made: bool = False
 
     def became(
         self,
@@ -51,6 +58,11 @@ class Outcome:
         """Return it with another verdict."""
         named = self.other if other is None else other
         return replace(self, verdict=verdict, why=why, cause=cause, fix=fix, other=named, ranks=ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its fields; each part in words."""
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**known, "parts": {str(rank): str(region) for rank, region in self.parts}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints."""
-        return {"schema": 1, "tensors": [asdict(one) for one in self.outcomes], "notes": list(self.notes)}
+        return {"schema": 1, "tensors": [one.to_json() for one in self.outcomes], "notes": list(self.notes)}
 
 
 def notable(comparison: Comparison) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
-from shardviz.commands.common.dumps import terminal_for, write_answer
+from shardviz.commands.common.dumps import terminal_for, write_answer, write_json
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.common.streams import reader_may_leave, talk
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE, ShardvizError
@@ -146,8 +145,10 @@ def diff_checkpoints(
     also: Sequence[Path] = (),
     *,
     strict: bool = False,
+    output: Path | None = None,
+    tensor: str | None = None,
 ) -> int:
-    """Print what is different between two checkpoints, or between what a job's ranks hold and a checkpoint.
+    """Print what is different between two checkpoints, or print or draw it of a job and a checkpoint.
 
     Args:
         before: The first; a dump where it is the job.
@@ -157,6 +158,8 @@ def diff_checkpoints(
         map_: How one's tensors are made of the other's.
         also: Checkpoints of other steps.
         strict: Whether it fails where anything was not compared, too.
+        output: The file; stdout without one.
+        tensor: The tensor of an SVG.
 
     Returns:
         0 where nothing is, 1 where something is, or with `strict` was not compared, 2 where nothing could be compared.
@@ -167,6 +170,7 @@ def diff_checkpoints(
     """
     from shardviz.checkpoint.maps.families import find_map
     from shardviz.checkpoint.open import open_checkpoint
+    from shardviz.commands.common.drawing import FORMATS, draw_beside
     from shardviz.picture.text.checkpoint import comparison_lines
 
     count = Count("compared {done} of {of} tensors")
@@ -176,11 +180,13 @@ def diff_checkpoints(
     with progress(lambda: str(count)):
         found = _compared(*sides, rules, count, steps)
     if style == "json":
-        with reader_may_leave():
-            print(json.dumps(found.to_json(), indent=1))
+        write_json(found.to_json(), output)
+    elif style in FORMATS:
+        with progress(lambda: f"drawing {len(found.outcomes):,} tensors"):
+            draw_beside(found, sides, style, tensor, output)
     else:
-        terminal = terminal_for(colour)
-        write_answer(comparison_lines(found, terminal), terminal)
+        terminal = terminal_for(colour, output)
+        write_answer(comparison_lines(found, terminal), terminal, output)
     if not found.compared:
         talk(f"shardviz: error: nothing of {before} and {after} could be compared")
         return EXIT_USAGE

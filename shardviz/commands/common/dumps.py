@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,12 @@ def terminal_for(colour: str, output: Path | None = None) -> Terminal:
     return Terminal.of(sys.stdout, colour) if output is None else Terminal(colour=colour == "always")
 
 
+def format_of(output: Path | None) -> str:
+    """Return the format that a file's ending asks for; text where it asks for none."""
+    ending = output.suffix.lower().lstrip(".") if output is not None else ""
+    return {"svg": "svg", "html": "html", "htm": "html"}.get(ending, "text")
+
+
 def refuse_pixels(output: Path | None) -> None:
     """Refuse to write text or SVG into a file that is to be made of pixels or pages, and say how to get one.
 
@@ -83,6 +90,20 @@ def write_answer(lines: Iterable[Text], terminal: Terminal, output: Path | None 
             terminal.write(sys.stdout, lines)
     else:
         _write_file(terminal.render(lines), output)
+
+
+def write_json(answer: object, output: Path | None = None) -> None:
+    """Write an answer as JSON to stdout or to a file.
+
+    Raises:
+        ShardvizError: The file cannot be written.
+    """
+    text = f"{json.dumps(answer, indent=1)}\n"
+    if output is None:
+        with reader_may_leave():
+            sys.stdout.write(text)
+    else:
+        _write_file(text, output)
 
 
 def write_markup(text: str, output: Path | None) -> None:

@@ -76,6 +76,11 @@ class Sides:
     axes: tuple[str, ...] = ()
 
     @property
+    def marks(self) -> bool:
+        """Whether each side by itself marks what is different."""
+        return False
+
+    @property
     def colouring(self) -> Colouring:
         """What ranks get their colours by."""
         return Colouring(self.mesh, self.axes)

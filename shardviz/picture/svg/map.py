@@ -74,6 +74,19 @@ class Box:
     differs: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Words for the boxes of a side.
+
+    Attributes:
+        noun: What holds them.
+        unlike: What is said of those that are marked.
+    """
+
+    noun: str
+    unlike: str
+
+
 def scale_for(panel: Panel) -> Scale:
     """Choose sizes in proportion to the blocks, none too small for its label."""
     many = len(panel.cols) > 1
@@ -99,6 +112,7 @@ def side(
     marked: bool = False,
     on_right: bool = False,
     noun: str = "rank",
+    unlike: str = " (not as claimed)",
 ) -> str:
     """Draw one side with its top left corner at 0, 0; titles are above it and left or right of it.
 
@@ -110,8 +124,10 @@ def side(
         marked: Whether boxes that differ from the other side are marked.
         on_right: Whether the indices of rows are on the right.
         noun: What holds the boxes.
+        unlike: What the tooltip of a marked box says.
     """
-    boxes = "".join(_box(panel, box, scale, colouring, noun) for box in _boxes(panel, grid, marked=marked))
+    said = Said(noun, unlike)
+    boxes = "".join(_box(panel, box, scale, colouring, said) for box in _boxes(panel, grid, marked=marked))
     return boxes + _row_titles(panel.rows, grid, scale, on_right=on_right) + _column_titles(panel.cols, scale)
 
 
@@ -154,13 +170,13 @@ def _runs(panel: Panel, grid: Grid, row: int, *, marked: bool) -> Iterator[tuple
             start = col
 
 
-def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, noun: str) -> str:
+def _box(panel: Panel, box: Box, scale: Scale, colouring: Colouring, said: Said) -> str:
     left, top = scale.lefts[box.cols[0]], scale.tops[box.rows[0]]
     width, height = scale.lefts[box.cols[1]] - left, scale.tops[box.rows[1]] - top
     return tile(
         Place(left, top, width, height),
-        _label(box.block, colouring, max(int((width - 8) / CHAR) - 2 * box.differs, 3), noun),
-        _tooltip(panel, box, noun),
+        _label(box.block, colouring, max(int((width - 8) / CHAR) - 2 * box.differs, 3), said.noun),
+        _tooltip(panel, box, said),
         colour=colour_of(box.block, colouring),
         ranks=ranks_of(box.block.ranks),
         differs=box.differs,
@@ -179,14 +195,15 @@ def _label(block: Block, colouring: Colouring, room: int, noun: str) -> str:
     return ranks_label(block.ranks, colouring, room, many=block.is_mixed)
 
 
-def _tooltip(panel: Panel, box: Box, noun: str) -> str:
+def _tooltip(panel: Panel, box: Box, said: Said) -> str:
     """Describe a box in words for the tooltip."""
+    noun = said.noun
     rows, cols = panel.rows[box.rows[0] : box.rows[1]], panel.cols[box.cols[0] : box.cols[1]]
     where = f"[{rows[0].start}:{rows[-1].stop}, {cols[0].start}:{cols[-1].stop}]"
     numbers = ranks_text(box.block.ranks)
     nobody = "nobody" if noun == "rank" else f"no {noun}"
     ranks = f"{noun}{'s' * (len(ranks_of(box.block.ranks)) > 1)} {cut_at_comma(numbers, 80)}" if numbers else nobody
-    return f"{where}: {ranks}{' (not as claimed)' if box.differs else ''}"
+    return f"{where}: {ranks}{said.unlike if box.differs else ''}"
 
 
 def _stretches(rows: Sequence[Span], grid: Grid) -> list[tuple[int, int, str]]:

@@ -45,7 +45,7 @@ def stored_figure(one: Stored, *, style: bool) -> str:
         style: Whether it brings its own style; a page that has it once needs none.
     """
     drawing = draw(one.sides, one.tensor.shape, BUDGET)
-    parts = (_heading(one), _beside(_panels(drawing), _files(one)), _bytes(one))
+    parts = (_heading(one), beside_map(_panels(drawing), files_drawing(one)), _bytes(one))
     return sheet(parts, one.tensor.name, about(one), style=style)
 
 
@@ -86,7 +86,7 @@ def _panel(panel: Panel) -> Drawn:
     return Drawn(markup, titles + scale.width, TITLE_HEIGHT + scale.height)
 
 
-def _files(one: Stored) -> Drawn:
+def files_drawing(one: Stored) -> Drawn:
     """Name the files, each with its number, its colour and how much of the tensor it has."""
     own: Counter[int] = Counter()
     for part in one.parts:
@@ -105,7 +105,7 @@ def _files(one: Stored) -> Drawn:
     return Drawn(markup, width, min(len(one.files), MOST_FILES + 1) * (LINE + 2))
 
 
-def _beside(picture: Drawn, files: Drawn) -> Drawn:
+def beside_map(picture: Drawn, files: Drawn) -> Drawn:
     """Put the files beside the map, or below it where there is no room."""
     if not picture.width:
         return files

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import notable
-from shardviz.checkpoint.maps.wrong import starred
+from shardviz.checkpoint.maps.numbering import starred
 from shardviz.dump.pause import collector_paused
 from shardviz.picture.text.findings import findings_lines
 from shardviz.picture.text.report import not_checked_lines
@@ -104,14 +104,14 @@ def checkpoint_report_lines(checkpoint: Checkpoint, report: Report, terminal: Te
 def comparison_lines(comparison: Comparison, terminal: Terminal) -> list[Text]:
     """Return every tensor that is not equal, those with the same words together, then notes, then the verdict."""
     lines: list[Text] = []
-    for group in _alike(comparison):
+    for group in alike(comparison):
         lines += _group_lines(group, terminal)
     for note in comparison.notes:
         lines += wrapped(printable(note), terminal.width, line((f"{terminal.glyphs.unknown} ", DIM)), 4)
     return [*lines, *([line("")] if lines else []), _sum(comparison, terminal)]
 
 
-def _alike(comparison: Comparison) -> list[list[Outcome]]:
+def alike(comparison: Comparison) -> list[list[Outcome]]:
     """Return what is not equal, together where the same was done to it: numbers aside, or counted from the tensor's."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for one in comparison.outcomes:
@@ -128,13 +128,13 @@ def _group_lines(group: list[Outcome], terminal: Terminal) -> list[Text]:
     head = line((f"{glyph} {first.verdict}  ", WARNING if good else BAD))
     folds = [names for names, _ in fold((name, None) for name in sorted((one.name for one in group), key=natural_key))]
     lines = wrapped(printable(listed(folds, MOST_NAMES)), terminal.width, head, 2)
-    lines += wrapped(printable(_why_all(first, group)), terminal.width, line("  "), 2)
+    lines += wrapped(printable(why_all(first, group)), terminal.width, line("  "), 2)
     for word, text in (("cause", first.cause), ("fix", first.fix)):
         lines += wrapped(printable(text), terminal.width, line(f"  {word:<5}  "), 9) if text else []
     return lines
 
 
-def _why_all(first: Outcome, group: list[Outcome]) -> str:
+def why_all(first: Outcome, group: list[Outcome]) -> str:
     """Return what became of all of a group."""
     whys = {why_text(one) for one in group}
     if len(whys) == 1:

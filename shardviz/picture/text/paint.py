@@ -121,6 +121,8 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
     if not mask:
         return _look(frame, ("nobody", "?"), "nobody", mask)
     names = rank_labels(mask, frame.sides.colouring, many=mixed)
+    if frame.sides.marks and cell.different:
+        return _look(frame, (*(f"≠ {name}" for name in names), "≠"), "elsewhere", mask)
     own = (f"{frame.lit} in {names[0]}",) if frame.lit is not None and mixed else ()
     pending = (f"{names[0]} {frame.suffix}",) if frame.suffix else ()
     shown = mask if frame.lit is None else 1 << frame.lit

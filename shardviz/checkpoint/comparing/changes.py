@@ -1,0 +1,67 @@
+"""What became of a tensor that is not equal: another order, padding, a rounding, a factor, or other values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing.agreement import narrower
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.factors import shifted
+from shardviz.checkpoint.comparing.numbers import counted_differences, padding, repeated, rounded
+from shardviz.checkpoint.comparing.orders import name_change
+from shardviz.checkpoint.records import Saved
+
+if TYPE_CHECKING:
+    from shardviz.checkpoint.comparing.outcome import Verdict
+    from shardviz.checkpoint.tensor import Tensor
+
+SIDES = ("the first", "the second")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of a tensor.
+
+    Attributes:
+        verdict: That in a word.
+        why: In words, with the numbers.
+        cause: What was done; empty where that is not known.
+        fix: What to do about it.
+    """
+
+    verdict: Verdict
+    why: str
+    cause: str = ""
+    fix: str = ""
+
+
+def change_of(one: Tensor, other: Tensor, names: tuple[str, str] = SIDES) -> Change:
+    """Say what became of a tensor.
+
+    Args:
+        one: What it was.
+        other: What it is: not that, in a type to which values are known to be rounded.
+        names: What the two are called.
+
+    Raises:
+        DumpError: One of them cannot be read.
+    """
+    narrow = narrower(one.dtype, other.dtype)
+    mine, theirs = (cast(side.bits, side.dtype, narrow) for side in (one, other))
+    assert mine is not None, "can_cast says so"
+    assert theirs is not None, "can_cast says so"
+    types = "" if one.dtype == other.dtype else f"; {one.dtype} and {other.dtype}"
+    cuts = tuple(side for side in (other, one) if isinstance(side, Saved))
+    if change := name_change(mine, theirs, cuts):
+        return Change("permuted", f"{change}{types}")
+    if (found := repeated(mine, theirs, names))[0]:
+        shapes = f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
+        return Change("other", f"{shapes}: {found[0]}", *found[1:])
+    if (found := padding(mine, theirs, names))[0]:
+        return Change("padded", f"{found[0]}{types}", *found[1:])
+    if (found := rounded(one, other, names))[0]:
+        return Change("cast", *found)
+    if (found := shifted(mine, theirs, narrow, names))[0]:
+        return Change("other", f"{found[0]}{types}", *found[1:])
+    return Change("other", counted_differences(one, other, mine, theirs, names))

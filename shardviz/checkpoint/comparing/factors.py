@@ -1,0 +1,115 @@
+"""Values that all differ in one way: by a factor, or by a number that was added."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardviz.checkpoint.comparing.casts import cast
+from shardviz.reference.lookup import is_alike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+"""Bits of a value behind its first one."""
+
+BLOCK = 1 << 18
+"""Elements that are looked at at a time."""
+
+SAMPLES = 256
+"""Values that the factor and the number are read off."""
+
+FAR = 16
+"""Roundings by which values must be apart from each other, and from what they were, to show a factor."""
+
+
+def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[str, str]) -> tuple[str, str, str]:
+    """Say that all values of one side are those of the other times a factor, or with a number added.
+
+    Args:
+        mine: The first side's bits.
+        theirs: The second's.
+        dtype: The element type of both.
+        names: What the two are called.
+
+    Returns:
+        The words, the cause and the fix; empty where it is not so.
+    """
+    if mine.shape != theirs.shape or dtype not in DIGITS or is_alike(mine) or is_alike(theirs):
+        return "", "", ""
+    own, new = (_values(_sample(bits), dtype) for bits in (mine, theirs))
+    known = np.isfinite(own) & np.isfinite(new)
+    if not known.all() or not len(own):
+        return "", "", ""
+    exact = 2.0 ** -DIGITS[dtype]
+    largest = int(np.abs(own).argmax())
+    if np.ptp(own) < FAR * exact * abs(own[largest]):
+        return "", "", ""
+    factor = float(new[largest] / own[largest])
+    added = float(np.median(new - own))
+    if factor and abs(factor - 1) > FAR * exact and _fits(mine, theirs, dtype, exact, lambda values: values * factor):
+        why = f"every value of {names[1]} is {_text(factor)} times that of {names[0]}"
+        return why, "A factor was multiplied in, or left out.", f"multiply by {_text(1 / factor)} in the conversion"
+    if abs(added) > FAR * exact * abs(own[largest]) and _fits(
+        mine, theirs, dtype, exact, lambda values: values + added
+    ):
+        why = f"every value of {names[1]} is {_text(abs(added))} {'more' if added > 0 else 'less'} than in {names[0]}"
+        cause = "A number was added, or left out, as the 1 of a norm's weights that are stored around 0."
+        return why, cause, f"{'subtract' if added > 0 else 'add'} {_text(abs(added))} in the conversion"
+    return "", "", ""
+
+
+def overflown(wide: NDArray[Any], dtype: str, to: str, *, least: int = 1) -> str:
+    """Say how many values a cast made infinite; empty where fewer than `least`."""
+    count = 0
+    for part in _blocks(wide):
+        narrow = cast(part, dtype, to)
+        if narrow is not None:
+            count += int((np.isinf(_values(narrow, to)) & np.isfinite(_values(part, dtype))).sum())
+    return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count >= least else ""
+
+
+def _text(number: float) -> str:
+    near = round(number)
+    return (
+        f"{near:,}"
+        if near and math.isclose(number, near, rel_tol=1e-2) and abs(number - near) < 1e-2
+        else f"{number:.4g}"
+    )
+
+
+def _sample(bits: NDArray[Any]) -> NDArray[Any]:
+    places = np.unique(np.linspace(0, bits.size - 1, SAMPLES).astype(np.int64))
+    found: NDArray[Any] = bits[np.unravel_index(places, bits.shape)]
+    return found
+
+
+def _values(bits: NDArray[Any], dtype: str) -> Values:
+    """Return values as float64."""
+    found = cast(np.ascontiguousarray(bits), dtype, "float64")
+    assert found is not None, "numpy knows these types"
+    return found.view(np.float64)
+
+
+def _blocks(bits: NDArray[Any]) -> list[NDArray[Any]]:
+    rows = max(BLOCK // max(bits.size // max(len(bits), 1), 1), 1) if bits.ndim else 1
+    return [bits[at : at + rows] for at in range(0, len(bits), rows)] if bits.ndim else [bits]
+
+
+def _fits(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, exact: float, made: Callable[[Values], Values]) -> bool:
+    """Whether all values of one side are made of the other's, but for roundings."""
+    for own, new in zip(_blocks(mine), _blocks(theirs), strict=True):
+        values, there = _values(own, dtype), _values(new, dtype)
+        with np.errstate(all="ignore"):
+            wanted = made(values)
+            room = exact * np.maximum(np.maximum(np.abs(values), np.abs(there)), np.abs(wanted))
+            if not (np.abs(there - wanted) <= room).all():
+                return False
+    return True

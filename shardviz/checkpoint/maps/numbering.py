@@ -1,0 +1,102 @@
+"""The numbers in the names of tensors, those of layers and experts: left out, compared, and found to be others."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping
+
+_NUMBER = re.compile(r"(?<![^.\s(])[0-9]+(?=\.)|(?<=\.)[0-9]+(?![^.\s,)])")
+
+
+def starred(text: str) -> str:
+    """Return text with `*` for the numbers in the names of tensors.
+
+    Example:
+        >>> starred("cat(layers.0.w3, layers.0.w1, 0)")
+        'cat(layers.*.w3, layers.*.w1, 0)'
+    """
+    return _NUMBER.sub("*", text)
+
+
+def renumbering(names: list[str], instead: dict[str, str]) -> tuple[int, list[int]] | None:
+    """Return which number of their names parts are numbered by, and the order of the numbers that they have there."""
+    found = [(name, instead.get(name, name)) for name in names]
+    for at in range(len(_NUMBER.findall(names[0]))):
+        pairs: dict[str, str] = {}
+        for name, other in found:
+            mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
+            if (
+                _without(name, at) != _without(other, at)
+                or len(mine) <= at
+                or pairs.setdefault(mine[at], theirs[at]) != theirs[at]
+            ):
+                break
+        else:
+            numbers = [int(pairs[str(number)]) for number in range(len(pairs))] if _counts(pairs) else []
+            if len(numbers) > 1 and sorted(numbers) == list(range(len(numbers))):
+                return at, numbers
+    return None
+
+
+def _counts(pairs: dict[str, str]) -> bool:
+    return all(str(number) in pairs for number in range(len(pairs)))
+
+
+def _without(name: str, at: int) -> str:
+    """Return a name with `*` for one of its numbers."""
+    matches = list(_NUMBER.finditer(name))
+    return name[: matches[at].start()] + "*" + name[matches[at].end() :] if at < len(matches) else name
+
+
+def around(name: str, at: int) -> str:
+    """Return what a number of a name counts: the words before it."""
+    return printable(name[: list(_NUMBER.finditer(name))[at].start()].rstrip(".").rpartition(".")[2])
+
+
+def against(name: str, other: str) -> str:
+    """Return a name with `*` for the numbers that it shares with another one."""
+    theirs = _NUMBER.findall(other)
+    numbers = iter(range(len(theirs) + len(name)))
+
+    def turned(match: re.Match[str]) -> str:
+        at = next(numbers)
+        return "*" if at < len(theirs) and theirs[at] == match[0] else match[0]
+
+    return printable(_NUMBER.sub(turned, name))
+
+
+def _stay(before: str, numbers: Container[int], kept: Iterable[str]) -> bool:
+    """Whether any tensor of these numbers is where it was."""
+    rests = (name[len(before) :].partition(".")[0] for name in kept if name.startswith(before))
+    return any(rest.isdecimal() and int(rest) in numbers for rest in rests)
+
+
+def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> tuple[str, set[str], dict[int, int]] | None:
+    """Return what is numbered otherwise, its tensors, and the other number of each; None where that is not so.
+
+    At least two tensors of each number must have moved, to one other number, and none have stayed.
+
+    Args:
+        instead: The names of tensors that are found under others, and those others.
+        kept: The names of those that are where they were.
+    """
+    found: dict[tuple[str, int], dict[int, dict[str, int]]] = {}
+    for name, other in instead.items():
+        mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
+        odd = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]]
+        if len(mine) == len(theirs) and len(odd) == 1 and _without(name, odd[0]) == _without(other, odd[0]):
+            at = odd[0]
+            before = name[: list(_NUMBER.finditer(name))[at].start()]
+            found.setdefault((before, at), {}).setdefault(int(mine[at]), {})[name] = int(theirs[at])
+    for (before, _), numbers in found.items():
+        is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
+        names = {name for own in numbers.values() for name in own}
+        if is_whole and len(numbers) > 1 and not _stay(before, numbers, kept):
+            what = printable(before.rstrip(".").rpartition(".")[2])
+            return what, names, {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
+    return None

@@ -1,0 +1,147 @@
+"""What became of values and parts between two checkpoints, and what only looks like it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardviz.checkpoint.comparing.compare import compare_checkpoints
+from shardviz.checkpoint.maps.language import parse_rules
+from shardviz.checkpoint.open import open_checkpoint
+from tests.checkpoint.test_diff import files, weight
+
+FUSED = "qkv = cat(q, k, v)"
+
+
+def became(tmp_path, before, after, rules=""):
+    """Return the outcomes that are not equal, by name."""
+    one, other = map(open_checkpoint, files(tmp_path, before, after))
+    found = compare_checkpoints(one, other, parse_rules(rules, "my.map") if rules else ())
+    return {outcome.name: outcome for outcome in found.outcomes if outcome.verdict != "equal"}
+
+
+def only(tmp_path, before, after, rules=""):
+    (found,) = became(tmp_path, before, after, rules).values()
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("factor", [0.125, -1.0, 8**-0.5, 3.0])
+def test_a_factor_is_named_with_the_one_that_undoes_it(tmp_path, dtype, factor):
+    w = weight(24, 16).to(dtype)
+    found = only(tmp_path, {"w": w}, {"w": w * factor})
+    assert found.verdict == "other"
+    assert found.why.startswith("every value of the second is ")
+    named = float(found.why.split()[6])
+    assert named == pytest.approx(factor, rel=0.01)
+    undone = float(found.fix.split()[2])
+    assert undone * factor == pytest.approx(1, rel=0.02)
+
+
+def test_the_one_that_is_added_to_a_norm_is_named(tmp_path):
+    w = 1 + weight(64) / 10
+    found = only(tmp_path, {"w": w}, {"w": w - 1})
+    assert found.why == "every value of the second is 1 less than in the first"
+    assert found.fix == "add 1 in the conversion"
+
+
+NO_FACTOR = {
+    "noise": lambda w: w + weight(24, 16, seed=1) / 100,
+    "a step of training in bfloat16": lambda w: (1 + w / 1000).bfloat16(),
+    "one value that is not": lambda w: torch.cat([2 * w[:23], 3 * w[23:]]),
+    "other values": lambda w: weight(24, 16, seed=2),
+    "zeros": lambda w: w * 0,
+    "infinite ones": lambda w: w * float("inf"),
+}
+
+
+@pytest.mark.parametrize("change", NO_FACTOR)
+def test_other_changes_are_no_factor(tmp_path, change):
+    w = weight(24, 16)
+    before = (1 + w / 1000 + 0.03).bfloat16() if "training" in change else w
+    found = only(tmp_path, {"w": before}, {"w": NO_FACTOR[change](w)})
+    assert "every value" not in found.why
+    assert found.cause == ""
+
+
+def test_heads_that_were_repeated_are_not_padding_and_padding_is(tmp_path):
+    k = weight(16, 8)
+    one_by_one = only(tmp_path, {"k": k}, {"k": k.view(2, 8, 8).repeat_interleave(4, 0).reshape(64, 8)})
+    assert "every 8 indices of dim 0 4 times" in one_by_one.why
+    tiled = only(tmp_path, {"k": k}, {"k": k.repeat(4, 1)})
+    assert "every 16 indices of dim 0 4 times" in tiled.why
+    assert tiled.fix.startswith("take one of each 4")
+    assert only(tmp_path, {"k": k}, {"k": torch.cat([k, torch.zeros(48, 8)])}).verdict == "padded"
+    longer = only(tmp_path, {"k": k}, {"k": torch.cat([k, weight(48, 8, seed=1)])})
+    assert longer.cause.endswith("or made longer.")
+
+
+def test_a_cast_that_made_values_infinite_says_so(tmp_path):
+    w = weight(8, 8)
+    w[2, 3], w[5, 5] = 1e5, -7e4
+    found = only(tmp_path, {"w": w}, {"w": w.half()})
+    assert found.verdict == "cast"
+    assert "2 of 64 values are too large for float16 and became infinite" in found.why
+    assert "infinite" not in only(tmp_path, {"w": w}, {"w": w.bfloat16()}).why
+    w[2, 3], w[5, 5] = float("inf"), 6e4
+    assert "infinite" not in only(tmp_path, {"w": w}, {"w": w.half()}).why
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_pieces_of_one_dim_that_were_joined_along_another_are_named(tmp_path, pieces):
+    w = weight(16, 16)
+    found = only(tmp_path, {"w": w}, {"w": torch.cat(w.chunk(pieces, 1)).reshape(16, 16)})
+    assert f"{pieces} pieces of dim 1 are joined along dim 0" in found.why
+    rows = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    assert "pieces" not in only(tmp_path, {"w": w}, {"w": w.reshape(-1)[rows].view(16, 16)}).why
+
+
+PARTS = {
+    "rotary": (lambda k: k.view(2, 4, 2, 8).transpose(1, 2).reshape(16, 8), "dim 0 is in the order of", "permuted"),
+    "rounded": (lambda k: k.bfloat16().float(), "it has float32 values that were rounded to bfloat16", "cast"),
+    "scaled": (lambda k: k / 2, "every value of it is 0.5 times that of the map's", "other"),
+    "other values": (lambda k: k + 1e-3 * weight(16, 8, seed=5), "128 of 128 elements differ", "other"),
+}
+
+
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("change", PARTS)
+def test_what_became_of_one_part_of_a_fused_tensor_is_named(tmp_path, change, part):
+    done, words, verdict = PARTS[change]
+    own = {name: weight(16, 8, seed=at) for at, name in enumerate("qkv")}
+    fused = {"qkv": torch.cat([done(one) if name == part else one for name, one in own.items()])}
+    found = only(tmp_path, own, fused, FUSED)
+    assert found.verdict == verdict
+    assert f"1 of its 3 parts differs: {part}: " in found.why
+    assert words in found.why
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fused_shards_put_behind_each_other_are_named_with_the_number_of_ranks(tmp_path, ranks):
+    own = {"q": weight(32, 8), "k": weight(8, 8, seed=1), "v": weight(8, 8, seed=2)}
+    shards = [torch.cat([one.chunk(ranks)[rank] for one in own.values()]) for rank in range(ranks)]
+    found = only(tmp_path, own, {"qkv": torch.cat(shards)}, FUSED)
+    assert found.cause.startswith(f"The fused shards of {ranks} ranks were put behind each other")
+    assert not became(tmp_path, own, {"qkv": torch.cat([*own.values()])}, FUSED)
+
+
+def layers(order, names=("up", "down")):
+    return {
+        f"h.{at}.{name}": weight(8, 8, seed=10 * own + names.index(name))
+        for at, own in enumerate(order)
+        for name in names
+    }
+
+
+def test_layers_that_are_numbered_otherwise_are_one_finding(tmp_path):
+    found = became(tmp_path, layers([0, 1, 2]), layers([1, 2, 0]))
+    assert {one.why for one in found.values()} == {"h 0 1 2 of the second are h 1 2 0 of the first"}
+    assert {one.fix for one in found.values()} == {"number h as the first does"}
+
+
+def test_a_single_tensor_of_another_layer_is_no_numbering(tmp_path):
+    before = layers([0, 1, 2])
+    after = before | {"h.2.up": before["h.1.up"], "h.1.up": before["h.2.up"]}
+    found = became(tmp_path, before, after)
+    assert set(found) == {"h.1.up", "h.2.up"}
+    assert {one.cause for one in found.values()} == {""}

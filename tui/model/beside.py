@@ -1,0 +1,109 @@
+"""A job beside a checkpoint, as the viewer shows it: a line for each tensor, what differs first, with its picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing.outcome import DIFFERENT
+from shardviz.picture.model.beside import beside
+from shardviz.picture.model.drawing import drawn_dims
+from shardviz.picture.model.holders import Plane
+from shardviz.picture.model.moves import first_difference
+from shardviz.picture.model.stored import numbered
+from shardviz.text import Fold, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.checkpoint.beside.job import Job
+    from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
+    from shardviz.checkpoint.records import Checkpoint
+    from shardviz.picture.model.beside import Beside, Marked
+
+    from .document import Document
+
+
+@dataclass(frozen=True)
+class Line:
+    """Tensors of which the same is said.
+
+    Attributes:
+        names: Their names.
+        outcome: What became of the first of them.
+        entry: The job's entry that has it; None where only the checkpoint has it.
+    """
+
+    names: Fold
+    outcome: Outcome
+    entry: int | None
+
+    @property
+    def sign(self) -> str:
+        """One character for what became of them."""
+        if self.outcome.verdict in DIFFERENT:
+            return {"missing": "<", "added": ">"}.get(self.outcome.verdict, "≠")
+        return "=" if self.outcome.verdict == "equal" else "?"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A job beside a checkpoint.
+
+    Attributes:
+        document: The job's dump.
+        job: What is compared of it.
+        checkpoint: The checkpoint.
+        comparison: What became of every tensor.
+    """
+
+    document: Document
+    job: Job
+    checkpoint: Checkpoint
+    comparison: Comparison
+    _drawn: dict[str, tuple[Beside, Marked | None]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of each file."""
+        return numbered(self.checkpoint)
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The tensors, different ones first, those that one side lacks behind them."""
+        outcomes = {one.name: one for one in self.comparison.outcomes}
+        known = {name: at for at, entry in reversed([*enumerate(self.document.entries)]) for name in entry.names}
+        found = (
+            (one.name, (replace(one, name="", other=""), at if (at := self._entry(one, known)) is not None else -1))
+            for one in outcomes.values()
+        )
+        lines = [Line(names, outcomes[names.names()[0]], at if at >= 0 else None) for names, (_, at) in fold(found)]
+        return tuple(sorted(lines, key=lambda line: "≠<>?=".index(line.sign)))
+
+    def _entry(self, outcome: Outcome, known: Mapping[str, int]) -> int | None:
+        name = outcome.name if outcome.name in self.job.tensors else outcome.other
+        return known.get(name) if name in self.job.tensors and outcome.verdict != "added" else None
+
+    def drawn(self, line: Line) -> tuple[Beside, Marked | None]:
+        """Return the picture of a line's first tensor, and the same with the checkpoint as the first side.
+
+        Raises:
+            ShardvizError: It cannot be drawn.
+        """
+        name = line.outcome.name
+        if name not in self._drawn:
+            one = beside(line.outcome, self.job, self.checkpoint, self.numbers)
+            self._drawn[name] = one, one.sides.turned() if one.sides is not None else None
+        return self._drawn[name]
+
+
+def plane_of(sides: Marked, shape: tuple[int, ...]) -> Plane | None:
+    """Return the plane that a tensor opens on, at the first element that differs; None without elements."""
+    whole = sides.holders.shape
+    if not all(whole):
+        return None
+    cuts = [len(sides.holders.edges(dim)) - 1 for dim in range(len(whole))]
+    plane = Plane(*((1, 0) if len(shape) < 2 else drawn_dims(cuts)), (0,) * len(whole))
+    place = first_difference(sides, plane)
+    return replace(plane, at=place) if place else plane
