@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Options
     from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.tracing.following import Follower
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
@@ -59,6 +60,7 @@ class Observer:
         self._is_noted_at_exit = False
         self._rank = -1
         self._searches = 2
+        self._follower: Follower | None = None
         watch_steps(self)
 
     # What hooks call
@@ -94,6 +96,14 @@ class Observer:
                 self._searches -= 1
             else:
                 self.values.remember(owner)
+
+    def optimizing(self, optimizer: Any) -> None:
+        """Follow a step of the model that an optimizer steps. Called under `--trace` only."""
+        if self._follower is None:
+            from shardviz.live.run.tracing.following import Follower
+
+            self._follower = Follower(self.options)
+        self._follower.optimizing(optimizer)
 
     def allocated(self, module: object) -> None:
         """Look at the memory that a module was given: it may never be written to."""
