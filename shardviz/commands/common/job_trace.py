@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from shardviz.commands.common.streams import talk
-from shardviz.dump.read import read_files
-from shardviz.dump.records import SCHEMA, RankRecord
-from shardviz.dump.write import TRACE_FOLDER, prepare_folder, write_rank, write_run
+from shardviz.dump.traced import write_around
+from shardviz.dump.write import TRACE_FOLDER, prepare_folder
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-NO_WEIGHTS = "where weights are: no sharding call was seen, and only a step was traced"
 
 
 def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -> bool:
@@ -37,7 +32,7 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
         return False
     try:
         if not is_captured:
-            _make_dump(source, output, force=force)
+            write_around(source, prepare_folder(output, force=force))
         target = output / TRACE_FOLDER
         target.mkdir(exist_ok=True)
         for file in files:
@@ -48,13 +43,3 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
     shown = os.path.relpath(output)
     talk(f"traced a step into {shown}; lay it beside another job's with: shardviz diff ONE OTHER")
     return True
-
-
-def _make_dump(source: Path, output: Path, *, force: bool) -> None:
-    """Write a dump without weights: a job of one process shards nothing."""
-    traced = read_files(source)
-    prepare_folder(output, force=force)
-    write_run(output, traced.run)
-    for rank, record in traced.ranks.items():
-        own = RankRecord(SCHEMA, rank, record.num_ranks, record.hostname, not_checked=(("", NO_WEIGHTS),))
-        write_rank(output, structs.replace(own, run_id=record.run_id))

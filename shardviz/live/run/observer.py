@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from torch import distributed, nn
 
+from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.ending import end_stamped, watch_steps
@@ -101,8 +102,10 @@ class Observer:
         """Follow a step of the model that an optimizer steps. Called under `--trace` only."""
         if self._follower is None:
             from shardviz.live.run.tracing.following import Follower
+            from shardviz.live.run.tracing.writing import write_step
 
-            self._follower = Follower(self.options)
+            folder, command = Path(self.options.session) / TRACE_FOLDER, self.options.command
+            self._follower = Follower(self.options, lambda step, why: write_step(step, folder, command, why))
         self._follower.optimizing(optimizer)
 
     def allocated(self, module: object) -> None:

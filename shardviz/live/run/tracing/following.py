@@ -5,9 +5,8 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from collections import Counter
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -17,10 +16,10 @@ from shardviz.live.followed import Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.tracing.recording import JobTrace, most_of
-from shardviz.live.run.tracing.writing import Step, weights_of, write_step
+from shardviz.live.run.tracing.writing import Step, weights_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch.optim import Optimizer
 
@@ -28,16 +27,20 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """Follows one step of the first model that an optimizer of this process steps.
+    """Follows one step of a model.
 
     Attributes:
         options: What is asked for.
+        write: Writes what was seen of the step; given also why the step has no end, where it has none.
+        model: The model; by default the first that an optimizer steps whose making is seen.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, write: Callable[[Step, str], None], model: nn.Module | None = None) -> None:
         self.options = options
+        self.write = write
+        self.model = model
         self._optimizers: WeakSet[Optimizer] = WeakSet()
-        self._taken: Counter[int] = Counter()
+        self._taken: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._handles: list[Any] = []
         self._step: Step | None = None
         self._is_over = False
@@ -48,9 +51,13 @@ class Follower:
         if self._is_over or os.getpid() != self._process:
             return
         if not self._optimizers:
-            self._watch_steps()
-            arm(self.visit)
+            self.begin()
         self._optimizers.add(optimizer)
+
+    def begin(self) -> None:
+        """Wait for the step."""
+        self._watch_steps()
+        arm(self.visit)
 
     def _watch_steps(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -60,7 +67,7 @@ class Follower:
             quietly("the trace of a step", self._before, optimizer)
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            self._taken[id(optimizer)] += 1
+            self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
 
         register_optimizer_step_pre_hook(before)
         register_optimizer_step_post_hook(after)
@@ -72,15 +79,17 @@ class Follower:
             return
         with nested() as is_outermost:
             if is_outermost and torch.is_grad_enabled() and self._is_trained(module):
-                self._begin(_outermost(module))
+                self._follow(_outermost(module) if self.model is None else self.model)
 
     def _is_trained(self, module: nn.Module) -> bool:
         wanted = {id(one) for one in module.parameters() if one.requires_grad}
-        own = [optimizer for optimizer in self._optimizers if wanted & _parameters(optimizer)]
-        is_due = max((self._taken[id(one)] for one in own), default=0) == self.options.trace_step - 1
-        return bool(own) and is_due and not any(one.is_meta for one in module.parameters())
+        known = [*self._optimizers, *self._taken]
+        own = [optimizer for optimizer in known if wanted & _parameters(optimizer)]
+        is_due = max((self._taken.get(one, 0) for one in own), default=0) == self.options.trace_step - 1
+        is_model = bool(own) if self.model is None else runs(module, self.model)
+        return is_model and is_due and not any(one.is_meta for one in module.parameters())
 
-    def _begin(self, root: nn.Module) -> None:
+    def _follow(self, root: nn.Module) -> None:
         disarm(self.visit)
         model = unwrapped(root)
         followed = Followed.parse(self.options.trace)
@@ -105,7 +114,7 @@ class Follower:
         for handle in self._handles:
             handle.remove()
         with nested(), torch.no_grad():
-            write_step(step, self.options, problem)
+            self.write(step, problem)
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:
@@ -123,3 +132,8 @@ def _outermost(module: nn.Module) -> nn.Module:
 
 def _contains(modules: Iterable[nn.Module], wanted: nn.Module) -> bool:
     return any(one is wanted for one in modules)
+
+
+def runs(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
+    return _contains(module.modules(), model) or _contains(model.modules(), module)

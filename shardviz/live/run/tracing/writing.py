@@ -6,7 +6,6 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,7 @@ from msgspec import structs
 from torch import distributed
 
 from shardviz.dump.records import SCHEMA, KeptRecord, RunRecord, of_point
-from shardviz.dump.write import TRACE_FOLDER, write_rank, write_run
+from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
@@ -24,11 +23,11 @@ from shardviz.live.run.tracing.recording import sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from torch import nn
 
     from shardviz.dump.records import What
-    from shardviz.live.run.options import Options
     from shardviz.live.run.tracing.recording import JobTrace
     from shardviz.live.step.trace.recorded import Call, Seen
 
@@ -61,8 +60,15 @@ def weights_of(tensors: Iterable[Local], most: int) -> list[Local]:
     ]
 
 
-def write_step(step: Step, options: Options, problem: str) -> None:
-    """Write this rank's file, and on rank 0 that of the run."""
+def write_step(step: Step, folder: Path, command: tuple[str, ...], problem: str = "") -> None:
+    """Write this rank's file, and on rank 0 that of the run.
+
+    Args:
+        step: What was seen.
+        folder: Where to; it is made.
+        command: The job's, for the record.
+        problem: Why the step has no end; empty where it has one.
+    """
     rank, num_ranks = _place()
     seen = Capture(rank, num_ranks, run_id=_run_id())
     for local in (*step.weights, *_gradients(step)):
@@ -74,10 +80,8 @@ def write_step(step: Step, options: Options, problem: str) -> None:
         seen.not_checked.append(("", f"the end of the step: {problem}"))
     if step.trace.left_out:
         seen.not_checked.append(("", step.trace.left_out))
-    folder = Path(options.session) / TRACE_FOLDER
     folder.mkdir(exist_ok=True)
     if rank == 0:
-        command = options.command
         write_run(
             folder, RunRecord(SCHEMA, version("shardviz"), version("torch"), num_ranks, command, run_id=seen.run_id)
         )
