@@ -14,8 +14,8 @@ from tests.demos.pages import pictures, rewritten, steps, without_what_varies
 from tests.lanes import at_night
 
 ROOT = Path(__file__).parents[2]
-SLOW = [ROOT / "demos" / name / "README.md" for name in ("live_bug", "plan")]
-"""Pages whose commands take half a minute: the audit's sweep, and a plan of 16,384 ranks."""
+SLOW = [ROOT / "demos" / name / "README.md" for name in ("live_bug", "plan", "two_jobs")]
+"""Pages whose commands take half a minute: the audit's sweep, a plan of 16,384 ranks, and two jobs."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]
 ANEW = "the page says otherwise; SHARDVIZ_GOLDEN=write pytest tests/demos writes it anew, look at the difference"

@@ -28,7 +28,7 @@ def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
     own = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
     found = mesh_of_groups(_groups(job), num_ranks)
     known = [mesh for mesh in (own, found) if mesh is not None]
-    return max(known, key=lambda mesh: mesh.ndim, default=Mesh(("rank",), (num_ranks,)))
+    return max(known, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
 
 
 def _groups(job: JobTrace) -> list[tuple[str, tuple[int, ...]]]:
