@@ -15,10 +15,10 @@ from shardviz.check.step.jobs.judging import Judging
 from shardviz.check.step.jobs.starts import belongings_of, other_weights, rows_of
 from shardviz.check.step.jobs.traces import counts_per_forward, trace_of
 from shardviz.check.step.runs.departure import Departure, StepDifference
-from shardviz.text import listed
+from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 3
+MAX_ROWS = 1 << 24
+"""No longer tensor is put into the order of another job's rows."""
 NO_OTHER = (
     "the step, module by module: one of the two jobs has to be a single process: shardviz run --trace -o one -- python "
     "train.py"
@@ -38,7 +40,11 @@ BAD = ("odd", "repeated", "cut", "none")
 
 def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
     """Compare the traces of two jobs; None where neither has one."""
-    ours, theirs = trace_of(before), trace_of(after)
+    with np.errstate(all="ignore"):  # a job that went wrong has NaN
+        return _compared(trace_of(before), trace_of(after), before, after)
+
+
+def _compared(ours: JobTrace | None, theirs: JobTrace | None, before: Dump, after: Dump) -> StepDifference | None:
     if ours is None or theirs is None:
         return None if ours is theirs else _not_compared("the step, module by module: only one dump has a trace of it")
     if ours.is_of_one:
@@ -63,7 +69,9 @@ def _compare(one: JobTrace, job: JobTrace, mesh: Mesh, which: str) -> StepDiffer
     """
     missing = job.dump.files.missing_ranks or one.dump.files.missing_ranks
     if missing:
-        return _not_compared(f"the step, module by module: ranks {listed(missing, MAX_LISTED)} have no trace")
+        return _not_compared(
+            f"the step, module by module: no trace of rank{'s' * (len(missing) > 1)} {listed(missing, MAX_LISTED)}"
+        )
     whole = one.ranks[0]
     belongings = belongings_of(whole, job.ranks, mesh)
     others, num_weights = other_weights(whole, job.ranks, belongings)
@@ -114,7 +122,7 @@ def _reordered(
     whole = point.values
     parts = [own[place].values for own in ranks.values() if place in own]
     is_shared = any(part is not None and whole is not None and part.shape[:1] < whole.shape[:1] for part in parts)
-    if whole is None or not is_shared or not whole.shape or whole.shape[0] % len(order):
+    if whole is None or not is_shared or not len(order) <= whole.shape[0] <= MAX_ROWS or whole.shape[0] % len(order):
         return point
     per_row = whole.shape[0] // len(order)
     rows = (order[:, None] * per_row + np.arange(per_row)).ravel()
@@ -133,7 +141,7 @@ def _beside(
     departures = [_departure(finding, judging, which) for finding in found]
     not_compared = [result for result in results if isinstance(result, NotChecked)]
     not_compared += [NotChecked(name, "its gradient: only a sample of it was kept", "step") for name in sampled]
-    not_compared += _left_out((one, job))
+    not_compared += [*_without_numbers(judging), *_left_out((one, job))]
     right = [place for place, found in judging.found.items() if not any(state in BAD for state in found.state.values())]
     dtypes = tuple(" and ".join(_dtypes(points)) for points in (judging.whole, *list(judging.ranks.values())[:1]))
     return StepDifference(
@@ -154,6 +162,14 @@ def _size(judging: Judging, place: Place) -> float:
 
 def _dtypes(points: Mapping[Place, Point]) -> list[str]:
     return sorted({point.values.dtype for point in points.values() if point.values is not None})
+
+
+def _without_numbers(judging: Judging) -> Iterator[NotChecked]:
+    if judging.num_not_finite:
+        why = (
+            f"{counted(judging.num_not_finite, 'place')} of the step: the job of one process has NaN or infinity there"
+        )
+        yield NotChecked("", why, "step")
 
 
 def _left_out(jobs: Sequence[JobTrace]) -> list[NotChecked]:

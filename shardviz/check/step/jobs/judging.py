@@ -70,12 +70,14 @@ class Judging:
         ranks: What each rank of the other has.
         mesh: The other job's mesh.
         drift: How far apart places are that are right, at most, relative to their size.
+        num_not_finite: Places at which the job of one process has NaN or infinity, so that nothing can be judged.
     """
 
     whole: Mapping[Place, Point]
     ranks: Mapping[int, Mapping[Place, Point]]
     mesh: Mesh
     drift: float = field(default=0.0)
+    num_not_finite: int = field(default=0)
 
     @cached_property
     def found(self) -> Mapping[Place, Found]:
@@ -144,6 +146,9 @@ class Judging:
             if point.values is None and self._is_known_to_be_absent(place, rank)
         }
         if whole is None or not (values or absent):
+            return None
+        if not np.all(np.isfinite(whole.values)):
+            self.num_not_finite += 1
             return None
         base = max((self._base(whole, part) for part in values.values()), default=EXACT)
         relative = max(base, min(DRIFT * self.drift, MOST_DRIFT)) if base >= TOLERANCE["float16"] else base

@@ -10,12 +10,14 @@ import numpy as np
 
 from shardviz.check.step.jobs.values import Kept, joined
 from shardviz.dump.dump import dump_of
-from shardviz.dump.read import read_files
+from shardviz.dump.read import arrays_of, read_files
 from shardviz.dump.records import of_point
 from shardviz.dump.write import TRACE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.records import KeptRecord
@@ -123,7 +125,17 @@ class OfRank:
     def _values(self, one: KeptRecord) -> Kept | None:
         name = one.same_as or of_point(one.module, one.what, one.call, one.index)
         shard = self._shard("activation", name)
-        return Kept.of(shard.body.shape, self.dump.values(shard, name), shard.body.dtype) if shard else None
+        return Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype) if shard else None
+
+    @cached_property
+    def _arrays(self) -> Mapping[str, NDArray[np.generic]]:
+        return arrays_of(self.dump.files, self.rank)
+
+    def _numbers(self, shard: Shard, name: str) -> NDArray[np.float64]:
+        body = shard.body
+        if not body.dense:
+            return self.dump.values(shard, name)
+        return np.asarray(self._arrays[f"{body.moment}/{body.role}/{name}"], np.float64)
 
     def weights(self, role: str) -> Iterator[tuple[str, Weight]]:
         """Yield its parts of the weights before the step, or of their gradients, by name."""
@@ -133,7 +145,7 @@ class OfRank:
                 yield name, self._weight(name, shard)
 
     def _weight(self, name: str, shard: Shard) -> Weight:
-        layout, values = shard.layout, self.dump.values(shard, name)
+        layout, values = shard.layout, self._numbers(shard, name)
         shape = shard.body.shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
         return Weight(shard.body.shape, layout, Kept.of(shape, values, shard.body.dtype))
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.dump.sample import kept, strides_between
-from shardviz.layout.region import indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.layout.region import Region
+    from shardviz.layout.region import Ranges, Region
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64
         return whole.values[tuple(slice(*spans[0]) for spans in region.dims)], part.values
     ours, theirs = [], []
     for spans, at, others in zip(region.dims, part.at, whole.at, strict=True):
-        wanted = indices(spans)[at]
+        wanted = _in_whole(spans, at)
         places = np.minimum(np.searchsorted(others, wanted), max(len(others) - 1, 0))
         found = others[places] == wanted if len(others) else np.zeros(len(wanted), bool)
         ours.append(places[found])
@@ -100,3 +99,13 @@ def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64
     if any(not len(one) for one in ours):
         return None
     return whole.values[np.ix_(*ours)], part.values[np.ix_(*theirs)]
+
+
+def _in_whole(spans: Ranges, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where indices of a part stand in the whole, of whose dim it has some ranges."""
+    ends = np.cumsum([stop - start for start, stop in spans])
+    which = np.searchsorted(ends, at, side="right")
+    starts = np.array([start for start, _ in spans], np.int64)
+    before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    found: NDArray[np.int64] = starts[which] + at - before[which]
+    return found
