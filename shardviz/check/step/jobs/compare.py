@@ -13,7 +13,7 @@ from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
 from shardviz.check.step.jobs.judging import Judging
 from shardviz.check.step.jobs.starts import belongings_of, other_weights, rows_of
-from shardviz.check.step.jobs.traces import counts_per_forward, trace_of
+from shardviz.check.step.jobs.traces import counts_per_forward, is_pipeline, trace_of
 from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.text import counted, listed
 
@@ -108,6 +108,8 @@ def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Depart
 
 def _judging(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh, order: NDArray[np.int64] | None) -> Judging:
     counts = counts_per_forward(whole)
+    if is_pipeline(ranks):
+        counts = {name: count for name, count in counts.items() if name}  # a stage is called what the model is
     of_ranks = {rank: own.points(counts) for rank, own in ranks.items()}
     points = whole.points(counts)
     if order is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.check.step.forward.slices import places_of
 from shardviz.check.step.jobs.judging import EXACT, TOLERANCE
-from shardviz.check.step.jobs.traces import float_of
+from shardviz.check.step.jobs.traces import float_of, with_first_module
 from shardviz.check.step.jobs.values import Kept, in_both
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
@@ -186,7 +186,7 @@ class Rows:
 def rows_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> Rows:
     """Compare what both models are given: each rank a split of it, or rows of it in any order."""
     given = whole.batch
-    batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
+    batches = {rank: own.batch for rank, own in with_first_module(whole, ranks).items() if own.batch}
     if not given or not batches:
         return Rows()
     if all(_is_split(given, own, mesh, rank) for rank, own in batches.items()) and _agree(given, batches, mesh):

@@ -191,6 +191,18 @@ def counts_per_forward(trace: OfRank) -> dict[str, int]:
     return {name: count // forwards if count % forwards == 0 else count for name, count in trace.counts.items()}
 
 
+def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
+    """Whether ranks have other modules: each is a stage of the model."""
+    return len({frozenset(own.counts) for own in ranks.values()}) > 1
+
+
+def with_first_module(whole: OfRank, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
+    """Return the ranks that call what the model calls first: what others are given is not the batch."""
+    calls = {one.module: one.order for one in reversed(whole.records) if one.module and one.what != "batch"}
+    first = min(calls, key=calls.__getitem__, default="")
+    return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
+
+
 def float_of(kept: Kept | None) -> float:
     """Return the size of the largest finite element."""
     return float(np.max(np.abs(kept.values), initial=0.0, where=np.isfinite(kept.values))) if kept is not None else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardviz.dump.sample import kept, strides_for
-from shardviz.live.compat import in_backward
+from shardviz.live.compat import asks_for_shapes, in_backward
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.step.running import tensors_in
 from shardviz.live.step.trace.recorded import MAX_ELEMENTS, Trace
@@ -54,6 +54,8 @@ class JobTrace(Trace):
         begin = super()._begin(name)
 
         def begin_all(module: Any, inputs: Any, named: Any) -> None:
+            if asks_for_shapes(inputs):
+                return  # a pipeline's stage, run on values without a meaning
             begin(module, inputs, named)
             if not in_backward():
                 self._states[name].append(_random_states())

@@ -60,6 +60,7 @@ FAULTS = [
     Job("dp=2", "fsdp", "parts+undivided_parts", "", "the model itself", ("2 times", "micro-batches")),
     Job("dp=2", "ddp", "other_seed", place="embed.weight", words=("already before the step", "seed")),
     Job("dp=2", "ddp", "other_rows", place="", words=("rank 0", "not in the other job's batch")),
+    Job("pp=2", "pp", "stage", place="layers.1.mlp.down", words=("2 times",)),
     Job("tp=2", "hand", "unsummed+bfloat16", "bfloat16", "layers.1.mlp", ("not summed over",)),
 ]
 RIGHT = [
@@ -74,6 +75,7 @@ RIGHT = [
     Job("dp=2,tp=2", "fsdp", "checkpointed"),
     Job("dp=2", "fsdp", "compiled", "compiled"),
     Job("dp=2,tp=2", "hand", "bfloat16", "bfloat16"),
+    Job("pp=2", "pp"),
     Job("dp=2", "fsdp", "bfloat16+parts", "bfloat16"),
 ]
 
@@ -156,3 +158,41 @@ def test_two_jobs_of_one_process_are_compared(alone, tmp_path):
     step, done = diff(alone(""), same)
     assert step["departures"] == []
     assert done.returncode == 0
+
+
+WATCHED = """
+import sys
+import torch
+from torch import distributed as dist, nn
+from torch.distributed.fsdp import fully_shard
+import shardviz
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+shardviz.watch(model, sys.argv[1], trace="all")
+rows, at, size = torch.randn(8, 8), 0, 1
+if sys.argv[1] != "one":
+    dist.init_process_group("gloo")
+    at, size = dist.get_rank(), dist.get_world_size()
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(rows.chunk(size)[at]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if size > 1:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@nightly
+def test_a_line_in_a_script_follows_a_step_too(tmp_path):
+    (tmp_path / "job.py").write_text(WATCHED)
+    ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "job.py", "two")
+    for words in (("job.py", "one"), ranks):
+        command = (sys.executable, *words)
+        subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=240)
+    step, _ = diff(tmp_path / "one", tmp_path / "two")
+    assert (step["departures"], step["not_compared"]) == ([], [])
+    assert step["num_compared"] == 18

@@ -1,7 +1,8 @@
 """A small job as people write them, on one process or on many: a transformer that is trained for two steps.
 
 `python train.py`, or `torchrun ... train.py MESH WAY [FAULT]`, with a mesh such as `dp=2,tp=2`. WAY is how it is
-sharded: `fsdp` (FSDP2 and DTensor's tensor parallel), `ddp`, or `hand` (tensor parallel by hand beside DDP).
+sharded: `fsdp` (FSDP2 and DTensor's tensor parallel), `ddp`, `hand` (tensor parallel by hand beside DDP), or `pp` (two
+stages of a pipeline).
 """
 
 from __future__ import annotations
@@ -110,21 +111,21 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(WORDS, FEATURES)
-        self.layers = nn.ModuleList(Block(number) for number in range(3))
+        self.layers = nn.ModuleDict({str(number): Block(number) for number in range(3)})
         self.norm = nn.LayerNorm(FEATURES)
         self.head = nn.Linear(FEATURES, WORDS, bias=False)
 
     def forward(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
+        x = self.embed(tokens) if self.embed is not None else tokens
+        for layer in self.layers.values():
             x = checkpoint(layer, x, use_reentrant=False) if is_at("checkpointed") else layer(x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x)) if self.head is not None else x
 
 
 def by_hand(model, mesh):
     """Cut attention and MLPs by heads and by features, as plain tensors."""
     group, at, size = mesh["tp"].get_group(), mesh["tp"].get_local_rank(), mesh["tp"].size()
-    for layer in model.layers:
+    for layer in model.layers.values():
         attn, mlp = layer.attn, layer.mlp
         attn.group = mlp.group = group
         attn.heads = HEADS // size
@@ -143,11 +144,29 @@ def by_fsdp(model, mesh):
 
     names = mesh.mesh_dim_names
     data = mesh[tuple(name for name in names if name != "tp")]
-    for layer in model.layers:
+    for layer in model.layers.values():
         if "tp" in names:
             parallelize_module(layer, mesh["tp"], {"mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()})
         fully_shard(layer, mesh=data)
     fully_shard(model, mesh=data)
+
+
+def by_stages(model, mesh):
+    """Keep this rank's layers, and return the schedule that runs them."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    at = mesh["pp"].get_local_rank()
+    model.layers = nn.ModuleDict({name: layer for name, layer in model.layers.items() if (int(name) > 0) == bool(at)})
+    if at:
+        model.embed = None
+    else:
+        model.norm = model.head = None
+    if at and is_at("stage"):
+        model.layers["1"].mlp.down.register_forward_hook(lambda _module, _given, returned: returned * 2)
+    stage = PipelineStage(model, at, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    return Schedule1F1B(
+        stage, 4, lambda logits, labels: functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    )
 
 
 def parallel(model):
@@ -157,7 +176,7 @@ def parallel(model):
     dist.init_process_group("gloo")
     axes = [part.split("=") for part in MESH.split(",")]
     mesh = init_device_mesh("cpu", tuple(int(size) for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
-    names = [name for name, _ in axes if name != "tp"]
+    names = [name for name, _ in axes if name not in ("tp", "pp")]
     data = mesh[tuple(names)] if names else None
     if WAY == "fsdp":
         by_fsdp(model, mesh)
@@ -199,28 +218,32 @@ def main():
     whole = model
     if WAY != "one":
         model, at, size, mesh = parallel(model)
-        if size > 1:
+        if "dp" in mesh.mesh_dim_names:
             GROUPS["data"] = mesh["dp"].get_group()
     if is_at("compiled"):
-        for layer in whole.layers:
+        for layer in whole.layers.values():
             layer.compile(backend="eager")
+    schedule = by_stages(whole, mesh) if WAY == "pp" else None
     tokens, labels = batch_of(at, size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     if is_at("scaled"):
-        weight = whole.layers[1].mlp.up.weight
+        weight = whole.layers["1"].mlp.up.weight
         weight.register_hook(lambda gradient: gradient * 2)
     torch.manual_seed(5 + (dist.get_rank() if is_at("drop_seeds") and WAY != "one" else 0))
     num_parts = 2 if "parts" in FAULT else 1
     for _ in range(2):
-        for part in range(num_parts):
+        if schedule is not None:
+            schedule.step(*(() if mesh["pp"].get_local_rank() else (tokens,)), target=labels)
+        for part in range(num_parts if schedule is None else 0):
             loss = loss_of(model, tokens.chunk(num_parts)[part], labels.chunk(num_parts)[part], size)
             (loss if is_at("undivided_parts") else loss / num_parts).backward()
         if is_at("unreduced") and mesh is not None:
-            weight = whole.layers[1].norm2.weight
+            weight = whole.layers["1"].norm2.weight
             weight.grad.mul_(1 + dist.get_rank())
         optimizer.step()
         optimizer.zero_grad()
-    sys.stdout.write(f"{os.environ.get('RANK', '-')} {loss.item():.6f}\n")
+    if schedule is None:
+        sys.stdout.write(f"{os.environ.get('RANK', '-')} {loss.item():.6f}\n")
     if WAY != "one":
         dist.barrier()
         dist.destroy_process_group()
