@@ -14,7 +14,9 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped, ranks_by_name, ungrouped
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.run import report_on
-from shardviz.check.step.runs.compare import StepDifference, compare_steps
+from shardviz.check.step.runs.compare import compare_steps
+from shardviz.check.step.runs.departure import StepDifference
+from shardviz.dump.traced import NO_WEIGHTS
 from shardviz.dump.whole import whole_values
 from shardviz.errors import ShardvizError
 from shardviz.layout.notation import write
@@ -98,10 +100,13 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     one, other = reports or (report_on(before), report_on(after))
     laid_out = (one.laid_out or LaidOut(before), other.laid_out or LaidOut(after))
     results = [result for moment, role in KEPT for result in _moment_changes(laid_out, moment, role)]
-    if not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
+    step = compare_steps(before, after, (one, other))
+    if _is_trace_alone(before) or _is_trace_alone(after):
+        which = "first" if _is_trace_alone(before) else "second"
+        results = [NotChecked("", f"layouts: the {which} dump has a step's trace and no weights", "order")]
+    elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
-    step = compare_steps(before, after, (one, other))
     not_compared = (*(result for result in results if isinstance(result, NotChecked)), *step.not_compared)
     return Difference(
         tuple(changes),
@@ -111,6 +116,11 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
         sum(len(_kept(before, role).keys() & _kept(after, role).keys()) for role in ROLES),
         step,
     )
+
+
+def _is_trace_alone(dump: Dump) -> bool:
+    """Whether a dump has the trace of a job's step and nothing else: the job is one process."""
+    return not dump.tensors and any(("", NO_WEIGHTS) in record.not_checked for record in dump.files.ranks.values())
 
 
 def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:

@@ -6,6 +6,13 @@ forward; no weight is touched, and the job goes on. Values are compared with
 the checkpoint that the job loads, or with what the model held before it was
 sharded. What the job prints goes to stderr.
 
+--trace follows one step: what goes in and out of every module, and the
+gradients of both, on every rank. `shardviz diff ONE OTHER` of two such jobs,
+one of them a single process, names the first module where they part: for a
+loss that is not the single-GPU run's. Hooks only read, and no number of the
+job changes; each rank keeps 2^24 numbers of activations, of weights and of
+their gradients at most, of large tensors a sample.
+
 --stamp checks the job's own loader instead. It destroys values: what the job
 loads (safetensors, torch.distributed.checkpoint, torch.load) is replaced by a
 stamped copy, whose values say where they belong, and the job is ended after
@@ -19,6 +26,7 @@ examples:
   shardviz run -- torchrun --nproc-per-node 8 train.py --config my.toml
   shardviz run -o mine.shardviz --steps 2 -- torchrun --nproc-per-node 8 train.py
   shardviz run --reference checkpoints/llama -- accelerate launch train.py
+  shardviz run --trace -o one --steps 1 -- python train.py
   shardviz run --stamp -- torchrun --nproc-per-node 8 serve.py
 """
 
@@ -34,10 +42,12 @@ from typing import TYPE_CHECKING
 
 from shardviz.commands.common.job import run_job
 from shardviz.commands.common.job_report import report_job
+from shardviz.commands.common.job_trace import keep_trace
 from shardviz.commands.common.parser import seconds
 from shardviz.commands.common.streams import talk
 from shardviz.dump.write import SUFFIX, check_folder
 from shardviz.errors import ShardvizError
+from shardviz.live.followed import Followed
 from shardviz.live.run.notes import read
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 
@@ -79,6 +89,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stamp",
         action="store_true",
         help="let the job load a stamped copy of its checkpoint, and end it before it can save: destroys its values",
+    )
+    parser.add_argument(
+        "--trace",
+        nargs="?",
+        const="all",
+        default="off",
+        metavar="WHICH",
+        help="follow one step through its modules, so that `shardviz diff` finds the first that is another in a second "
+        "job: all (as without WHICH), modules=PATTERN, as of files, or off; default: off",
+    )
+    parser.add_argument(
+        "--trace-step", type=_steps, default=1, metavar="N", help="follow optimizer step N; default: the first"
     )
     parser.add_argument(
         "--patience",
@@ -123,16 +145,20 @@ def run(args: argparse.Namespace) -> int:
             args.patience,
             tuple(args.job),
             args.stamp,
+            args.trace,
+            args.trace_step,
         )
         if args.stamp:
             talk(STAMPS)
         code = run_job(args.job, options)
         notes = read(session)
-    return report_job(args, notes, code)
+        is_captured = any(note.kind == "captured" and note.text == str(output) for note in notes)
+        is_traced = keep_trace(session, output, is_captured=is_captured, force=args.force)
+    return report_job(args, notes, code, is_traced=is_traced)
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise where --stamp is given with what it takes the place of.
+    """Raise where --stamp is given with what it takes the place of, or a step is to be followed that never comes.
 
     Raises:
         ShardvizError: It is.
@@ -140,6 +166,16 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     if args.stamp and args.reference:
         raise ShardvizError(
             "--stamp and --reference: a stamped load is compared with what it loads", "give one of them"
+        )
+    Followed.parse(args.trace)
+    if args.stamp and args.trace != "off":
+        raise ShardvizError(
+            "--stamp and --trace: a job with stamped weights ends before its first step", "give one of them"
+        )
+    if args.steps and args.trace != "off" and args.trace_step > args.steps:
+        raise ShardvizError(
+            f"--trace-step {args.trace_step}: the job ends after --steps {args.steps}",
+            "follow an earlier step, or let the job take more of them",
         )
     if args.stamp and args.steps:
         raise ShardvizError(

@@ -98,6 +98,20 @@ def read_array(path: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.gener
         return array
 
 
+def read_arrays(path: Path, wanted: Iterable[Wanted]) -> dict[str, NDArray[np.generic]]:
+    """Return copies of many arrays, by key: the file is opened once.
+
+    Raises:
+        DumpError: The file is not there, is not a safetensors file, or lacks one of them.
+    """
+    with _opened(path) as file:
+        found = {}
+        for array in wanted:
+            _check_shape(file, path, array.key, array.shape)
+            found[array.key] = file.get_tensor(array.key)
+        return found
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open

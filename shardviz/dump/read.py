@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 
 from shardviz.dump import nearby
-from shardviz.dump.dense import Wanted, check_arrays, read_array
+from shardviz.dump.dense import Wanted, check_arrays, read_array, read_arrays
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
@@ -103,6 +103,16 @@ class DumpFiles:
             DumpError: The file is not there, is not a safetensors file, or has no such array.
         """
         return read_array(_inside(self.path, dense_file(rank)), key, shape)
+
+
+def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
+    """Return all arrays of a rank's safetensors file that its record names, by `moment/role/name`.
+
+    Raises:
+        DumpError: The file is not there, is not a safetensors file, or lacks one of them.
+    """
+    wanted = _dense_arrays(files.ranks[rank])
+    return read_arrays(_inside(files.path, dense_file(rank)), wanted) if wanted else {}
 
 
 def read_run(path: Path | str) -> RunRecord:

@@ -309,6 +309,34 @@ class PointRecord(Record, frozen=True):
     times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
 
 
+class KeptRecord(Record, frozen=True):
+    """What a job's own step had at a place, on this rank; its values are those of an activation named `of_point`.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        what: Input, output, or the gradient of either; `batch` for whole numbers that the model was given.
+        order: When the call of the module ended, counted from 0.
+        call: The number of the call.
+        index: Which of several tensors.
+        tensor: A number that places of one tensor share.
+        needs_grad: Whether a gradient can flow back to the tensor.
+        same_as: The name under which its values stand, where they were kept at an earlier place.
+        type: The module's class.
+        draws: Whether the call drew random numbers.
+    """
+
+    module: str
+    what: What | Literal["batch"]
+    order: Count
+    call: Count = 0
+    index: Count = 0
+    tensor: Count = 0
+    needs_grad: bool = False
+    same_as: str = ""
+    type: str = ""
+    draws: bool = False
+
+
 class SketchRecord(Record, frozen=True):
     """What the unsharded model has of a weight or at a point of its step, in few numbers, beside another run's.
 
@@ -391,6 +419,7 @@ class RankRecord(Record, frozen=True):
         noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
         trace: What went in and out of every module of the step, in the order in which this rank came to it.
         sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
+        kept: What a job's own step had at each place, with nothing beside it.
         run_id: That of its run.
     """
 
@@ -421,6 +450,7 @@ class RankRecord(Record, frozen=True):
     noise: tuple[NoiseRecord, ...] = ()
     trace: tuple[PointRecord, ...] = ()
     sketches: tuple[SketchRecord, ...] = ()
+    kept: tuple[KeptRecord, ...] = ()
     run_id: RunId = ""
 
 

@@ -32,6 +32,8 @@ RANK_FILE = re.compile(r"rank_([0-9]{5,7})\.json")
 _OWN_FILE = re.compile(
     r"(run|plan)\.json|rank_[0-9]{5,7}\.(json|safetensors)|\.(run|plan|rank_[0-9]{5,7})\.(json|safetensors)\.tmp"
 )
+TRACE_FOLDER = "trace"
+"""A folder of a job's dump: what its ranks saw of one step, a dump itself."""
 _ELSEWHERE = "choose another folder with -o"
 
 
@@ -146,7 +148,7 @@ def check_folder(path: Path, *, force: bool) -> None:
         return
     if not _is_dump(path):
         raise DumpError(f"{path} exists and is not a dump: it has no {RUN_FILE} of shardviz", _ELSEWHERE)
-    others = [entry.name for entry in there if not (_OWN_FILE.fullmatch(entry.name) and _is_plain(entry))]
+    others = [entry.name for entry in there if not (_is_own(entry) or _is_trace(entry))]
     if others:
         raise DumpError(
             f"{path} holds {len(others)} files that are not part of a dump, such as {printable(others[0])}",
@@ -154,6 +156,16 @@ def check_folder(path: Path, *, force: bool) -> None:
         )
     if not force:
         raise DumpError(f"{path} exists{written_by(path)}", "give --force to replace it, or another folder with -o")
+
+
+def _is_own(entry: Path) -> bool:
+    return _OWN_FILE.fullmatch(entry.name) is not None and _is_plain(entry)
+
+
+def _is_trace(entry: Path) -> bool:
+    """Whether an entry of a dump's folder is the trace of a step, with nothing else in it."""
+    is_folder = entry.name == TRACE_FOLDER and entry.is_dir() and not entry.is_symlink()
+    return is_folder and all(map(_is_own, entry.iterdir()))
 
 
 class _Marks(msgspec.Struct):

@@ -260,6 +260,25 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def groups_here() -> list[tuple[str, tuple[int, ...]]]:
+    """Return the process groups that this rank is in, each with what its maker calls it.
+
+    `_world.pg_group_ranks` and `group_desc` in torch 2.4.1 to 2.15.0; the groups of a mesh are called `mesh_` and the
+    name of the axis.
+    """
+    ranks: dict[Any, dict[int, int]] = torch.distributed.distributed_c10d._world.pg_group_ranks
+    rank = torch.distributed.get_rank()
+    return [(str(getattr(group, "group_desc", "")), tuple(of)) for group, of in ranks.items() if rank in of]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what `torch.compile` made of one, or was compiled in place by `Module.compile`.
+
+    `OptimizedModule` and `_compiled_call_impl` in torch 2.4.1 to 2.13.0.
+    """
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
 def asks_for_shapes(inputs: tuple[Any, ...]) -> bool:
     """Whether torch is running a pipeline's stage only to infer the shapes of its outputs.
 

@@ -14,7 +14,7 @@ from tests.demos.pages import pictures, rewritten, steps, without_what_varies
 from tests.lanes import at_night
 
 ROOT = Path(__file__).parents[2]
-SLOW = [ROOT / "demos" / name / "README.md" for name in ("live_bug", "plan", "to_3d", "convert")]
+SLOW = [ROOT / "demos" / name / "README.md" for name in ("live_bug", "plan", "to_3d", "convert", "two_jobs")]
 """Pages whose commands take half a minute, as the audit's sweep and a plan of 16,384 ranks, or many ranks and files."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "demos").rglob("*.md"))]

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
-from shardviz.check.step.words import WHAT, claimed_text
+from shardviz.check.step.words import WHAT, finding_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,32 +64,21 @@ def check_result_shape(one: Compared) -> Finding | None:
         return None
     what, held, due = WHAT[one.role], list(one.claimed.shape), list(one.wanted.shape)
     if held != due:
-        cause, fix = _of_sizes(one, held, due)
-        return Finding(
-            "wrong-shape",
-            "error",
-            one.name,
-            tuple(sorted(one.values)),
-            f"the {what} is {held} over all ranks, {one.whose} is {due}",
-            claimed=claimed_text(one),
-            cause=cause,
-            fix=fix,
-        )
+        sentence = f"the {what} is {held} over all ranks, {one.whose} is {due}"
+        return finding_of(one, "wrong-shape", sentence, _of_sizes(one, held, due))
     wrong = [rank for rank, values in one.values.items() if values.shape != one.regions[rank].shape]
     if not wrong:
         return None
     rank = min(wrong)
-    return Finding(
-        "wrong-shape",
-        "error",
-        one.name,
-        tuple(sorted(wrong)),
-        f"the {what} is {list(one.values[rank].shape)} on rank {rank}, where its placements give "
-        f"{list(one.regions[rank].shape)}",
-        claimed=claimed_text(one),
-        cause="Its label was put on without looking at the data, as DTensor.from_local does",
-        fix="label it by the placements that its local shape has",
-    )
+    shapes = list(one.values[rank].shape), list(one.regions[rank].shape)
+    sentence = f"the {what} is {shapes[0]} on rank {rank}, where its placements give {shapes[1]}"
+    return finding_of(one, "wrong-shape", sentence, FALSE_LABEL, ranks=wrong)
+
+
+FALSE_LABEL = (
+    "Its label was put on without looking at the data, as DTensor.from_local does",
+    "label it by the placements that its local shape has",
+)
 
 
 def _of_sizes(one: Compared, held: list[int], due: list[int]) -> tuple[str, str]:

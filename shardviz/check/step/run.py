@@ -72,7 +72,7 @@ def check_step(dump: Dump, earlier: Sequence[Finding]) -> Iterator[Finding | Not
     yield from check_masks(dump)
     yield from check_small_factor(evidence)
     yield from _lost_in_rounding([one for one in evidence.results if one.role == "grad"])
-    results = [(one, result) for one in evidence.results for result in _check(evidence, one)]
+    results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
     found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     found, of_parts = of_micro_batches(evidence, found)
@@ -100,7 +100,8 @@ def _has_reference(dump: Dump, role: str, name: str) -> bool:
     return role in ("param", "buffer", "activation", "optim") or dump.find("reference", role, name) is not None
 
 
-def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
+def explained(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
+    """Yield what is said of a result by the first rule that explains it; nothing where it is right."""
     if shape := check_result_shape(one):
         yield with_parts_joined(evidence, one, shape)
     elif why := of_another_stage(evidence, one):
@@ -109,11 +110,11 @@ def _check(evidence: Evidence, one: Compared) -> Iterator[Finding | NotChecked]:
         yield NotChecked(one.name, f"its {one.role}: {one.incomparable}", "step")
     elif one.wrong:
         scaled = check_scale(one, batch_axes(evidence.dump), is_mean=is_loss(evidence, one))
-        found = _explained(evidence, one) or scaled or check_terms(evidence, one)
+        found = _by_role(evidence, one) or scaled or check_terms(evidence, one)
         yield with_reason(evidence, one, found)
 
 
-def _explained(evidence: Evidence, one: Compared) -> Finding | None:
+def _by_role(evidence: Evidence, one: Compared) -> Finding | None:
     """Return what rules of its role say of a wrong result."""
     if one.role == "scalar":
         return check_scalar(one) or check_norm(evidence, one) or check_function(evidence, one)

@@ -18,8 +18,15 @@ if TYPE_CHECKING:
     from shardviz.live.run.notes import Note
 
 
-def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int) -> int:
-    """Report each dump and whatever kept others from being written; return the exit code."""
+def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is_traced: bool = False) -> int:
+    """Report each dump and whatever kept others from being written; return the exit code.
+
+    Args:
+        args: The command's arguments.
+        notes: What the ranks left.
+        code: The job's exit code.
+        is_traced: Whether a step was traced: a job of one process shards nothing that could be captured.
+    """
     written = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
     dumps = [dump for dump in written if dump.exists()]
     for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
@@ -40,6 +47,8 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int) -> in
         talk(f"shardviz: the job was ended {text}")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
         return _failed(args.job, notes, code)
+    if not written and is_traced and not missed:
+        return EXIT_CLEAN
     if not written:
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE

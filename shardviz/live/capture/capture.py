@@ -25,6 +25,7 @@ from shardviz.dump.records import (
     RunRecord,
     TensorRecord,
 )
+from shardviz.layout.mesh import Mesh
 from shardviz.live.capture import describe
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name, named_tensors, tied_names
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         CallRecord,
         CollectiveRecord,
         FragmentRecord,
+        KeptRecord,
         MaskRecord,
         NoiseRecord,
         PointRecord,
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
         StageRecord,
         Stamp,
     )
-    from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped
@@ -85,6 +86,7 @@ class Capture:
         noise: What rounding alone does to the results of a step in narrow numbers.
         trace: What went in and out of every module of the step, beside the unsharded model's.
         sketches: The unsharded model's weights and points in few numbers, beside which another run's can be laid.
+        kept: What a job's own step had at each place.
         not_stepped: Parameters that the probe's own optimizer does not step on this rank.
         fragments: What this rank says that it has of tensors that ranks do not divide among themselves.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
@@ -109,6 +111,7 @@ class Capture:
     noise: list[NoiseRecord] = field(default_factory=list)
     trace: list[PointRecord] = field(default_factory=list)
     sketches: list[SketchRecord] = field(default_factory=list)
+    kept: list[KeptRecord] = field(default_factory=list)
     not_stepped: list[str] = field(default_factory=list)
     fragments: list[FragmentRecord] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
@@ -134,6 +137,10 @@ class Capture:
         if coord is not None:
             groups = [device_mesh.get_group(axis) for axis in range(device_mesh.ndim)]
             self._positions[index] = Position(index, tuple(coord), tuple(distributed.get_rank(g) for g in groups))
+
+    def add_group(self, axis: str, ranks: tuple[int, ...]) -> None:
+        """Record a process group that this rank is in, as a mesh of one axis."""
+        self._mesh(Mesh((axis,), (len(ranks),), ranks))
 
     def add_meshes(self, model: nn.Module) -> None:
         """Record this rank's place on every mesh that the model's parameters are on."""
@@ -232,6 +239,7 @@ class Capture:
             noise=tuple(self.noise),
             trace=tuple(self.trace),
             sketches=tuple(self.sketches),
+            kept=tuple(self.kept),
             not_stepped=tuple(self.not_stepped),
             unwritten=tuple(self.unwritten),
             run_id=self.run_id,

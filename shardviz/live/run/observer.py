@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from torch import distributed, nn
 
+from shardviz.dump.write import TRACE_FOLDER
 from shardviz.live.claims import registry
 from shardviz.live.compat import stages_of
 from shardviz.live.run.ending import end_stamped, watch_steps
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shardviz.live.run.known.sources import Source
     from shardviz.live.run.options import Options
     from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.tracing.following import Follower
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
@@ -60,6 +62,7 @@ class Observer:
         self._rank = -1
         self._searches = 2
         self._files: set[str] = set()
+        self._follower: Follower | None = None
         watch_steps(self)
 
     # What hooks call
@@ -95,6 +98,16 @@ class Observer:
                 self._searches -= 1
             else:
                 self.values.remember(owner)
+
+    def optimizing(self, optimizer: Any) -> None:
+        """Follow a step of the model that an optimizer steps. Called under `--trace` only."""
+        if self._follower is None:
+            from shardviz.live.run.tracing.following import Follower
+            from shardviz.live.run.tracing.writing import write_step
+
+            folder, command = Path(self.options.session) / TRACE_FOLDER, self.options.command
+            self._follower = Follower(self.options, lambda step, why: write_step(step, folder, command, why))
+        self._follower.optimizing(optimizer)
 
     def allocated(self, module: object) -> None:
         """Look at the memory that a module was given: it may never be written to."""

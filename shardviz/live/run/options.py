@@ -33,6 +33,8 @@ class Options:
         patience: Seconds that a rank waits for the others.
         command: The job's command, for the record.
         stamp: Let it load stamped copies, and end it before it saves or steps.
+        trace: Which modules of a step are followed: `all`, `off` or `modules=PATTERN`.
+        trace_step: Which optimizer step that is, counted from 1.
     """
 
     output: str
@@ -44,6 +46,8 @@ class Options:
     patience: float = PATIENCE
     command: tuple[str, ...] = ()
     stamp: bool = False
+    trace: str = "off"
+    trace_step: int = 1
 
     def environment(self) -> dict[str, str]:
         """Return the variables that start the hooks in every Python process of a job."""

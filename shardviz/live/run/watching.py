@@ -5,11 +5,15 @@ from __future__ import annotations
 import atexit
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import distributed, nn
 
+from shardviz.dump.traced import write_around
+from shardviz.dump.write import TRACE_FOLDER, prepare_folder
+from shardviz.live.followed import NONE, Followed
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, say
 from shardviz.live.run.known.unwritten import Unwritten
@@ -17,12 +21,15 @@ from shardviz.live.run.known.values import Values
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.options import PATIENCE, Options, session_beside
 from shardviz.live.run.taking import take
+from shardviz.live.run.tracing.following import Follower, runs
+from shardviz.live.run.tracing.writing import write_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardviz.live.run.known.sources import Source
     from shardviz.live.run.stamped.loads import Loads
+    from shardviz.live.run.tracing.writing import Step
 
 
 def watch(
@@ -33,6 +40,8 @@ def watch(
     reference_names: Mapping[str, str] | None = None,
     force: bool = False,
     patience: float = PATIENCE,
+    trace: str = "off",
+    trace_step: int = 1,
 ) -> None:
     """Write a dump of a model when it is first called, before it runs. Every rank of the job calls this.
 
@@ -47,8 +56,12 @@ def watch(
         reference_names: As for `capture`.
         force: Replace the folder if it is a dump.
         patience: Seconds that a rank waits for the others to call the model, too.
+        trace: Follow one step through these modules, for `shardviz diff` with another job's: `all`,
+            `modules=PATTERN` or `off`. A job of one process, which has no weights elsewhere, writes this alone.
+        trace_step: Which optimizer step, counted from 1.
 
     Raises:
+        ShardvizError: `trace` is none of these.
         DumpError: Nothing can be written beside the folder.
 
     Example:
@@ -58,7 +71,10 @@ def watch(
             shardviz.watch(model, "before_training.shardviz")
             parallelize(model, mesh)
     """
-    Watch(path, reference, reference_names, force=force, patience=patience).begin(model)
+    watched = Watch(path, reference, reference_names, force=force, patience=patience)
+    watched.begin(model)
+    if Followed.parse(trace) != NONE:
+        watched.follow(model, trace, trace_step)
 
 
 class Watch:
@@ -106,6 +122,22 @@ class Watch:
         self._model = model
         arm(self.visit)
 
+    def follow(self, model: nn.Module, trace: str, number: int) -> None:
+        """Follow one step of the model, once its weights are captured."""
+        options = replace(self.options, trace=trace, trace_step=number)
+        Follower(options, self._write, model).begin()
+
+    def _write(self, step: Step, problem: str) -> None:
+        """Write a step into the dump; into one without weights where there are no other ranks."""
+        if not distributed.is_initialized():
+            prepare_folder(self._folder, force=self.options.force)
+        elif not self._folder.is_dir():
+            return  # it could not be captured, as was reported
+        trace = self._folder / TRACE_FOLDER
+        write_step(step, trace, self.options.command, problem)
+        if not distributed.is_initialized():
+            write_around(trace, self._folder)
+
     def end(self) -> None:
         """Wait no longer, and remove what was kept."""
         disarm(self.visit)
@@ -114,7 +146,7 @@ class Watch:
     def visit(self, module: nn.Module) -> None:
         """Capture the model if it is about to run, in whatever wraps it. Called with every module that is called."""
         model = self._model
-        if model is None or not distributed.is_initialized() or not _runs(module, model):
+        if model is None or not distributed.is_initialized() or not runs(module, model):
             return
         if any(parameter.is_meta for parameter in model.parameters()):
             return
@@ -128,8 +160,3 @@ class Watch:
             message, _, hint = note.text.partition("\n")
             say(f"not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
         self.end()
-
-
-def _runs(module: nn.Module, model: nn.Module) -> bool:
-    """Whether a call of a module is one of a model: of itself, of a wrapper or of a part."""
-    return any(part is model for part in module.modules()) or any(part is module for part in model.modules())

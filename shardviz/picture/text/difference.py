@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.check.diff import Difference
-    from shardviz.check.step.runs.compare import StepDifference
+    from shardviz.check.step.runs.departure import StepDifference
     from shardviz.picture.text.terminal import Terminal
 
 
@@ -54,7 +54,7 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
 
 def _agreement(step: StepDifference) -> str:
     dtypes = f" ({' beside '.join(dict.fromkeys(step.precision))})" if any(step.precision) else ""
-    text = f"step: the unsharded models agree at {counted(step.num_compared, 'place')}{dtypes}"
+    text = f"step: {step.agreement} at {counted(step.num_compared, 'place')}{dtypes}"
     if not step.farthest:
         return f"{text}, exactly"
     return f"{text}: at most {step.farthest:.2g} of the size apart, where {step.allowed:.2g} is allowed"

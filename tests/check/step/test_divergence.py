@@ -116,16 +116,20 @@ def test_nothing_is_reported_of_backward_where_it_begins_with_another_gradient()
     assert first_in_backward(calls) is None
 
 
-def test_terms_that_come_back_to_a_module_and_are_summed_in_other_layers_are_the_first_wrong():
-    calls = calls_of(
-        backward("layers.0.moe.router", "right", "right", reads=3),
+def experts(first, second):
+    """Two layers of experts, whose routers' gradients come back in some state; the shared expert's goes wrong."""
+    return calls_of(
+        backward("layers.0.moe.router", first, "right", reads=3),
         backward("layers.0.moe", "right", "right", reads=3),
-        backward("layers.1.moe.router", "pending", "odd", reads=7),
+        backward("layers.1.moe.router", *second, reads=7),
         backward("layers.1.moe.shared", "right", "odd", reads=7),
         backward("layers.1.moe", "right", "odd", reads=7),
         backward("layers.2", "right", "right"),
     )
-    found = first_in_backward(calls)
+
+
+def test_terms_that_come_back_to_a_module_and_are_summed_in_other_layers_are_the_first_wrong():
+    found = first_in_backward(experts("right", ("pending", "odd")))
     assert (found.module, found.way, found.before, found.axis) == (
         "layers.1.moe",
         "unsummed",
@@ -135,12 +139,4 @@ def test_terms_that_come_back_to_a_module_and_are_summed_in_other_layers_are_the
 
 
 def test_terms_that_come_back_in_every_layer_are_meant():
-    calls = calls_of(
-        backward("layers.0.moe.router", "pending", "right", reads=3),
-        backward("layers.0.moe", "right", "right", reads=3),
-        backward("layers.1.moe.router", "pending", "right", reads=7),
-        backward("layers.1.moe.shared", "right", "odd", reads=7),
-        backward("layers.1.moe", "right", "odd", reads=7),
-        backward("layers.2", "right", "right"),
-    )
-    assert first_in_backward(calls).module == "layers.1.moe.shared"
+    assert first_in_backward(experts("pending", ("pending", "right"))).module == "layers.1.moe.shared"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from shardviz.check.finding import NotChecked
+from shardviz.check.step.jobs.compare import compare_jobs
+from shardviz.check.step.runs.departure import Departure, StepDifference
 from shardviz.check.step.runs.unsharded import first_parting, has_sketches, pairs_of
 from shardviz.check.step.words import number
 from shardviz.text import counted, listed
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardviz.check.finding import Finding, Report
+    from shardviz.check.step.runs.departure import Kind
     from shardviz.check.step.runs.unsharded import Pair, Parting, Place
     from shardviz.dump.dump import Dump
 
@@ -24,68 +26,12 @@ PROGRAM = (
 )
 ODD = ("odd", "repeated", "cut", "none")
 
-Kind = Literal["weights", "drawn", "batch", "unsharded", "sharded"]
-"""In what the runs differ: the weights that they start from; those that were drawn after sharding; the batch; the
-unsharded models' steps; or a sharded step beside its own unsharded model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """One way in which the steps of two runs differ.
-
-    Attributes:
-        kind: In what.
-        module: The first module, or the first weight.
-        direction: Forward or backward; empty for weights and the batch.
-        sentence: What is there, with the numbers.
-        why: What that comes of, or what to look at.
-        following: How many modules' calls differ after it, which is a consequence.
-    """
-
-    kind: Kind
-    module: str
-    direction: str
-    sentence: str
-    why: str
-    following: int = 0
-
-    @property
-    def is_expected(self) -> bool:
-        """Whether it comes of the runs' meshes, and no step is at fault."""
-        return self.kind == "drawn"
-
-
-@dataclass(frozen=True, slots=True)
-class StepDifference:
-    """How the steps of two runs compare.
-
-    Attributes:
-        departures: In what they differ, causes first.
-        num_compared: The weights and points at which the unsharded models were compared.
-        farthest: How far they are apart at most where they agree, relative to the size of what is there.
-        allowed: How far they may be apart there.
-        precision: The element types of the runs' activations.
-        not_compared: What was not compared, and why.
-    """
-
-    departures: tuple[Departure, ...] = ()
-    num_compared: int = 0
-    farthest: float = 0.0
-    allowed: float = 0.0
-    precision: tuple[str, ...] = ()
-    not_compared: tuple[NotChecked, ...] = ()
-
-    def __bool__(self) -> bool:
-        return any(not one.is_expected for one in self.departures)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `shardviz diff --format json` prints of the steps."""
-        found = asdict(self)
-        return found | {"departures": [asdict(one) for one in self.departures]}
-
 
 def compare_steps(before: Dump, after: Dump, reports: tuple[Report, Report]) -> StepDifference:
     """Compare the steps of two runs; nothing where neither followed its step through its modules."""
+    of_jobs = compare_jobs(before, after)
+    if of_jobs is not None:
+        return of_jobs
     has = has_sketches(before), has_sketches(after)
     if not all(has):
         which = "the second" if has[0] else "the first"

@@ -29,7 +29,7 @@ def placed(evidence: Evidence, found: Sequence[Found]) -> list[Found]:
     results = [one for one, _ in found if one.role == "output"]
     if first.direction == "forward" and (results or any(map(_is_loss, found))):
         return [
-            (one, _of_output(evidence, first, finding))
+            (one, of_output(evidence, first, finding))
             if one in results or (not results and _is_loss((one, finding)))
             else (one, finding)
             for one, finding in found
@@ -57,7 +57,7 @@ def _is_loss(found: Found) -> bool:
     return found[0].role == "scalar" and found[0].name == "loss" and found[1].generic
 
 
-def _of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
+def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Finding:
     """Return the finding of a wrong output with where it begins; with why, where no rule for outputs has said so."""
     if not finding.generic:
         return (

@@ -19,7 +19,7 @@ from shardviz.check.step.compared import compared, in_order, laid_out, rounding_
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.rules.ratios.clipping import multiplied
 from shardviz.check.step.update.reasons import Why, of_another_order, of_others, why_state, why_weight
-from shardviz.check.step.words import claimed_text, number
+from shardviz.check.step.words import claimed_text, finding_of, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,17 +123,13 @@ def _check(dump: Dump, one: Compared, splitting: tuple[str, ...]) -> Iterator[Fi
 
 def _copies_of_buffer(one: Compared, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
-    return Finding(
-        "unreplicated",
-        "error",
-        one.name,
-        tuple(sorted(one.reduced)),
-        f"copies of the buffer differ along {along} after the step, where all ranks see the same rows",
-        claimed=claimed_text(one),
-        held=f"different values along {along}",
-        cause=f"It is updated from activations that differ along {along}: parts of the features, or terms of a sum",
-        fix=f"update it from what is equal along {along}, or all_reduce what it is updated from",
+    sentence = f"copies of the buffer differ along {along} after the step, where all ranks see the same rows"
+    advice = (
+        f"It is updated from activations that differ along {along}: parts of the features, or terms of a sum",
+        f"update it from what is equal along {along}, or all_reduce what it is updated from",
     )
+    held = f"different values along {along}"
+    return finding_of(one, "unreplicated", sentence, advice, ranks=one.reduced, held=held)
 
 
 def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
@@ -150,17 +146,15 @@ def _reduction(one: Compared, splitting: Sequence[str]) -> tuple[str, tuple[str,
 
 def _not_reduced(one: Compared, op: str, axes: Sequence[str]) -> Finding:
     along = " and ".join(axes)
-    return Finding(
-        "unreplicated",
-        "warning",
-        one.name,
-        tuple(sorted(one.reduced)),
-        f"each rank along {along} has its own value after the step; the {op} over {along} is the unsharded model's",
-        claimed=claimed_text(one),
-        held=f"different values along {along}",
-        cause=f"It is updated from each rank's own part of the batch, which {along} splits, and never reduced",
-        fix=f"all_reduce what it is updated from over {along} with ReduceOp.{op.upper()}",
+    sentence = (
+        f"each rank along {along} has its own value after the step; the {op} over {along} is the unsharded model's"
     )
+    advice = (
+        f"It is updated from each rank's own part of the batch, which {along} splits, and never reduced",
+        f"all_reduce what it is updated from over {along} with ReduceOp.{op.upper()}",
+    )
+    held = f"different values along {along}"
+    return finding_of(one, "unreplicated", sentence, advice, ranks=one.reduced, held=held, severity="warning")
 
 
 def _distance(dump: Dump, one: Compared, rank: int) -> tuple[float, float] | None:

@@ -51,10 +51,15 @@ STAMPED = frozenset(
 """The modules that are hooked under `--stamp` only. `stamped/table` says what of all is changed."""
 
 
+TRACED = frozenset({"torch.optim.optimizer"})
+"""The module that is hooked under `--trace` only: an optimizer says which model is trained."""
+
+
 @cache
 def hooked() -> frozenset[str]:
     """Return the modules whose functions are wrapped in this process."""
-    return HOOKED | STAMPED if Options.of_environment().stamp else HOOKED
+    options = Options.of_environment()
+    return HOOKED | (STAMPED if options.stamp else set()) | (TRACED if options.trace != "off" else set())
 
 
 class _Finder(MetaPathFinder):

@@ -108,6 +108,10 @@ def _joined(seen: Observer, call: Call, result: Any) -> None:
     seen.joined()
 
 
+def _optimizes(seen: Observer, call: Call, result: Any) -> None:
+    seen.optimizing(call[0][0])
+
+
 PARALLEL = frozenset({"tp_plan", "tp_size", "device_mesh", "distributed_config", "device_map"})
 """Arguments of `from_pretrained` that shard a model."""
 
@@ -158,4 +162,5 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     ),
     "torch.serialization": (Hook("load", None, _torch_loads, _in_a_job, hides=False),),
     "safetensors": (Hook("safe_open", None, _opens, _in_a_job, hides=False),),
+    "torch.optim.optimizer": (Hook("Optimizer.__init__", None, _optimizes, _always, hides=False),),
 }

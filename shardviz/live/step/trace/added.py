@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardviz.live.step.trace.fitting import part_of, placements_of
+from shardviz.layout.candidates import placements_of
+from shardviz.live.step.trace.fitting import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardviz.dump.records import PointRecord
+from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.step.trace.added import added_at
-from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of, placements_of_sum
+from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of_sum
 from shardviz.live.step.trace.joined import num_calls, points_of
 from shardviz.live.step.trace.slices import Slices, places_in
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.records import State
+    from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.step.trace.fitting import Placements
     from shardviz.live.step.trace.joined import Place, Point
     from shardviz.live.step.trace.recorded import Trace
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
 from shardviz.live.capture.locals import of_tensor
-from shardviz.live.compat import clean_name, in_backward
+from shardviz.live.compat import clean_name, in_backward, is_compiled
 from shardviz.live.followed import ALL, NONE, Followed
 from shardviz.live.step.running import tensors_in
 
@@ -40,12 +41,14 @@ class Seen:
         needs_grad: Whether a gradient can flow back to it.
         number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None where none came back.
+        shape: The shape of this rank's part, of which a sample may be kept.
     """
 
     values: torch.Tensor | None
     needs_grad: bool
     number: int
     gradient: torch.Tensor | None = None
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Trace:
         num_elements: How many elements are kept.
         num_left_out: How many tensors are not, because too much was kept before them.
         followed: Which modules are followed.
+        copied: Copies a tensor, or a part of a large one.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
@@ -77,6 +81,7 @@ class Trace:
     num_elements: int = 0
     num_left_out: int = 0
     followed: Followed = NONE
+    copied: Callable[[torch.Tensor], torch.Tensor] = torch.clone
     _open: dict[str, list[list[Seen]]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0
     _known: dict[int, tuple[Any, int, Seen]] = field(default_factory=dict)
@@ -138,30 +143,32 @@ class Trace:
             return known[2]
         with torch.no_grad():
             values = of_tensor("", "activation", tensor).values
-            seen = Seen(None if self.is_full else values.clone(), tensor.requires_grad, self._count)
+            own = None if self.is_full else self.copied(values)
+            seen = Seen(own, tensor.requires_grad, self._count, shape=tuple(values.shape))
             self._count += 1
-        self.num_elements += 0 if seen.values is None else values.numel()
+        self.num_elements += 0 if own is None else own.numel()
         self.num_left_out += seen.values is None
         self._known[id(tensor)] = ref(tensor), tensor._version, seen
         self._hook(tensor, seen)
         return seen
 
     def _hook(self, tensor: torch.Tensor, seen: Seen) -> None:
-        def keep(gradient: torch.Tensor) -> None:
-            own = of_tensor("", "activation", gradient).values
-            if not self.is_full:
-                with torch.no_grad():
-                    seen.gradient = own.clone() if seen.gradient is None else seen.gradient + own
-                self.num_elements += own.numel()
-            else:
-                self.num_left_out += 1
-
         if tensor.requires_grad:
-            tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(self.came_back, seen))  # type: ignore[no-untyped-call]
+
+    def came_back(self, seen: Seen, gradient: torch.Tensor) -> None:
+        """Keep the gradient of a tensor, or add it to what came back before."""
+        if self.is_full:
+            self.num_left_out += 1
+            return
+        with torch.no_grad():
+            own = self.copied(of_tensor("", "activation", gradient).values)
+            seen.gradient = own if seen.gradient is None else seen.gradient + own
+        self.num_elements += own.numel()
 
     def _hooked(self, tensor: torch.Tensor) -> Seen:
         """Follow the gradient of a tensor whose values are known already."""
-        seen = Seen(None, tensor.requires_grad, -1)
+        seen = Seen(None, tensor.requires_grad, -1, shape=tuple(of_tensor("", "activation", tensor).values.shape))
         self._hook(tensor, seen)
         return seen
 
@@ -179,7 +186,7 @@ class Trace:
         without = [
             call for call in reversed(self.calls.get(name, [])) if any(not one.needs_grad for one in call.outputs)
         ]
-        values = [of_tensor("", "activation", tensor).values for tensor in outputs]
+        values = [self.copied(of_tensor("", "activation", tensor).values) for tensor in outputs]
         return next((call for call in without if _returned(call, values)), None)
 
 
@@ -203,7 +210,7 @@ def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if not name.startswith(compiled or "\n"):
             yield clean_name(name), module
-        if type(module).__name__ == "OptimizedModule":
+        if is_compiled(module):
             compiled = (*compiled, f"{name}." if name else "")
 
 

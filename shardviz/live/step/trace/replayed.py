@@ -10,6 +10,7 @@ Modules without modules in them that are called once are run again, where that m
 from __future__ import annotations
 
 from copy import deepcopy
+from pickle import PicklingError
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -118,20 +119,32 @@ def _of_module(
 
 def _gradients(name: str, module: nn.Module, weights: Mapping[str, Local], sides: Sides) -> dict[str, torch.Tensor]:
     """Run a module in float64, with its weights before the step; return nothing where that cannot be done."""
+    if any(f"{name}.{own}" not in weights for own, _ in module.named_parameters()):
+        return {}
     try:
         again = deepcopy(module).cpu().double()
-        with torch.no_grad():
-            for own, parameter in again.named_parameters():
-                parameter.copy_(weights[f"{name}.{own}"].values)
-                parameter.grad = None
-        output = again(sides.given.cpu().double())
-        if not torch.is_tensor(output) or output.shape != sides.back.shape:
-            return {}
-        torch.autograd.backward(output, sides.back.cpu().double())
-    except Exception:
-        return {}  # whatever a module of a user's own needs beside its first input
+    except (TypeError, RuntimeError, PicklingError):  # it has something that cannot be copied
+        return {}
+    with torch.no_grad():
+        for own, parameter in again.named_parameters():
+            parameter.copy_(weights[f"{name}.{own}"].values)
+            parameter.grad = None
+    if not _runs_back(again, sides):
+        return {}
     found = {f"{name}.{own}": one.grad for own, one in again.named_parameters() if one.grad is not None}
     return {weight: gradient for weight, gradient in found.items() if bool(gradient.isfinite().all())}
+
+
+def _runs_back(module: nn.Module, sides: Sides) -> bool:
+    """Run a module forward and backward; whether it could be run by its first input alone."""
+    try:
+        output = module(sides.given.cpu().double())
+        if torch.is_tensor(output) and output.shape == sides.back.shape:
+            torch.autograd.backward(output, sides.back.cpu().double())
+            return True
+    except Exception:  # a module of a user's own may raise anything where it is called otherwise than by its model
+        return False
+    return False
 
 
 def factor_of(values: torch.Tensor, due: torch.Tensor) -> float:

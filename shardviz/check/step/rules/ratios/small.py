@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.check.finding import Finding
-from shardviz.check.step.words import claimed_text, number
+from shardviz.check.step.words import finding_of, number
 from shardviz.dump.records import of_replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardviz.check.finding import Finding
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.evidence import Evidence
 
@@ -55,16 +55,8 @@ def _is_known(evidence: Evidence, one: Compared) -> bool:
 
 
 def _finding(one: Compared, factor: float) -> Finding:
-    return Finding(
-        "wrong-scale",
-        "error",
-        one.name,
-        tuple(sorted(one.reduced)),
-        f"the gradient is {number(factor)} times what its module's own input and output gradient make",
-        claimed=claimed_text(one),
-        cause=CAUSE,
-        fix=FIX,
-    )
+    sentence = f"the gradient is {number(factor)} times what its module's own input and output gradient make"
+    return finding_of(one, "wrong-scale", sentence, (CAUSE, FIX), ranks=one.reduced)
 
 
 def measured(evidence: Evidence, one: Compared) -> tuple[float, float, float]:

@@ -1,0 +1,238 @@
+"""Two jobs' traces as one dump in memory, as a probe writes one: so the rules for a probe's step apply to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.trace.backward import first_in_backward
+from shardviz.check.step.trace.forward import first_in_forward
+from shardviz.dump.dump import Dump, dump_of
+from shardviz.dump.read import DumpFiles
+from shardviz.dump.records import Body, FlatRecord, LayoutRecord, MeshRecord, RankRecord, TensorRecord, of_point
+from shardviz.errors import DumpError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.judging import Judging
+    from shardviz.check.step.jobs.starts import Belonging
+    from shardviz.check.step.jobs.traces import JobTrace, Place, Weight
+    from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.dump.records import Moment, Role
+    from shardviz.layout.layout import Layout
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+
+MAX_ODD = 16
+"""The values of so many wrong places, forward and backward, are laid side by side."""
+
+BAD = ("odd", "repeated")
+
+
+@dataclass(frozen=True)
+class InMemory(DumpFiles):
+    """The files of a dump that nobody wrote.
+
+    Attributes:
+        arrays: Its dense values, by rank and name.
+    """
+
+    arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
+
+    def dense(self, rank: int, key: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Return one array."""
+        if (rank, key) not in self.arrays:
+            raise DumpError(f"rank {rank} has no {key}")
+        return self.arrays[rank, key].reshape(shape)
+
+
+@dataclass
+class _Rank:
+    """A rank's record in the making."""
+
+    bodies: list[Body] = field(default_factory=list)
+    tensors: list[TensorRecord] = field(default_factory=list)
+    layouts: list[LayoutRecord] = field(default_factory=list)
+    meshes: list[MeshRecord] = field(default_factory=list)
+
+
+@dataclass
+class Assembling:
+    """A dump in the making.
+
+    Attributes:
+        job: The trace of the job that is looked at.
+        mesh: Its mesh.
+    """
+
+    job: JobTrace
+    mesh: Mesh
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
+
+    def add(
+        self,
+        rank: int,
+        name: str,
+        place: tuple[Moment, Role],
+        shape: tuple[int, ...],
+        values: NDArray[np.float64],
+        dtype: str,
+        layout: Layout | None = None,
+    ) -> None:
+        """Add a tensor."""
+        moment, role = place
+        own = self.ranks.setdefault(rank, _Rank())
+        index = None if layout is None else _layout(own, layout)
+        body = Body(role, moment, shape, values.shape, dtype, layout=index, dense=True, grad=None)
+        own.tensors.append(TensorRecord(name, len(own.bodies)))
+        own.bodies.append(body)
+        self.arrays[rank, f"{moment}/{role}/{name}"] = values
+
+    def add_region(self, rank: int, name: str, shape: tuple[int, ...], region: Region, weight: Weight) -> None:
+        """Add which elements of a weight a rank has."""
+        own = self.ranks.setdefault(rank, _Rank())
+        dtype = weight.values.dtype if weight.values is not None else "float32"
+        own.tensors.append(TensorRecord(name, len(own.bodies)))
+        own.bodies.append(Body("param", "stamped", shape, region.shape, dtype, held=region.dims))
+
+    def dump(self, judging: Judging) -> Dump:
+        """Return the dump, with what every rank has at every place."""
+        records = {}
+        for rank, record in self.job.dump.files.ranks.items():
+            own = self.ranks.get(rank, _Rank())
+            records[rank] = RankRecord(
+                record.schema,
+                rank,
+                record.num_ranks,
+                record.hostname,
+                meshes=tuple(own.meshes),
+                layouts=tuple(own.layouts),
+                bodies=tuple(own.bodies),
+                tensors=tuple(own.tensors),
+                trace=tuple(judging.records(rank)),
+            )
+        mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
+        run = structs.replace(self.job.dump.files.run, mesh=mesh)
+        return dump_of(InMemory(self.job.dump.files.path, run, records, arrays=self.arrays))
+
+
+def _layout(own: _Rank, layout: Layout) -> int | None:
+    """Return the index of a layout among a rank's; None where torch has no placements for it."""
+    placements = layout.placements()
+    if placements is None:
+        return None
+    mesh = MeshRecord(layout.mesh.axes, layout.mesh.shape, layout.mesh.ranks)
+    if mesh not in own.meshes:
+        own.meshes.append(mesh)
+    flat = FlatRecord(layout.flat.shape, layout.flat.offset) if layout.flat else None
+    record = LayoutRecord(own.meshes.index(mesh), tuple(map(str, placements)), layout.shape, flat, layout.own_axes)
+    if record not in own.layouts:
+        own.layouts.append(record)
+    return own.layouts.index(record)
+
+
+@dataclass(frozen=True)
+class JobEvidence(Evidence):
+    """What two jobs' steps show: nobody wrote down a loss, and outputs are those of modules."""
+
+    @cached_property
+    def outputs_are_right(self) -> bool:
+        """Whether nothing goes wrong in forward."""
+        return first_in_forward(self.calls) is None
+
+    @cached_property
+    def loss_is_right(self) -> bool:
+        """Whether the loss is computed of what is right; nobody wrote it down."""
+        return self.outputs_are_right
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """The first wrong module: in forward; in backward where all of forward is right."""
+        return first_in_forward(self.calls) or first_in_backward(self.calls)
+
+
+def assembled(
+    one: JobTrace, job: JobTrace, judging: Judging, belongings: Mapping[str, Belonging]
+) -> tuple[Dump, tuple[str, ...]]:
+    """Return a dump of a job beside one of a single process, and the gradients of which only samples were kept.
+
+    Args:
+        one: The job of one process.
+        job: The other.
+        judging: What each rank has at every place.
+        belongings: Where weights belong that claim nothing.
+    """
+    found = Assembling(job, judging.mesh)
+    sampled = _add_gradients(found, one, job, belongings)
+    _add_vectors(found, one)
+    for place in _odd(judging):
+        _add_place(found, judging, place)
+    return found.dump(judging), sampled
+
+
+def _add_gradients(
+    found: Assembling, one: JobTrace, job: JobTrace, belongings: Mapping[str, Belonging]
+) -> tuple[str, ...]:
+    """Add the gradients of weights that are there whole."""
+    first = min(job.ranks)
+    parts = by_name(job.ranks, "grad")
+    sampled = []
+    for name, whole in one.ranks[0].weights("grad"):
+        own = parts.get(name, {})
+        kept = [weight.values for weight in (whole, *own.values())]
+        if any(values is None or not values.is_whole for values in kept):
+            sampled.append(name)
+            continue
+        _add_weight(found, first, name, "reference", whole, None)
+        for rank, weight in own.items():
+            belonging = belongings.get(name)
+            layout = weight.layout or (belonging.layout if belonging is not None else None)
+            _add_weight(found, rank, name, "step", weight, layout)
+            if layout is None and belonging is not None:
+                found.add_region(rank, name, whole.shape, belonging.regions[rank], weight)
+    return tuple(sampled)
+
+
+def _add_vectors(found: Assembling, one: JobTrace) -> None:
+    """Add the weights that may be added to what a module returns: biases."""
+    for name, whole in one.ranks[0].weights("param"):
+        if whole.values is not None and whole.values.is_whole and len(whole.shape) == 1:
+            values = whole.values
+            found.add(min(found.job.ranks), name, ("reference", "param"), whole.shape, values.values, values.dtype)
+
+
+def _add_weight(found: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None) -> None:
+    assert weight.values is not None
+    shape = weight.shape if layout is None or layout.flat else layout.shape
+    found.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
+
+
+def _odd(judging: Judging) -> list[Place]:
+    """Return the first wrong places, forward and backward: behind them all is a consequence."""
+    odd = [place for place, one in judging.found.items() if any(state in BAD for state in one.state.values())]
+    forward = [place for place in odd if not place.what.startswith("gradient")]
+    backward = [place for place in odd if place.what.startswith("gradient")]
+    return [*forward[:MAX_ODD], *backward[:MAX_ODD]]
+
+
+def _add_place(found: Assembling, judging: Judging, place: Place) -> None:
+    whole = judging.whole[place].values
+    own = {rank: points[place].values for rank, points in judging.ranks.items() if place in points}
+    parts = {rank: values for rank, values in own.items() if values is not None}
+    if whole is None or not whole.is_whole or not all(part.is_whole for part in parts.values()):
+        return
+    name = of_point(place.module, place.what, place.call, place.tensor)
+    found.add(min(judging.ranks), name, ("reference", "activation"), whole.shape, whole.values, whole.dtype)
+    for rank, part in parts.items():
+        values = part.values / judging.scale(place, rank)
+        found.add(rank, name, ("step", "activation"), whole.shape, values, part.dtype)

@@ -1,0 +1,85 @@
+"""What is wrong in a job's step beside that of one process: the first wrong module, and what its values show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.finding import Finding, NotChecked
+from shardviz.check.step.compared import compared
+from shardviz.check.step.jobs.assembled import JobEvidence
+from shardviz.check.step.jobs.random import check_masks, draws
+from shardviz.check.step.no_gradient import check_no_gradient
+from shardviz.check.step.rules.ratios.all_gradients import told_together
+from shardviz.check.step.run import explained
+from shardviz.check.step.trace.naming import of_output, placed, with_cut
+from shardviz.check.step.words import number
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardviz.check.step.jobs.judging import Judging
+    from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.dump.dump import Dump
+
+MAX_LISTED = 4
+
+
+def findings_on(dump: Dump, judging: Judging) -> Iterator[Finding | NotChecked]:
+    """Yield what is wrong, causes before consequences.
+
+    Args:
+        dump: Both jobs, assembled.
+        judging: What each rank has at every place.
+    """
+    evidence = JobEvidence(dump, tuple(compared(dump)))
+    first = evidence.divergence
+    if first is not None and first.direction == "forward":
+        yield _in_forward(evidence, judging, first)
+        return
+    results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
+    yield from (result for _, result in results if isinstance(result, NotChecked))
+    found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
+    unequal = _of_unequal_losses(judging) if first is None and (found or said) else None
+    if unequal is not None:
+        yield unequal
+        return
+    yield from said
+    absent, found = with_cut(evidence, list(check_no_gradient(evidence)), placed(evidence, found))
+    yield from (one for one in absent if isinstance(one, Finding))
+    yield from (finding for _, finding in found)
+
+
+def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence) -> Finding | NotChecked:
+    call = first.call
+    if draws(judging, call.module, call.number):
+        name = call.module or "the model itself"
+        why = (
+            f"what follows {name}: it draws random numbers, and the jobs draw different ones; make both run without "
+            "(p=0 or eval()), or load the same masks, to compare the rest"
+        )
+        return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
+    ranks = tuple(sorted(call.points))
+    name = first.module or "the model itself"
+    base = Finding("wrong-value", "error", name, ranks, "its step is not that of one process", generic=True)
+    return of_output(evidence, first, base)
+
+
+def _of_unequal_losses(judging: Judging) -> Finding | None:
+    """Return the finding if ranks' losses count rows unequally, so that the mean of their gradients is another one."""
+    scales = judging.scales
+    if len(set(scales.values())) < 2:
+        return None
+    text = listed([f"{number(scale)} on rank {rank}" for rank, scale in sorted(scales.items())], MAX_LISTED)
+    return Finding(
+        "wrong-scale",
+        "error",
+        "loss",
+        tuple(sorted(scales)),
+        f"all outputs are right, and backward begins with the other job's gradient times a number of the rank's own: "
+        f"{text}",
+        cause="The loss is a mean of means: each rank divides by what it counts in its own part of the batch (labels "
+        "that are not ignored, tokens), and these counts are unequal",
+        fix="divide each rank's sum by the count of all ranks, all_reduced, and multiply by the number of ranks over "
+        "which gradients are averaged",
+    )

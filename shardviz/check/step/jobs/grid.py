@@ -1,0 +1,78 @@
+"""The mesh of a job whose model claims none, from the process groups that its ranks made."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.layout.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardviz.check.step.jobs.traces import JobTrace
+    from shardviz.dump.dump import Dump
+
+    Groups = frozenset[tuple[int, ...]]
+
+MAX_KINDS = 8
+"""Of so many ways in which groups divide the ranks, all combinations are tried."""
+
+
+def mesh_of_job(dump: Dump, job: JobTrace) -> Mesh:
+    """Return the mesh of a job's model, or that of its process groups where this has more axes; else all its ranks."""
+    num_ranks = job.dump.files.run.num_ranks
+    own = dump.files.mesh if dump.files.run.mesh is not None and dump.files.mesh.size == num_ranks else None
+    found = mesh_of_groups(_groups(job), num_ranks)
+    known = [mesh for mesh in (own, found) if mesh is not None]
+    return max(known, key=lambda mesh: mesh.ndim, default=Mesh(("world",), (num_ranks,)))
+
+
+def _groups(job: JobTrace) -> list[tuple[str, tuple[int, ...]]]:
+    records = [mesh for record in job.dump.files.ranks.values() for mesh in record.meshes]
+    return [(mesh.axes[0], mesh.ranks) for mesh in dict.fromkeys(records) if len(mesh.axes) == 1]
+
+
+def mesh_of_groups(groups: Iterable[tuple[str, tuple[int, ...]]], num_ranks: int) -> Mesh | None:
+    """Return the mesh along whose axes groups run: they divide all ranks, and any two of an axis's cross in one rank.
+
+    Args:
+        groups: Each with the name of its axis.
+        num_ranks: The world's size.
+    """
+    by_axis: dict[str, set[tuple[int, ...]]] = {}
+    for axis, ranks in groups:
+        by_axis.setdefault(axis, set()).add(ranks)
+    kinds = {axis: frozenset(of) for axis, of in by_axis.items() if _divide(of, num_ranks)}
+    names = list(kinds)[:MAX_KINDS]
+    for count in range(len(names), 0, -1):
+        for axes in combinations(names, count):
+            mesh = _crossing(axes, [kinds[axis] for axis in axes], num_ranks)
+            if mesh is not None:
+                return mesh
+    return None
+
+
+def _divide(groups: set[tuple[int, ...]], num_ranks: int) -> bool:
+    every = sorted(rank for group in groups for rank in group)
+    sizes = {len(group) for group in groups}
+    return every == list(range(num_ranks)) and len(sizes) == 1 and sizes != {1}
+
+
+def _crossing(axes: Sequence[str], kinds: Sequence[Groups], num_ranks: int) -> Mesh | None:
+    """Return the mesh with an axis for each division of the ranks; None where they are not a grid."""
+    shape = tuple(len(next(iter(groups))) for groups in kinds)
+    if math.prod(shape) != num_ranks:
+        return None
+    grid = np.full(shape, -1)
+    for rank in range(num_ranks):
+        at = tuple(next(group.index(rank) for group in groups if rank in group) for groups in kinds)
+        grid[at] = rank
+    if np.any(grid < 0):
+        return None
+    mesh = Mesh(tuple(axes), shape, tuple(grid.ravel().tolist()))
+    is_grid = all(frozenset(mesh.groups(axis)) == groups for axis, groups in zip(axes, kinds, strict=True))
+    return mesh if is_grid else None

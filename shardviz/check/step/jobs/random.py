@@ -1,0 +1,93 @@
+"""Modules that draw random numbers, as dropout does: two jobs draw others, and what follows cannot be compared.
+
+What the ranks of one job draw can: they must keep the same elements of copies, and others of different parts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.finding import Finding
+from shardviz.check.step.jobs.traces import Place
+from shardviz.layout.placements import Replicate, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.judging import Judging
+
+LEAST_ELEMENTS = 64
+"""Masks of fewer elements may be equal by chance."""
+
+
+def draws(judging: Judging, module: str, call: int) -> bool:
+    """Whether a call drew random numbers in either job."""
+    return any(
+        point.draws
+        for points in (judging.whole, *judging.ranks.values())
+        for place, point in points.items()
+        if (place.module, place.call) == (module, call)
+    )
+
+
+def check_masks(judging: Judging, module: str, call: int) -> Finding | None:
+    """Return the finding if ranks drop different elements of the same values, or the same of different ones."""
+    given, returned = Place(module, call, "input", 0), Place(module, call, "output", 0)
+    layout = judging.found[given].layout if given in judging.found else None
+    masks = {rank: mask for rank in judging.ranks if (mask := _mask(judging, rank, given, returned)) is not None}
+    if layout is None or len(masks) < len(judging.ranks):
+        return None
+    for axis, placement in zip(judging.mesh.axes, layout, strict=True):
+        groups = [group for group in judging.mesh.groups(axis) if len(group) > 1]
+        pairs = [(group[0], other) for group in groups for other in group[1:]]
+        equal = [np.array_equal(masks[one], masks[other]) for one, other in pairs]
+        if pairs and isinstance(placement, Replicate) and not all(equal):
+            return _finding(module, axis, pairs[equal.index(False)], is_same=True)
+        if pairs and isinstance(placement, Shard) and any(equal) and masks[pairs[0][0]].size >= LEAST_ELEMENTS:
+            return _finding(module, axis, pairs[equal.index(True)], is_same=False)
+    return None
+
+
+def _mask(judging: Judging, rank: int, given: Place, returned: Place) -> NDArray[np.bool_] | None:
+    """Return which elements a rank keeps; None where what is returned is not what is given with some elements zero."""
+    points: Mapping[Place, object] = judging.ranks[rank]
+    if given not in points or returned not in points:
+        return None
+    before, after = judging.ranks[rank][given].values, judging.ranks[rank][returned].values
+    if before is None or after is None or before.values.shape != after.values.shape:
+        return None
+    kept = after.values != 0
+    factors = after.values[kept & (before.values != 0)] / before.values[kept & (before.values != 0)]
+    is_mask = bool(np.any(~kept)) and factors.size > 0 and float(np.ptp(factors)) <= 0.02 * float(np.abs(factors).max())
+    return kept if is_mask else None
+
+
+def _finding(module: str, axis: str, pair: tuple[int, int], *, is_same: bool) -> Finding:
+    low, high = pair
+    if is_same:
+        return Finding(
+            "wrong-value",
+            "error",
+            module,
+            pair,
+            f"ranks {low} and {high} along {axis} are given the same and drop different elements of it",
+            cause=f"Each rank along {axis} draws a mask of its own for what all of them hold alike: the ranks are "
+            "seeded differently there",
+            fix=f"seed ranks along {axis} alike where they hold copies, and by their coordinate only where {axis} "
+            "splits what is dropped",
+            module=module,
+        )
+    return Finding(
+        "identical-shards",
+        "error",
+        module,
+        pair,
+        f"ranks {low} and {high} along {axis} have different parts and drop the same elements of each",
+        cause=f"The ranks along {axis} are seeded alike, though {axis} splits what is dropped",
+        fix=f"seed by the coordinate along {axis} where an activation is split over it",
+        module=module,
+    )

@@ -1,0 +1,258 @@
+"""Do two jobs begin their step with the same weights, and are their models given the same rows?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.check.step.forward.slices import places_of
+from shardviz.check.step.jobs.judging import EXACT, TOLERANCE
+from shardviz.check.step.jobs.traces import float_of, with_first_module
+from shardviz.check.step.jobs.values import Kept, in_both
+from shardviz.layout.candidates import placements_of
+from shardviz.layout.layout import Layout
+from shardviz.layout.region import Region, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shardviz.check.step.jobs.traces import OfRank, Weight
+    from shardviz.layout.candidates import Placements
+    from shardviz.layout.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWeight:
+    """A weight that is another one in the second job before the step.
+
+    Attributes:
+        name: Its name.
+        rank: The first rank that has something else.
+        apart: How far it is off, relative to the largest element; infinite where its shape fits nothing.
+        is_permuted: Whether the rank has the numbers of the first job's, at other places.
+    """
+
+    name: str
+    rank: int
+    apart: float
+    is_permuted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """Where the parts of a weight belong that claims nothing, as far as the first job's values say it.
+
+    Attributes:
+        layout: A split over the mesh; None where the parts are no such split.
+        regions: The part that each rank has: by heads, for one, of a fused weight.
+    """
+
+    layout: Layout | None
+    regions: Mapping[int, Region]
+
+
+def belongings_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> dict[str, Belonging]:
+    """Return where weights belong that claim nothing."""
+    full = dict(whole.weights("param"))
+    found = {}
+    for name, parts in by_name(ranks, "param").items():
+        if name in full and all(part.layout is None for part in parts.values()):
+            fits = [_fitting(full[name], part, mesh, rank) for rank, part in parts.items()]
+            shared = [one for one in fits[0] if all(one in other for other in fits[1:])]
+            belonging = _split(mesh, full[name].shape, shared[0]) if shared else _by_rows(full[name], parts)
+            if belonging is not None:
+                found[name] = belonging
+    return found
+
+
+def _split(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Belonging:
+    layout = Layout.from_placements(mesh, shape, placements)
+    return Belonging(layout, {rank: layout.region(mesh.coord_of(rank)) for rank in mesh.ranks})
+
+
+def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
+    """Return which slices of a weight ranks have; None unless all together have each slice."""
+    dims, regions = set(), {}
+    every: set[int] = set()
+    for rank, part in parts.items():
+        if whole.values is None or part.values is None or not (whole.values.is_whole and part.values.is_whole):
+            return None
+        found = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
+        if found is None or np.any(found[1] < 0) or len(set(found[1].tolist())) < len(found[1]):
+            return None
+        dim, at = found
+        spans = merged((row, row + 1) for row in at.tolist())
+        around = Region.whole(whole.shape).dims
+        regions[rank] = Region((*around[:dim], spans, *around[dim + 1 :]))
+        dims.add(dim)
+        every |= set(at.tolist())
+    return Belonging(None, regions) if len(dims) == 1 and len(every) == whole.shape[dims.pop()] else None
+
+
+def _fitting(whole: Weight, part: Weight, mesh: Mesh, rank: int) -> list[Placements]:
+    if whole.values is None or part.values is None:
+        return []
+    return [
+        placements
+        for placements, region in placements_of(whole.values.shape, part.values.shape, mesh, rank)
+        if _apart(whole.values, part.values, region) <= _allowed(whole.values, part.values)
+    ]
+
+
+def other_weights(
+    whole: OfRank, ranks: Mapping[int, OfRank], belongings: Mapping[str, Belonging]
+) -> tuple[list[OtherWeight], int]:
+    """Return the weights that differ before the step, and how many could be compared."""
+    full = dict(whole.weights("param"))
+    parts = by_name(ranks, "param")
+    both = [name for name in full if name in parts and full[name].values is not None]
+    found = (_other(name, full[name], parts[name], belongings.get(name)) for name in both)
+    return [one for one in found if one is not None], len(both)
+
+
+def _other(name: str, whole: Weight, parts: Mapping[int, Weight], belonging: Belonging | None) -> OtherWeight | None:
+    for rank, part in parts.items():
+        if whole.values is None or part.values is None:
+            continue
+        apart = _apart_as_laid_out(whole, part, belonging, rank)
+        if apart > _allowed(whole.values, part.values):
+            is_permuted = bool(np.all(np.isin(part.values.values, whole.values.values)))
+            return OtherWeight(name, rank, apart, is_permuted and float(np.ptp(part.values.values)) > 0)
+    return None
+
+
+def _apart_as_laid_out(whole: Weight, part: Weight, belonging: Belonging | None, rank: int) -> float:
+    """Return how far a rank's part is off where it is claimed, or was found, to belong."""
+    assert whole.values is not None
+    assert part.values is not None
+    own = part.layout
+    if own is None:
+        region = belonging.regions[rank] if belonging is not None else Region.whole(whole.values.shape)
+        return _apart(whole.values, part.values, region)
+    region = own.region(own.mesh.coord_of(rank))
+    return _apart(_flat(whole.values) if own.flat else whole.values, part.values, region)
+
+
+def _flat(whole: Kept) -> Kept:
+    """Return a tensor flattened, as FSDP1 has it; as it is where only a sample of it was kept."""
+    if not whole.is_whole:
+        return whole
+    flat = whole.values.ravel()
+    return Kept(flat.shape, (np.arange(len(flat)),), flat, whole.dtype)
+
+
+def _apart(whole: Kept, part: Kept, region: Region) -> float:
+    """Return how far a part is off, relative to the largest element; infinite where it is not of that shape."""
+    if region.shape != part.shape or not region.is_within(whole.shape):
+        return float("inf")
+    pair = in_both(whole, part, region)
+    if pair is None or not pair[0].size:
+        return 0.0
+    apart = float(np.max(np.abs(pair[0] - pair[1])))
+    return apart / (float_of(whole) or 1.0) if np.isfinite(apart) else float("inf")
+
+
+def _allowed(whole: Kept, part: Kept) -> float:
+    """Return how far equal weights may be apart: by a rounding where their element types differ, else not at all."""
+    return 0.0 if whole.dtype == part.dtype else max(TOLERANCE.get(one.dtype, EXACT) for one in (whole, part))
+
+
+def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
+    """Return what ranks have of weights, or of their gradients, by name."""
+    found: dict[str, dict[int, Weight]] = {}
+    for rank, own in ranks.items():
+        for name, weight in own.weights(role):
+            found.setdefault(name, {})[rank] = weight
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which rows of the first job's batch the ranks of the second were given.
+
+    Attributes:
+        order: The first job's rows in the order in which ranks have them; None where that is their own.
+        problem: In what the batches differ, in a sentence; empty where they do not.
+    """
+
+    order: NDArray[np.int64] | None = None
+    problem: str = ""
+
+
+def rows_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> Rows:
+    """Compare what both models are given: each rank a split of it, or rows of it in any order."""
+    given = whole.batch
+    batches = {rank: own.batch for rank, own in with_first_module(whole, ranks).items() if own.batch}
+    if not given or not batches:
+        return Rows()
+    if all(_is_split(given, own, mesh, rank) for rank, own in batches.items()) and _agree(given, batches, mesh):
+        return Rows()
+    rows = {rank: _rows(given, own) for rank, own in batches.items()}
+    unknown = [rank for rank, at in rows.items() if at is None]
+    if unknown:
+        return Rows(problem=_other_rows(unknown[0], given[0], batches[unknown[0]]))
+    parts = list(dict.fromkeys(tuple(at.tolist()) for at in rows.values() if at is not None))
+    every = [row for part in parts for row in part]
+    size = given[0].shape[0]
+    if len(set(every)) < size:
+        return Rows(problem=f"its ranks were given {len(set(every))} of the {size} rows that the other job was given")
+    if len(every) > size or len({len(part) for part in parts}) > 1:
+        return Rows(problem=f"ranks of it were given the same rows in part: {len(every)} rows in all, of {size}")
+    return Rows(np.array(every, np.int64))
+
+
+def _is_split(given: list[Kept], own: list[Kept], mesh: Mesh, rank: int) -> bool:
+    return len(given) == len(own) and all(
+        any(
+            _apart(whole, part, region) <= _near(whole, part)
+            for _, region in placements_of(whole.shape, part.shape, mesh, rank)
+        )
+        for whole, part in zip(given, own, strict=True)
+    )
+
+
+def _near(whole: Kept, part: Kept) -> float:
+    return max(TOLERANCE.get(one.dtype, EXACT) for one in (whole, part))
+
+
+def _agree(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:
+    """Whether one split over the mesh gives all ranks what they were given."""
+    for index, whole in enumerate(given):
+        fits = [
+            {
+                placements
+                for placements, region in placements_of(whole.shape, own[index].shape, mesh, rank)
+                if _apart(whole, own[index], region) <= _near(whole, own[index])
+            }
+            for rank, own in batches.items()
+        ]
+        if not set.intersection(*fits):
+            return False
+    return True
+
+
+def _rows(given: list[Kept], own: list[Kept]) -> NDArray[np.int64] | None:
+    """Return which rows of the whole batch a rank was given; None where one of them is in no place of it."""
+    whole, part = given[0], own[0]
+    if not (whole.is_whole and part.is_whole) or whole.shape[1:] != part.shape[1:] or not part.shape:
+        return None
+    used: set[int] = set()
+    at = []
+    for row in part.values:
+        near = _near(whole, part) * (float_of(whole) or 1.0)
+        apart = np.abs(whole.values - row).reshape(len(whole.values), -1).max(axis=1, initial=0.0)
+        free = [index for index in np.flatnonzero(apart <= near).tolist() if index not in used]
+        if not free:
+            return None
+        at.append(free[0])
+        used.add(free[0])
+    return np.array(at, np.int64)
+
+
+def _other_rows(rank: int, whole: Kept, own: list[Kept]) -> str:
+    shapes = f"{list(own[0].shape)} beside {list(whole.shape)}"
+    return f"rank {rank} of it was given rows that are not in the other job's batch ({shapes})"

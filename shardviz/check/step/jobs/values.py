@@ -1,0 +1,111 @@
+"""The elements of a tensor that a trace kept: all of them, or a sample along some dims."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardviz.dump.sample import kept, strides_between
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shardviz.layout.region import Ranges, Region
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Elements of a tensor.
+
+    Attributes:
+        shape: The tensor's own shape.
+        at: The indices that are kept along each dim, rising.
+        values: The elements at all of them.
+        dtype: The tensor's element type.
+    """
+
+    shape: tuple[int, ...]
+    at: tuple[NDArray[np.int64], ...]
+    values: NDArray[np.float64]
+    dtype: str
+
+    @staticmethod
+    def of(shape: tuple[int, ...], values: NDArray[np.float64], dtype: str) -> Kept | None:
+        """Return the elements that a sample of a tensor has; None where its shape is not a sample's."""
+        strides = strides_between(shape, values.shape)
+        if strides is None:
+            return None
+        at = (np.array(kept(size, stride), np.int64) for size, stride in zip(shape, strides, strict=True))
+        return Kept(shape, tuple(at), values, dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all elements are there."""
+        return self.values.size == math.prod(self.shape)
+
+    def reordered(self, order: NDArray[np.int64]) -> Kept:
+        """Return the tensor with its rows in another order: row `order[i]` becomes row `i`."""
+        inverse = np.argsort(order)
+        at = inverse[self.at[0]]
+        by = np.argsort(at)
+        return Kept(self.shape, (at[by], *self.at[1:]), self.values[by], self.dtype)
+
+
+def joined(parts: Sequence[Kept | None]) -> Kept | None:
+    """Return micro-batches as one tensor, one behind the other; None where one is missing or they do not fit."""
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts) or len(parts) < 2:
+        return present[0] if present and len(parts) == 1 else None
+    first = present[0]
+    alike = all(_fits(first, part) for part in present)
+    if not alike or not first.shape:
+        return None
+    starts = np.cumsum([0, *(part.shape[0] for part in present)])
+    at = np.concatenate([part.at[0] + start for part, start in zip(present, starts[:-1], strict=True)])
+    values = np.concatenate([part.values for part in present])
+    return Kept((int(starts[-1]), *first.shape[1:]), (at, *first.at[1:]), values, first.dtype)
+
+
+def _fits(first: Kept, part: Kept) -> bool:
+    rest = zip(first.at[1:], part.at[1:], strict=True) if len(first.at) == len(part.at) else None
+    return rest is not None and first.shape[1:] == part.shape[1:] and all(np.array_equal(*pair) for pair in rest)
+
+
+def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return the elements that are kept of a tensor and of a part of it, those of the whole first.
+
+    Args:
+        whole: The tensor.
+        part: The part.
+        region: Where the part lies.
+
+    Returns:
+        Two arrays of one shape; None where no element is kept of both.
+    """
+    if whole.is_whole and part.is_whole and all(len(spans) == 1 for spans in region.dims):
+        return whole.values[tuple(slice(*spans[0]) for spans in region.dims)], part.values
+    ours, theirs = [], []
+    for spans, at, others in zip(region.dims, part.at, whole.at, strict=True):
+        wanted = _in_whole(spans, at)
+        places = np.minimum(np.searchsorted(others, wanted), max(len(others) - 1, 0))
+        found = others[places] == wanted if len(others) else np.zeros(len(wanted), bool)
+        ours.append(places[found])
+        theirs.append(np.flatnonzero(found))
+    if any(not len(one) for one in ours):
+        return None
+    return whole.values[np.ix_(*ours)], part.values[np.ix_(*theirs)]
+
+
+def _in_whole(spans: Ranges, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where indices of a part stand in the whole, of whose dim it has some ranges."""
+    ends = np.cumsum([stop - start for start, stop in spans])
+    which = np.searchsorted(ends, at, side="right")
+    starts = np.array([start for start, _ in spans], np.int64)
+    before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    found: NDArray[np.int64] = starts[which] + at - before[which]
+    return found

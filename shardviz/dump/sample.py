@@ -1,0 +1,48 @@
+"""Which elements of a large tensor a step's trace keeps: along each dim every second, fourth, eighth... index.
+
+The indices kept with a wider stride are among those kept with a narrower one, and a part that begins at a multiple of
+the stride keeps what the whole keeps of it. So a part can be laid beside the whole wherever both have an element.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PHASE = 0x2B5D
+"""Where the kept indices begin: its lowest bits, so that those of a wider stride are among those of a narrower one."""
+
+
+def kept(size: int, stride: int) -> range:
+    """Return the indices that are kept along a dim."""
+    return range(PHASE % stride, size, stride)
+
+
+def strides_for(shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return the strides by which at most so many elements of a tensor are kept, the longest dims thinned first."""
+    strides = [1] * len(shape)
+    counts = list(shape)
+    while math.prod(counts) > max(most, 1):
+        dim = max(range(len(shape)), key=lambda one: counts[one])
+        strides[dim] *= 2
+        counts[dim] = len(kept(shape[dim], strides[dim]))
+    return tuple(strides)
+
+
+def strides_between(shape: Sequence[int], sampled: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides by which a sample of one shape was taken from a tensor of another; None if none do."""
+    if len(shape) != len(sampled):
+        return None
+    found = [_stride(size, count) for size, count in zip(shape, sampled, strict=True)]
+    return None if 0 in found else tuple(found)
+
+
+def _stride(size: int, count: int) -> int:
+    """Return the stride that leaves a number of indices; 0 if none does. Strides that leave as many leave the same."""
+    stride = 1
+    while len(kept(size, stride)) > count:
+        stride *= 2
+    return stride if len(kept(size, stride)) == count else 0

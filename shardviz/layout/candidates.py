@@ -1,0 +1,40 @@
+"""The placements that give a rank a part of a certain shape: where a plain tensor may belong."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+from shardviz.layout.layout import Layout
+from shardviz.layout.placements import Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from shardviz.layout.mesh import Mesh
+    from shardviz.layout.region import Region
+
+Placements = tuple[Placement, ...]
+
+MAX_CANDIDATES = 1 << 10
+"""A tensor that could be split over the mesh in more ways than this is not searched for."""
+
+
+@lru_cache(maxsize=4096)
+def placements_of(
+    shape: tuple[int, ...], local: tuple[int, ...], mesh: Mesh, rank: int
+) -> tuple[tuple[Placements, Region], ...]:
+    """Return the placements that give a rank a part of a local shape, with that part, fewest splits first."""
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+    if len(shape) != len(local) or len(kinds) ** mesh.ndim > MAX_CANDIDATES or rank not in mesh:
+        return ()
+    found = []
+    for placements in sorted(product(kinds, repeat=mesh.ndim), key=num_splits):
+        region = Layout.from_placements(mesh, shape, placements).region(mesh.coord_of(rank))
+        if region.shape == local:
+            found.append((placements, region))
+    return tuple(found)
+
+
+def num_splits(placements: Placements) -> int:
+    """Return along how many axes placements split."""
+    return sum(isinstance(one, Shard) for one in placements)

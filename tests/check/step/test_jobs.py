@@ -1,0 +1,65 @@
+"""What two jobs' traces are laid side by side by: samples of tensors, meshes of process groups."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardviz.check.step.jobs.grid import mesh_of_groups
+from shardviz.check.step.jobs.values import Kept, in_both, joined
+from shardviz.dump.sample import kept, strides_between, strides_for
+from shardviz.layout.mesh import Mesh
+from shardviz.layout.region import Region
+
+SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
+
+
+def sample(values, most):
+    strides = strides_for(values.shape, most)
+    parts = (slice(kept(size, one).start, None, one) for size, one in zip(values.shape, strides, strict=True))
+    return Kept.of(values.shape, values[tuple(parts)], "float64")
+
+
+@given(SHAPES, st.integers(1, 500))
+def test_a_sample_is_bounded_and_its_strides_are_known_from_its_shape(shape, most):
+    values = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    one = sample(values, most)
+    assert 0 < one.values.size <= most
+    assert strides_between(shape, one.values.shape) is not None
+    assert np.array_equal(one.values, values[np.ix_(*one.at)])
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(16, 400))
+def test_a_sampled_part_lies_where_the_whole_has_it(parts, rows, most):
+    whole = np.random.default_rng(0).normal(size=(64 * parts, 5 * rows))
+    for number in range(parts):
+        region = Region((((64 * number, 64 * number + 64),), ((0, 5 * rows),)))
+        pair = in_both(sample(whole, most), sample(whole[64 * number : 64 * number + 64], most), region)
+        assert pair is None or np.array_equal(*pair)
+
+
+def test_a_part_of_which_all_is_kept_is_compared_where_the_whole_is_sampled():
+    whole = np.random.default_rng(0).normal(size=(64, 8))
+    pair = in_both(sample(whole, 100), sample(whole[32:], 1000), Region((((32, 64),), ((0, 8),))))
+    assert pair is not None
+    assert pair[0].size >= 25
+    assert np.array_equal(*pair)
+
+
+def test_micro_batches_are_joined_along_their_rows():
+    whole = np.random.default_rng(0).normal(size=(8, 3))
+    one = joined([sample(whole[:4], 100), sample(whole[4:], 100)])
+    assert np.array_equal(one.values, whole)
+    assert joined([sample(whole[:4], 100), None]) is None
+    assert joined([sample(whole[:4], 100), sample(whole[:4, :2], 100)]) is None
+
+
+def test_groups_that_cross_are_a_mesh():
+    groups = [("dp", (0, 2)), ("dp", (1, 3)), ("tp", (0, 1)), ("tp", (2, 3))]
+    assert mesh_of_groups(groups, 4) == Mesh(("dp", "tp"), (2, 2))
+    assert mesh_of_groups([*groups, ("other", (0, 1, 2))], 4) == Mesh(("dp", "tp"), (2, 2))
+
+
+def test_groups_that_do_not_cross_are_none():
+    assert mesh_of_groups([("dp", (0, 1)), ("dp", (2, 3)), ("tp", (0, 1)), ("tp", (2, 3))], 4) is None
+    assert mesh_of_groups([("dp", (0, 1))], 4) is None
+    assert mesh_of_groups([], 4) is None

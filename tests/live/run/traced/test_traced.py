@@ -1,0 +1,198 @@
+"""Two unedited jobs under `shardviz run --trace`, one of them a single process: where they part is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lanes import nightly
+from tests.live.run.jobs import environment
+
+SCRIPT = Path(__file__).with_name("train.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job beside one of a single process.
+
+    Attributes:
+        mesh: Its mesh.
+        way: How it is sharded.
+        does: What it does, right or wrong.
+        alone: What the job of one process does.
+        place: The first thing that is wrong, as `diff` names it; empty where the job is right.
+        words: Words that name the cause.
+    """
+
+    mesh: str
+    way: str
+    does: str = ""
+    alone: str = ""
+    place: str = ""
+    words: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self):
+        number = 1
+        for axis in self.mesh.split(","):
+            number *= int(axis.split("=")[1])
+        return number
+
+    def __str__(self):
+        return " ".join(filter(None, (self.mesh, self.way, self.does)))
+
+
+FAULTS = [
+    Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("not summed over tp", "down.bias")),
+    Job("dp=2,tp=2", "hand", "bias", place="layers.1.mlp", words=("layers.1.mlp.down.bias", "2 times")),
+    Job("dp=2,tp=2", "hand", "heads", place="layers.1.attn", words=("after layers.1.attn.qkv",)),
+    Job("dp=2,tp=2", "hand", "detached", place="layers.1.mlp", words=("graph is cut in layers.1.mlp",)),
+    Job("dp=2,tp=2", "hand", "scaled", place="layers.1.mlp.up.weight", words=("2 times",)),
+    Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("Nothing reduced this gradient over dp",)),
+    Job("dp=2", "ddp", "unequal", "unequal", "loss", ("mean of means",)),
+    Job("tp=2", "hand", "drop_seeds", "drop_seeds", "layers.0.drop", ("seeded differently",)),
+    Job("dp=2", "fsdp", "parts+undivided_parts", "", "the model itself", ("2 times", "micro-batches")),
+    Job("dp=2", "ddp", "other_seed", place="embed.weight", words=("already before the step", "seed")),
+    Job("dp=2", "ddp", "other_rows", place="", words=("rank 0", "not in the other job's batch")),
+    Job("pp=2", "pp", "stage", place="layers.1.mlp.down", words=("2 times",)),
+    Job("tp=2", "hand", "unsummed+bfloat16", "bfloat16", "layers.1.mlp", ("not summed over",)),
+]
+RIGHT = [
+    Job("dp=2,tp=2", "hand"),
+    Job("tp=4", "hand"),
+    Job("dp=4", "ddp"),
+    Job("dp=2,tp=2", "fsdp"),
+    Job("replicate=2,shard=2", "fsdp"),
+    Job("dp=2", "fsdp", "parts"),
+    Job("dp=2", "ddp", "interleaved"),
+    Job("dp=2", "ddp", "weighted", "weighted"),
+    Job("dp=2,tp=2", "fsdp", "checkpointed"),
+    Job("dp=2", "fsdp", "compiled", "compiled"),
+    Job("dp=2,tp=2", "hand", "bfloat16", "bfloat16"),
+    Job("pp=2", "pp"),
+    Job("dp=2", "fsdp", "bfloat16+parts", "bfloat16"),
+]
+
+
+def run(folder, name, *job):
+    command = (sys.executable, "-m", "shardviz", "run", "--trace", "-o", str(folder / name), "--", *job)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert "traced a step into" in done.stderr, done.stderr
+    return folder / name
+
+
+def diff(one, other):
+    """Return the differences of two jobs' steps and what was not compared, as `shardviz diff` prints them."""
+    command = (sys.executable, "-m", "shardviz", "diff", "--format", "json", str(one), str(other))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)["step"], done
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the dump of the job of one process, by what it does."""
+    folder, made = tmp_path_factory.mktemp("alone"), {}
+
+    def of(does):
+        if does not in made:
+            made[does] = run(folder, f"one-{len(made)}", sys.executable, str(SCRIPT), "", "one", does)
+        return made[does]
+
+    return of
+
+
+def step_of(alone, folder, job):
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.num_ranks))
+    many = run(folder, "many", *ranks, str(SCRIPT), job.mesh, job.way, job.does)
+    step, _ = diff(alone(job.alone), many)
+    return step
+
+
+def check_fault(alone, folder, job):
+    first = step_of(alone, folder, job)["departures"][0]
+    said = f"{first['sentence']} {first['why']}"
+    assert (first["module"] or job.place) == job.place, said
+    assert all(word in said for word in job.words), said
+
+
+def test_the_first_wrong_module_of_a_job_is_named(alone, tmp_path):
+    check_fault(alone, tmp_path, Job("tp=2", "hand", "unsummed", "", "layers.1.mlp", ("not summed over",)))
+
+
+@nightly
+@pytest.mark.parametrize("job", FAULTS, ids=str)
+def test_faults_are_found_at_their_place(alone, tmp_path, job):
+    check_fault(alone, tmp_path, job)
+
+
+@nightly
+@pytest.mark.parametrize("job", RIGHT, ids=str)
+def test_right_jobs_agree(alone, tmp_path, job):
+    step = step_of(alone, tmp_path, job)
+    assert step["departures"] == []
+    assert step["num_compared"] > 100
+    assert step["not_compared"] == []
+
+
+@nightly
+def test_dropout_of_two_jobs_is_not_a_fault(alone, tmp_path):
+    step = step_of(alone, tmp_path, Job("tp=2", "hand", "drop", "drop_seeds"))
+    assert step["departures"] == [] or "seeded" not in step["departures"][0]["why"]
+
+
+@nightly
+def test_two_jobs_of_one_process_are_compared(alone, tmp_path):
+    other = run(tmp_path, "other", sys.executable, str(SCRIPT), "", "one", "scaled")
+    step, _ = diff(alone(""), other)
+    assert [one["module"] for one in step["departures"]] == ["layers.1.mlp.up.weight"]
+    same = shutil.copytree(alone(""), tmp_path / "same")
+    step, done = diff(alone(""), same)
+    assert step["departures"] == []
+    assert done.returncode == 0
+
+
+WATCHED = """
+import sys
+import torch
+from torch import distributed as dist, nn
+from torch.distributed.fsdp import fully_shard
+import shardviz
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+shardviz.watch(model, sys.argv[1], trace="all")
+rows, at, size = torch.randn(8, 8), 0, 1
+if sys.argv[1] != "one":
+    dist.init_process_group("gloo")
+    at, size = dist.get_rank(), dist.get_world_size()
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(rows.chunk(size)[at]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if size > 1:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@nightly
+def test_a_line_in_a_script_follows_a_step_too(tmp_path):
+    (tmp_path / "job.py").write_text(WATCHED)
+    ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "job.py", "two")
+    for words in (("job.py", "one"), ranks):
+        command = (sys.executable, *words)
+        subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=240)
+    step, _ = diff(tmp_path / "one", tmp_path / "two")
+    assert (step["departures"], step["not_compared"]) == ([], [])
+    assert step["num_compared"] == 18
