@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from shardviz.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.plan.records import PlanPart
 
-ROLES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered")
-"""What takes memory, in the order of columns. Gathered is FSDP's: weights, and gradients before it has reduced them."""
+ROLES = ("parameters", "buffers", "gradients", "optimizer", "buckets", "activations", "gathered")
+"""What takes memory, in the order of columns.
+
+Buckets are what DistributedDataParallel copies gradients into. Gathered is FSDP's: weights, and gradients before it has
+reduced them.
+"""
 
 OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
 
@@ -77,6 +81,7 @@ class Amounts:
             for one in held:
                 found[one.role][ranks] += one.bytes
             peak = part.part.peak or PeakRecord(0, gathered(part.part))
+            found["buckets"][ranks] += sum(one.bytes for one in part.part.buckets if not one.is_gradients)
             found["activations"][ranks] += peak.activations
             found["gathered"][ranks] += peak.gathered
         return found

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from shardviz.cli import main
+from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.testing import ShardAssertionError, assert_layout
+from shardviz.tui.model.document import Document
+from shardviz.tui.model.usage import usage_of
 
 HEAD = """
 import torch
@@ -48,6 +52,19 @@ def test_a_plan_says_what_ranks_hold_and_what_crosses_nodes(mine: Path, capfd: p
     assert "groups that cross nodes of 8" in text
     assert "2 parameters in uneven parts" in text  # 8 rows for 16 ranks
     assert "1.bias [8/dp]: 0 to 1 elements, 8 of 16 ranks have none" in text
+
+
+def test_ranks_that_hold_as_much_are_counted_as_one(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--mesh", "16", "--batch", "16,8", "-o", "p.shardviz")
+    dump = dump_of(read_files("p.shardviz"))
+    assert dump.files.equally_full == (tuple(range(8)), tuple(range(8, 16)))  # 8 rows for 16 ranks
+    usage = usage_of(Document(Path("p.shardviz"), dump))
+    assert usage.total.tolist() == [4 * 4 * (8 + 1 + 16 + 1)] * 8 + [4 * 4 * (8 + 1)] * 8
+    assert {rank: sum(sizes) for rank, sizes in memory_table(dump).by_rank.items()} == dict(enumerate(usage.total))
+    for tensor in dump.tensors:
+        sizes = {rank: math.prod(shard.body.local_shape) for rank, shard in tensor.shards.items()}
+        assert sizes == {rank: sizes[group[0]] for group in dump.files.equally_full for rank in group}
+    assert usage.spread().imbalance == pytest.approx(26 / 17.5)
 
 
 def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:

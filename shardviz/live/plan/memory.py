@@ -28,7 +28,7 @@ from shardviz.live.step.running import tensors_in
 from shardviz.plan.records import PeakRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -46,7 +46,7 @@ class Made:
         module: The module that was running when it was made.
         in_backward: Whether that was in backward.
         of_fsdp: Whether it has weights that FSDP gathered, gradients that it has not reduced, or is sent by it.
-        is_state: Whether it is a weight or the gradient of one, which are counted by their layouts.
+        is_state: Whether it is a weight, the gradient of one or a bucket of them, which are counted apart.
     """
 
     module: str
@@ -100,16 +100,20 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model: The model.
         passes: The modules whose forwards are what is waited for: the stages of a pipeline, or the model itself.
         comms: Knows which module is running.
+        buckets: Those of DistributedDataParallel, which are there when the step has ended.
 
     Attributes:
         log: What was made and freed.
     """
 
-    def __init__(self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms) -> None:
+    def __init__(
+        self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms, buckets: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._passes = tuple(passes)
         self._comms = comms
+        self._buckets = buckets
         self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
         self._stack = ExitStack()
         self._only_shapes: Callable[[], bool] = bool
@@ -147,9 +151,9 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _mark_state(self) -> None:
         """Mark weights and their gradients: those from before a step, and those that have replaced them."""
-        for one in (*self._model.parameters(), *self._model.buffers()):
-            for made in self._made_in([one, one.grad]):
-                made.is_state = True
+        weights = (*self._model.parameters(), *self._model.buffers())
+        for made in self._made_in([*weights, *(one.grad for one in weights), *self._buckets]):
+            made.is_state = True
 
     def _made_in(self, value: Any) -> list[Made]:
         """Return the storages of all tensors in a value, which are followed from now on."""
