@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.dump.costs.memory import owner_of
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.records import PeakRecord
 from shardviz.plan.sizes import sizes
@@ -50,6 +51,11 @@ class Held:
     count: int
     layout: Layout | None
     sizes: NDArray[np.int64]
+
+    @property
+    def owner(self) -> str:
+        """The parameter that it belongs to."""
+        return owner_of(self.name, self.body.role)
 
     @property
     def bytes(self) -> NDArray[np.int64]:
@@ -118,7 +124,7 @@ def _held(part: PlannedPart) -> list[Held]:
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
         names = Fold(tensor.name, tensor.numbers, tensor.suffix).names()
-        count = len(names) if body.role != "param" else sum(name not in tied for name in names)
+        count = sum(owner_of(name, body.role) not in tied for name in names)
         if body.role in OF and count:
             found.append(_one(part, tensor, body, count))
     return found

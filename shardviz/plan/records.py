@@ -56,12 +56,14 @@ class PeakRecord(Record, frozen=True):
         gathered: Bytes of what FSDP made: gathered weights, gradients that are not reduced yet, what it sends.
         module: The module that runs; empty for the model itself.
         in_backward: Whether it runs in backward.
+        scores: Bytes of activations that are scores of attention, as kernels make that are not fused.
     """
 
     activations: Count = 0
     gathered: Count = 0
     module: str = ""
     in_backward: bool = False
+    scores: Count = 0
 
 
 class PlanPart(Record, frozen=True):

@@ -127,6 +127,9 @@ def _moment(part: PlanPart, width: int) -> Iterator[Text]:
         f"CPU; {kept} of activations wait for their backward when the forward ends",
         width,
     )
+    if part.peak.scores:
+        scores = f"at least {bytes_text(part.peak.scores)} of activations are scores of attention"
+        yield from _said(f"{scores}: a CPU has no fused kernel for it, and one of a GPU makes none", width)
 
 
 def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
@@ -173,8 +176,8 @@ def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
         for one in held if at >= 0 else ():
-            name = kind_of(one.name.rpartition(".")[0] if one.role == "optimizer" else one.name)
-            found[name] = found.get(name, 0) + int(one.bytes[at])
+            kind = kind_of(one.owner)
+            found[kind] = found.get(kind, 0) + int(one.bytes[at])
     return found
 
 
@@ -189,7 +192,9 @@ def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
     yield line((f"{counted(len(found), 'parameter')} in uneven parts", "bold"))
     for one in found[:MOST]:
         layout = write(one.held.layout) if one.held.layout else ""
-        empty = f", {one.empty:,} of {one.ranks:,} ranks have none" if one.empty else ""
+        empty = (
+            f", {one.empty:,} of {one.ranks:,} ranks {'has' if one.empty == 1 else 'have'} none" if one.empty else ""
+        )
         text = f"{printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}"
         yield from _said(text, width, "  ", 4)
     if len(found) > MOST:

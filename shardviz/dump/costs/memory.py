@@ -105,14 +105,18 @@ def counted(dump: Dump) -> list[Counted]:
         at_once |= dict.fromkeys(ranks, under_way(record.schedule))
     found = []
     for tensor in [*before, *step]:
-        left_out = tied if tensor.role == "param" else frozenset[str]()
-        names = [name for name in tensor.names if name not in left_out]
+        names = [name for name in tensor.names if owner_of(name, tensor.role) not in tied]
         if tensor.role == "activation":
             names = [name for name in names if name in leaves]
         if tensor.role in ROLES and names:
             by_name = {name: _width(tensor, name, widths, common) for name in names}
             found.append(Counted(tensor, by_name, at_once if tensor.role == "activation" else {}))
     return found
+
+
+def owner_of(name: str, role: str) -> str:
+    """Return the parameter that a tensor belongs to, by its name: `up.weight` for `up.weight.exp_avg`."""
+    return name.rpartition(".")[0] if role == "optim" else name
 
 
 def uses(dump: Dump) -> list[Use]:
