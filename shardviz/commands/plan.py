@@ -24,6 +24,7 @@ from shardviz import probe_files
 from shardviz.commands.common.parser import count
 from shardviz.commands.common.progress import Count, progress
 from shardviz.commands.probe import mesh_for
+from shardviz.dump.origin import is_earlier_run
 from shardviz.dump.write import SUFFIX, check_folder, replacing_folder, write_plan, write_run
 from shardviz.errors import EXIT_CLEAN, EXIT_FINDINGS, ShardvizError
 from shardviz.plan.ranks import PlannedRanks
@@ -59,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="the dump's folder; default: PROBE-2x4-plan.shardviz"
     )
-    parser.add_argument("--force", action="store_true", help="replace FILE, and the folder if it is a dump")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace the folder, if it is a dump, and FILE; not needed for the default folder and the same plan",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,8 +81,11 @@ def run(args: argparse.Namespace) -> int:
         raise ShardvizError("--memory is for --gpus", "say of how many: --gpus 1024 --memory 80GB")
     job = _job(args)
     folder = args.output or _folder(job)
+    force = args.force or (args.output is None and is_earlier_run(folder, job.probe.name, job.mesh))
     if args.lock is None:
-        check_folder(folder, force=args.force)
+        check_folder(folder, force=force)
+    else:
+        _check_lock(args.lock, force=args.force)
     begin = time.monotonic()
     with progress(lambda: f"planning {job.mesh.size:,} ranks on a few of them"):
         run_record, record = plan(job)
@@ -86,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.lock is not None:
         return _locked(args.lock, ranks, force=args.force)
     _print(args, job, ranks)
-    with replacing_folder(folder, force=args.force) as unfinished:
+    with replacing_folder(folder, force=force) as unfinished:
         write_run(unfinished, run_record)
         write_plan(unfinished, record)
     print(f"planned in {seconds:.1f} s; wrote {folder}; look at it with: shardviz view {folder}", file=sys.stderr)
@@ -138,6 +146,16 @@ def _print(args: argparse.Namespace, job: PlanJob, ranks: PlannedRanks) -> None:
     write_answer(plan_lines(job.probe.name, ranks, terminal.width), terminal)
 
 
+def _check_lock(path: Path, *, force: bool) -> None:
+    """Make sure that a lockfile can be read, or written, before a minute is spent on the plan."""
+    from shardviz.plan.lock import read_lock
+
+    if path.exists() and not force:
+        read_lock(path)
+    elif path.is_dir() or not path.parent.is_dir():
+        raise ShardvizError(f"--lock {path}: no file can be written there", "name one in a folder that exists")
+
+
 def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
     """Write a lockfile, or print what a plan has changed beside one that is there."""
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
@@ -146,7 +164,7 @@ def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
 
     if force or not path.exists():
         write_markup(lock_text(ranks), path)
-        print(f"wrote {path}; run this again to compare with it", file=sys.stderr)
+        print("run this again to compare with it", file=sys.stderr)
         return EXIT_CLEAN
     found = changed(path, ranks)
     write_answer(map(line, found), terminal_for("auto"))

@@ -103,12 +103,6 @@ class Tensor:
         return self.first.layout
 
     @cached_property
-    def elements(self) -> dict[int, int]:
-        """How many elements of it each rank has."""
-        of_plan = getattr(self.shards, "elements", None)
-        return of_plan() if of_plan else {rank: math.prod(one.body.local_shape) for rank, one in self.shards.items()}
-
-    @cached_property
     def distinct(self) -> list[Shard]:
         """One shard for each claim and each shape of a part, by rank, rising."""
         found: dict[tuple[int, tuple[int, ...]], Shard] = {}

@@ -80,6 +80,13 @@ class DumpFiles:
             yield from ((self.ranks[rank], (rank,)) for rank in sorted(self.ranks))
 
     @cached_property
+    def equally_full(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks in groups that hold as much of every tensor: those of a plan are few, else each rank is alone."""
+        if self.planned is not None:
+            return tuple(self.planned.equally_full())
+        return tuple((rank,) for rank in sorted(self.ranks))
+
+    @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks of the run without a readable file."""
         return tuple(rank for rank in range(self.run.num_ranks) if rank not in self.ranks)

@@ -10,10 +10,12 @@ and gives every coordinate the same indices.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.errors import LayoutError
+from shardviz.layout.mesh import Mesh
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard, StridedShard
 from shardviz.layout.region import Ranges, Region, merged
 from shardviz.layout.splits import (
@@ -33,9 +35,12 @@ from shardviz.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardviz.layout.mesh import Coord, Mesh
+    from shardviz.layout.mesh import Coord
 
 __all__ = ["JOIN", "Chain", "FlatView", "Layout", "Link", "check_placements", "chunk"]
+
+MOST_LAYOUTS = 8
+"""Layouts whose regions are kept, those of all ranks: a map, its ranks and the next stage's ask for the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +200,8 @@ class Layout:
 
     def regions(self) -> Iterator[tuple[int, Region]]:
         """Yield every rank of the mesh with the region it holds, in mesh order."""
-        for coord, rank in zip(self.mesh.coords(), self.mesh.ranks, strict=True):
-            yield rank, self.region(coord)
+        alike = replace(self, mesh=Mesh(self.mesh.axes, self.mesh.shape))  # of every stage of a pipeline
+        yield from zip(self.mesh.ranks, _regions(alike), strict=True)
 
     def holders(self) -> dict[Region, tuple[int, ...]]:
         """Return the distinct regions, each with the ranks that hold it."""
@@ -224,6 +229,11 @@ class Layout:
         if (self.chains, self.shape, self.flat) == (other.chains, other.shape, other.flat):
             return True
         return all(self.region(coord) == other.region(coord) for coord in self.mesh.coords())
+
+
+@lru_cache(maxsize=MOST_LAYOUTS)
+def _regions(layout: Layout) -> tuple[Region, ...]:
+    return tuple(map(layout.region, layout.mesh.coords()))
 
 
 def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Placement]) -> None:

@@ -26,7 +26,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -44,6 +44,7 @@ __all__ = [
     "computed_buffers",
     "count_groups",
     "ddp_alone",
+    "ddp_buckets",
     "default_store",
     "distribute_tensor",
     "dividing_float64_once",
@@ -54,12 +55,14 @@ __all__ = [
     "follow_modules_by",
     "fsdp_units",
     "fully_shard",
+    "has_ddp",
     "has_storage",
     "held_back",
     "id_without_memory",
     "in_backward",
     "load_hooks",
     "local_of",
+    "looks_for_unused",
     "make_ranks_of_threads",
     "pipelines_alone",
     "placement_of",
@@ -447,7 +450,8 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
 
     distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:
-        yield
+        with _ddp_unasked():
+            yield
     finally:
         distributed.destroy_process_group()
 
@@ -505,25 +509,91 @@ def pipelines_alone() -> Iterator[None]:
         kind._warmup_backward_result = before
 
 
-def ddp_alone(model: nn.Module) -> None:
+def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
     """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
 
-    A model that has a hook of its own keeps it. Tried on torch 2.13.0, whose `FakeWork` has no future with tensors.
+    Its first step has one bucket for all gradients; they are reduced as in the steps that follow. A model that has a
+    hook of its own keeps it. Tried on torch 2.13.0, whose `FakeWork` has no future with tensors.
+
+    Returns:
+        The buckets that were reduced, once they are.
     """
     from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
 
-    def reduce(_state: Any, bucket: Any) -> Any:
-        distributed.all_reduce(bucket.buffer())
+    found: list[torch.Tensor] = []
+
+    def reduce(ddp: Any, bucket: Any) -> Any:
+        found.append(bucket.buffer())
+        later = _buckets(ddp, bucket.parameters()[::-1]) if _builds_again(ddp) else [bucket.parameters()]
+        for part in bucket.buffer().split([sum(map(torch.numel, own)) for own in later]):
+            distributed.all_reduce(part, group=ddp.process_group)
         done: Any = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
     reduce.__annotations__ = {}  # torch compares them with its own classes
-    for module in model.modules():
-        if isinstance(module, DistributedDataParallel):
-            with suppress(RuntimeError):
-                module.register_comm_hook(None, reduce)
+    for module in _ddps(model):
+        with suppress(RuntimeError):
+            module.register_comm_hook(module, reduce)
+    return found
+
+
+def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
+    """Yield the bytes of DistributedDataParallel's buckets after its first step, and whether they are the gradients.
+
+    `_build_params_for_reducer`, in torch 2.4.1 to 2.13.0.
+    """
+    for ddp in _ddps(model):
+        params = ddp._build_params_for_reducer()[0]
+        for own in _buckets(ddp, params[::-1]) if _builds_again(ddp) else _buckets(ddp, params)[::-1]:
+            yield sum(one.numel() * one.element_size() for one in own), bool(ddp.gradient_as_bucket_view)
+
+
+def _ddps(model: nn.Module) -> list[Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def _builds_again(ddp: Any) -> bool:
+    """Whether buckets are built again after the first step, as gradients came: nearly the last parameters first."""
+    return bool(ddp.static_graph or not ddp.find_unused_parameters)
+
+
+def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return parameters by buckets, filled in their order.
+
+    `bucket_bytes_cap` and `_compute_bucket_assignment_by_size`, in torch 2.4.1 to 2.13.0.
+    """
+    distributed: Any = torch.distributed
+    is_default = getattr(ddp, "bucket_bytes_cap_default", True)
+    first = distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap
+    limits = list(getattr(ddp, "bucket_bytes_cap_list", ())) or [first, ddp.bucket_bytes_cap]
+    found = distributed._compute_bucket_assignment_by_size(list(params), limits, [False] * len(params))[0]
+    return [[params[at] for at in own] for own in found]
+
+
+@contextmanager
+def _ddp_unasked() -> Iterator[None]:
+    """Let DistributedDataParallel not ask other ranks, which do not exist, nor hold back what its first step reduces.
+
+    `_verify_param_shape_across_processes`, `_sync_module_states` and `_set_static_graph`, in torch 2.4.1 to 2.13.0.
+    """
+    from torch.nn.parallel import distributed as ddp
+
+    skipped = (
+        (ddp, "_verify_param_shape_across_processes"),
+        (ddp, "_sync_module_states"),
+        (ddp.DistributedDataParallel, "_set_static_graph"),
+    )
+    before = [(owner, name, getattr(owner, name)) for owner, name in skipped]
+    for owner, name in skipped:
+        setattr(owner, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for owner, name, own in before:
+            setattr(owner, name, own)
 
 
 def real_tensors() -> Any:
@@ -616,6 +686,16 @@ def version_of(tensor: torch.Tensor) -> tuple[int, int]:
     Writes to a DTensor count on itself, those to its part on that: `Tensor._version` in torch 2.4.1 to 2.13.0.
     """
     return tensor._version, local_of(tensor)._version
+
+
+def looks_for_unused(model: nn.Module) -> bool:
+    """Whether DistributedDataParallel looks for parameters that a step does not use: it reads them from a tensor."""
+    return any(ddp.find_unused_parameters for ddp in _ddps(model))
+
+
+def has_ddp(model: nn.Module) -> bool:
+    """Whether a model is, or has in it, DistributedDataParallel, which hooks the parameters that it is given."""
+    return bool(_ddps(model))
 
 
 def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.dump.costs.memory import owner_of
 from shardviz.layout.dtypes import itemsize
 from shardviz.plan.records import PeakRecord
 from shardviz.plan.sizes import sizes
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from shardviz.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.plan.records import PlanPart
 
-ROLES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered")
-"""What takes memory, in the order of columns. Gathered is FSDP's: weights, and gradients before it has reduced them."""
+ROLES = ("parameters", "buffers", "gradients", "optimizer", "buckets", "activations", "gathered")
+"""What takes memory, in the order of columns.
+
+Buckets are what DistributedDataParallel copies gradients into. Gathered is FSDP's: weights, and gradients before it has
+reduced them.
+"""
 
 OF = {"param": "parameters", "buffer": "buffers", "grad": "gradients", "optim": "optimizer"}
 
@@ -46,6 +51,11 @@ class Held:
     count: int
     layout: Layout | None
     sizes: NDArray[np.int64]
+
+    @property
+    def owner(self) -> str:
+        """The parameter that it belongs to."""
+        return owner_of(self.name, self.body.role)
 
     @property
     def bytes(self) -> NDArray[np.int64]:
@@ -77,6 +87,7 @@ class Amounts:
             for one in held:
                 found[one.role][ranks] += one.bytes
             peak = part.part.peak or PeakRecord(0, gathered(part.part))
+            found["buckets"][ranks] += sum(one.bytes for one in part.part.buckets if not one.is_gradients)
             found["activations"][ranks] += peak.activations
             found["gathered"][ranks] += peak.gathered
         return found
@@ -113,7 +124,7 @@ def _held(part: PlannedPart) -> list[Held]:
     for tensor in record.tensors:
         body = record.bodies[tensor.body]
         names = Fold(tensor.name, tensor.numbers, tensor.suffix).names()
-        count = len(names) if body.role != "param" else sum(name not in tied for name in names)
+        count = sum(owner_of(name, body.role) not in tied for name in names)
         if body.role in OF and count:
             found.append(_one(part, tensor, body, count))
     return found

@@ -10,8 +10,9 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.text.tables.table import table
 from shardviz.picture.text.terminal import DIM, line
 from shardviz.plan.amounts import Amounts
+from shardviz.plan.report import NO_STEP
 from shardviz.plan.traffic import crossing
-from shardviz.text import bytes_text
+from shardviz.text import bytes_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.plan.ranks import PlannedRanks
 
-_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *(?P<unit>[KMGTP]?)(?P<binary>i?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *((?P<unit>[KMGTP])(?P<binary>i?)B?|B)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,21 @@ class Row:
         bytes: Bytes of the fullest rank.
         crossing: Bytes that the busiest rank receives in groups that cross nodes.
         failed: Why it was not planned; empty where it was.
-        without_step: Whether activations and collectives are not in it.
+        without_step: Why activations and collectives are not in it; empty where they are.
     """
 
     mesh: Mesh
     bytes: int = 0
     crossing: int = 0
     failed: str = ""
-    without_step: bool = False
+    without_step: str = ""
 
 
 def row_of(ranks: PlannedRanks) -> Row:
     """Return a plan's row."""
     amounts = Amounts(ranks)
-    without = not any(part.part.record.collectives for part in ranks.parts)
+    has_step = all(part.peak is not None for part in ranks.plan.parts)
+    without = "" if has_step else ranks.plan.without_step or NO_STEP
     return Row(ranks.mesh, int(amounts.together.max()), crossing(ranks.plan, ranks.mesh), without_step=without)
 
 
@@ -62,8 +64,8 @@ def bytes_of(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ShardvizError(f"--memory {text!r} is not a number of bytes", "write it as 80GB or 79GiB")
-    power = " KMGTP".index(match["unit"].upper() or " ")
+        raise ShardvizError(f"--memory {text!r} is not a number of bytes with its unit", "write it as 80GB or 79GiB")
+    power = " KMGTP".index((match["unit"] or " ").upper())
     base = 1024 if match["binary"] else 1000
     return int(float(match["number"]) * float(base) ** power)
 
@@ -71,15 +73,21 @@ def bytes_of(text: str) -> int:
 def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
     """Yield the meshes that fit, those that cross nodes least first, and then how many do not and why.
 
+    Those without activations come last: they may not fit.
+
     Args:
         rows: The meshes that were planned.
         memory: Bytes that a rank has; 0 where nobody said.
     """
     planned = [row for row in rows if not row.failed]
-    fits = sorted((row for row in planned if not memory or row.bytes <= memory), key=lambda r: (r.crossing, r.bytes))
+    fits = [row for row in planned if not memory or row.bytes <= memory]
+    fits.sort(key=lambda row: (bool(row.without_step), row.crossing, row.bytes))
     cells = [[str(row.mesh), bytes_text(row.bytes), _crossing(row)] for row in fits]
     if cells:
         yield from table([["mesh", "fullest rank", "crosses nodes"], *cells])
+    for row in fits:
+        if row.without_step:
+            yield line((f"without activations and collectives: {row.mesh}: {printable(row.without_step)}", DIM))
     large = [row for row in planned if row not in fits]
     if large:
         least = min(large, key=lambda row: row.bytes)

@@ -30,6 +30,8 @@ HEAD = "# shardviz layouts 1: mesh "
 
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
+_LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<said>.+, (?P<bytes>[0-9]{1,18}) bytes( a rank)?)")
+
 KINDS = {"parameters": "param", "buffers": "buffer"}
 
 
@@ -89,16 +91,20 @@ def read_lock(path: Path) -> tuple[str, dict[str, Line]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ShardvizError(f"cannot read {path}: {error}", "shardviz plan ... --lock FILE writes it") from error
     if not first.startswith(HEAD):
-        raise ShardvizError(f"{path} is not a lockfile: it begins with {printable(first[:40])!r}", f"expected {HEAD!r}")
-    return first.removeprefix(HEAD), {line.name: line for line in map(_read_line, rest) if line is not None}
+        raise ShardvizError(
+            f"{path} is not a lockfile: it begins with {printable(first[:40])!r}",
+            f"its first line begins with {HEAD!r}",
+        )
+    lines = [_read_line(path, at, text) for at, text in enumerate(rest, 2) if text and not text.startswith("#")]
+    return first.removeprefix(HEAD), {line.name: line for line in lines}
 
 
-def _read_line(text: str) -> Line | None:
-    name, colon, said = text.partition(": ")
-    if not colon or text.startswith("#"):
-        return None
-    count = said.rpartition(" bytes")[0].rpartition(" ")[2]
-    return Line(name, said, int(count) if count.isdigit() else 0)
+def _read_line(path: Path, at: int, text: str) -> Line:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        read = f"line {at} of {path} is damaged: {printable(text[:60])!r}"
+        raise ShardvizError(read, "take the file from version control, or give --force to write it again")
+    return Line(match["name"], match["said"], int(match["bytes"]))
 
 
 def layouts_of(path: Path) -> dict[str, str]:

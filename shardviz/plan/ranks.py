@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from math import prod
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -12,9 +11,13 @@ from msgspec import structs
 from shardviz.dump.records import MeshRecord, Position, RankRecord
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.plan.places import mesh_for, ranks_of
+from shardviz.plan.sizes import equally_full, is_even
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shardviz.dump.records import Body
     from shardviz.layout.layout import Layout
@@ -28,11 +31,15 @@ class PlannedPart:
     Args:
         part: The part's record.
         mesh: The plan's mesh.
+
+    Attributes:
+        sizes: Elements on each rank, of every body by its layout and its shape, as `plan.sizes` has worked them out.
     """
 
     def __init__(self, part: PlanPart, mesh: Mesh) -> None:
         self.part = part
         self.mesh = mesh
+        self.sizes: dict[tuple[int | None, tuple[int, ...]], NDArray[np.int64]] = {}
         self._bodies: dict[tuple[int, Coord], Body] = {}
 
     @cached_property
@@ -51,7 +58,7 @@ class PlannedPart:
 
     @cached_property
     def _even(self) -> list[bool]:
-        return [_is_even(layout) for layout in self._layouts]
+        return [has_equal_parts(layout) for layout in self._layouts]
 
     def layout(self, rank: int, index: int) -> Layout:
         """Return one of the layouts that a rank claims."""
@@ -90,11 +97,10 @@ class PlannedPart:
         )
 
 
-def _is_even(layout: Layout) -> bool:
+def has_equal_parts(layout: Layout) -> bool:
     """Whether every part of a tensor has the same shape."""
-    sizes = dict(zip(layout.mesh.axes, layout.mesh.shape, strict=True))
-    parts = [prod(sizes.get(link, 1) if isinstance(link, str) else link for link in one) for one in layout.chains]
-    return layout.flat is None and not any(size % by for size, by in zip(layout.shape, parts, strict=True))
+    dims = zip(layout.shape, layout.chains, strict=True)
+    return layout.flat is None and all(is_even(layout.mesh, size, chain) for size, chain in dims)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -138,6 +144,11 @@ class PlannedRanks(Mapping[int, RankRecord]):
         """Yield the record of one rank of each part, and the ranks that did the same in the step."""
         for part in self.parts:
             yield part.part.record, part.ranks
+
+    def equally_full(self) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks in groups that hold as much of every tensor as each other."""
+        for part in self.parts:
+            yield from equally_full(part)
 
     def part_of(self, rank: int) -> PlannedPart:
         """Return the part that a rank belongs to."""

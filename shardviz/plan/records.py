@@ -24,6 +24,18 @@ class UnitRecord(Record, frozen=True):
     stays: bool = False
 
 
+class BucketRecord(Record, frozen=True):
+    """Gradients that DistributedDataParallel reduces together, on one rank.
+
+    Attributes:
+        bytes: Their bytes.
+        is_gradients: Whether the gradients lie in the bucket, instead of being copied into it.
+    """
+
+    bytes: Count
+    is_gradients: bool = False
+
+
 class SavedRecord(Record, frozen=True):
     """What autograd keeps of a module's forward for its backward, on one rank.
 
@@ -44,12 +56,14 @@ class PeakRecord(Record, frozen=True):
         gathered: Bytes of what FSDP made: gathered weights, gradients that are not reduced yet, what it sends.
         module: The module that runs; empty for the model itself.
         in_backward: Whether it runs in backward.
+        scores: Bytes of activations that are scores of attention, as kernels make that are not fused.
     """
 
     activations: Count = 0
     gathered: Count = 0
     module: str = ""
     in_backward: bool = False
+    scores: Count = 0
 
 
 class PlanPart(Record, frozen=True):
@@ -59,6 +73,7 @@ class PlanPart(Record, frozen=True):
         record: What that rank has. Other ranks have the same, each with its own part of what the placements split.
         at: Positions along the mesh axes of the ranks that it stands for; along an axis that is not here, all of them.
         units: What FSDP gathers.
+        buckets: What DistributedDataParallel reduces, the first one first.
         saved: What a step keeps for its backward, at the end of the forward after which that is most.
         peak: The fullest moment of a step; None where no step was planned.
     """
@@ -66,6 +81,7 @@ class PlanPart(Record, frozen=True):
     record: RankRecord
     at: dict[str, Annotated[tuple[Count, ...], Meta(min_length=1)]] = msgspec.field(default_factory=dict)
     units: tuple[UnitRecord, ...] = ()
+    buckets: tuple[BucketRecord, ...] = ()
     saved: tuple[SavedRecord, ...] = ()
     peak: PeakRecord | None = None
 

@@ -34,7 +34,16 @@ MOST = 8
 LITTLE = 0.01
 """A part of a difference that is too small to be named."""
 
-WORDS = {"activations": "activations", "gathered": "what FSDP gathers and sends"}
+NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
+
+OF_A_MOMENT = ("activations", "gathered")
+"""Roles of which ranks have most at different moments, so that their sum over ranks says nothing."""
+
+WORDS = {
+    "buckets": "buckets of gradients",
+    "activations": "activations",
+    "gathered": "what FSDP gathers and sends",
+}
 
 
 def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
@@ -79,6 +88,7 @@ def memory_lines(amounts: Amounts, width: int) -> Iterator[Text]:
     part = amounts.ranks.part_of(fullest).part
     yield from _moment(part, width)
     yield from _gathered(part, width)
+    yield from _buckets(part, width)
     if differ:
         yield from _why(amounts, fullest, emptiest, width)
 
@@ -102,7 +112,7 @@ def _by_role(amounts: Amounts, ranks: dict[str, int]) -> list[Text]:
 
 
 def _of_all(role: str, sizes: NDArray[np.int64]) -> str:
-    return "-" if role in WORDS else bytes_text(int(sizes.sum()))
+    return "-" if role in OF_A_MOMENT else bytes_text(int(sizes.sum()))
 
 
 def _moment(part: PlanPart, width: int) -> Iterator[Text]:
@@ -117,6 +127,9 @@ def _moment(part: PlanPart, width: int) -> Iterator[Text]:
         f"CPU; {kept} of activations wait for their backward when the forward ends",
         width,
     )
+    if part.peak.scores:
+        scores = f"at least {bytes_text(part.peak.scores)} of activations are scores of attention"
+        yield from _said(f"{scores}: a CPU has no fused kernel for it, and one of a GPU makes none", width)
 
 
 def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
@@ -130,6 +143,17 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
     largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
     yield from _said(f"FSDP gathers {units}; {largest_text}{kept}", width)
+
+
+def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
+    if not part.buckets:
+        return
+    most = bytes_text(max(one.bytes for one in part.buckets))
+    copied = sum(one.bytes for one in part.buckets if not one.is_gradients)
+    more = f", beside the gradients: gradient_as_bucket_view=True would save {bytes_text(copied)}"
+    lie = more if copied else ", in which the gradients lie"
+    buckets = f"{counted(len(part.buckets), 'bucket')} of at most {most}"
+    yield from _said(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)
 
 
 def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
@@ -152,8 +176,8 @@ def _by_kind(amounts: Amounts, rank: int) -> dict[str, int]:
     for part, held in amounts.held:
         at = part.ranks.index(rank) if rank in part.ranks else -1
         for one in held if at >= 0 else ():
-            name = kind_of(one.name.rpartition(".")[0] if one.role == "optimizer" else one.name)
-            found[name] = found.get(name, 0) + int(one.bytes[at])
+            kind = kind_of(one.owner)
+            found[kind] = found.get(kind, 0) + int(one.bytes[at])
     return found
 
 
@@ -168,7 +192,9 @@ def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
     yield line((f"{counted(len(found), 'parameter')} in uneven parts", "bold"))
     for one in found[:MOST]:
         layout = write(one.held.layout) if one.held.layout else ""
-        empty = f", {one.empty:,} of {one.ranks:,} ranks have none" if one.empty else ""
+        empty = (
+            f", {one.empty:,} of {one.ranks:,} ranks {'has' if one.empty == 1 else 'have'} none" if one.empty else ""
+        )
         text = f"{printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}"
         yield from _said(text, width, "  ", 4)
     if len(found) > MOST:
@@ -194,7 +220,7 @@ def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text
         yield from _said(f"planned without activations and collectives: {printable(plan.without_step)}", width)
     if not found:
         if not plan.without_step:
-            yield line("no step was planned: the probe has no batch(), and there is no --batch")
+            yield line(NO_STEP if any(part.peak is None for part in plan.parts) else "a step has no collectives")
         return
     heading, *rows = table([_HEADS, *(_cells(one, plan.node) for one in found)], left=2)
     yield heading

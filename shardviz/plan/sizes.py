@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardviz.layout.region import length
+from shardviz.layout.splits import bound, held
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
+    from shardviz.layout.splits import Chain
     from shardviz.plan.ranks import PlannedPart
 
 
@@ -24,6 +28,29 @@ def sizes(part: PlannedPart, index: int) -> NDArray[np.int64]:
         part: The part.
         index: The number of the body.
     """
+    body = part.part.record.bodies[index]
+    key = (body.layout, body.local_shape)
+    if key not in part.sizes:
+        part.sizes[key] = _sizes(part, index)
+    return part.sizes[key]
+
+
+def equally_full(part: PlannedPart) -> list[tuple[int, ...]]:
+    """Return the ranks of a part in groups that hold as much of every tensor, those of the lowest rank first.
+
+    Args:
+        part: The part.
+    """
+    bodies = range(len(part.part.record.bodies))
+    distinct = {id(found): found for found in (sizes(part, index) for index in bodies) if found.min() < found.max()}
+    ranks = np.array(part.ranks)
+    if not distinct:
+        return [part.ranks]
+    _, first, group = np.unique(np.stack([*distinct.values()]), axis=1, return_index=True, return_inverse=True)
+    return [tuple(ranks[group.ravel() == number].tolist()) for number in np.argsort(first)]
+
+
+def _sizes(part: PlannedPart, index: int) -> NDArray[np.int64]:
     body = part.part.record.bodies[index]
     if body.layout is None:
         return np.full(len(part.ranks), math.prod(body.local_shape), np.int64)
@@ -41,10 +68,28 @@ def _places(mesh: Mesh) -> dict[int, int]:
     return {rank: place for place, rank in enumerate(mesh.ranks)}
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _on_mesh(layout: Layout) -> NDArray[np.int64]:
     """Return the elements that every coordinate of a layout's mesh holds, in the order of its ranks."""
-    used = [axis in layout.split_axes for axis in layout.mesh.axes]
-    shape = [size if is_used else 1 for size, is_used in zip(layout.mesh.shape, used, strict=True)]
-    found = [layout.region(coord).size for coord in product(*map(range, shape))]
-    return np.broadcast_to(np.array(found, np.int64).reshape(shape), layout.mesh.shape).flatten()
+    if layout.flat is not None:
+        return np.array([region.size for _, region in layout.regions()], np.int64)
+    found = np.ones(layout.mesh.shape, np.int64)
+    for size, chain in zip(layout.shape, layout.chains, strict=True):
+        found *= _lengths(layout.mesh, size, chain)
+    return found.ravel()
+
+
+def _lengths(mesh: Mesh, size: int, chain: Chain) -> NDArray[np.int64]:
+    """Return how much of a dim every coordinate holds, with one position along the axes that do not split it."""
+    shape = tuple(of if axis in chain else 1 for axis, of in zip(mesh.axes, mesh.shape, strict=True))
+    if is_even(mesh, size, chain):
+        return np.full(shape, size // math.prod(shape), np.int64)
+    sizes = dict(zip(mesh.axes, mesh.shape, strict=True))
+    places = (dict(zip(mesh.axes, coord, strict=True)) for coord in product(*map(range, shape)))
+    return np.array([length(held(size, bound(chain, place, sizes))) for place in places], np.int64).reshape(shape)
+
+
+def is_even(mesh: Mesh, size: int, chain: Chain) -> bool:
+    """Whether all parts of a dim have the same size."""
+    axes = (mesh.axis_size(link) if link in mesh.axes else link for link in chain)
+    return not size % math.prod(link for link in axes if isinstance(link, int))

@@ -85,9 +85,5 @@ def _copied(one: Held, held: tuple[Held, ...], used: set[str]) -> Iterator[Whole
 
 def _with_state(one: Held, held: tuple[Held, ...]) -> int:
     """Return the bytes on the fullest rank of a parameter, its gradient and what the optimizer keeps of it."""
-    after = [other for other in held if other.role in ("gradients", "optimizer") and _is_of(other, one)]
+    after = [other for other in held if other.role in ("gradients", "optimizer") and other.owner == one.name]
     return sum(int(other.sizes.max()) * itemsize(other.body.dtype) * other.count for other in (one, *after))
-
-
-def _is_of(state: Held, one: Held) -> bool:
-    return state.name == one.name or (state.role == "optimizer" and state.name.rpartition(".")[0] == one.name)

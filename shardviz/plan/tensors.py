@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardviz.dump.dump import Shard, Tensor
-from shardviz.plan.sizes import sizes
 from shardviz.text import Fold, fold
 
 if TYPE_CHECKING:
@@ -25,44 +24,30 @@ class PlannedShards(Mapping[int, Shard]):
     """The shards of one tensor on all ranks of some parts.
 
     Args:
-        bodies: For every part that has the tensor, the number of its body.
+        ranks: The plan's ranks.
+        bodies: Every part that has the tensor, with the number of its body.
     """
 
-    def __init__(self, bodies: list[tuple[PlannedPart, int]]) -> None:
-        self._bodies = bodies
-        self._by_rank: dict[int, tuple[PlannedPart, int]] | None = None
+    def __init__(self, ranks: PlannedRanks, bodies: list[tuple[PlannedPart, int]]) -> None:
+        self._ranks = ranks
+        self._bodies = dict(bodies)
 
     def __getitem__(self, rank: int) -> Shard:
-        part, index = self._found(rank)
+        part = self._ranks.part_of(rank)
+        index = self._bodies[part]
         body = part.body(rank, index)
         return Shard(rank, body, None if body.layout is None else part.layout(rank, body.layout))
 
     def __iter__(self) -> Iterator[int]:
         if len(self._bodies) == 1:
-            return iter(self._bodies[0][0].ranks)
-        return iter(sorted(rank for part, _ in self._bodies for rank in part.ranks))
+            return iter(next(iter(self._bodies)).ranks)
+        return iter(sorted(rank for part in self._bodies for rank in part.ranks))
 
     def __len__(self) -> int:
-        return sum(len(part.ranks) for part, _ in self._bodies)
+        return sum(len(part.ranks) for part in self._bodies)
 
     def __contains__(self, rank: object) -> bool:
-        return rank in self._places
-
-    def elements(self) -> dict[int, int]:
-        """Return how many elements each rank has, over each part at once."""
-        found: dict[int, int] = {}
-        for part, index in self._bodies:
-            found |= zip(part.ranks, sizes(part, index).tolist(), strict=True)
-        return found
-
-    @property
-    def _places(self) -> dict[int, tuple[PlannedPart, int]]:
-        if self._by_rank is None:
-            self._by_rank = {rank: (part, index) for part, index in self._bodies for rank in part.ranks}
-        return self._by_rank
-
-    def _found(self, rank: int) -> tuple[PlannedPart, int]:
-        return self._places[rank]
+        return rank in self._ranks and self._ranks.part_of(rank) in self._bodies  # type: ignore[arg-type]
 
 
 def tensors_of(ranks: PlannedRanks) -> list[Tensor]:
@@ -71,7 +56,7 @@ def tensors_of(ranks: PlannedRanks) -> list[Tensor]:
     for folded, (_, bodies) in fold(_keyed(ranks)):
         parts = [(ranks.parts[number], index) for number, index in bodies]
         first = parts[0][0].part.record.bodies[parts[0][1]]
-        found.append(Tensor(folded, first.role, first.moment, PlannedShards(parts)))
+        found.append(Tensor(folded, first.role, first.moment, PlannedShards(ranks, parts)))
     return found
 
 

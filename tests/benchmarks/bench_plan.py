@@ -10,6 +10,7 @@ import argparse
 import cProfile
 import pstats
 import resource
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,20 @@ LARGE, SMALL = "pp=16,fsdp=128,tp=8", "pp=16,fsdp=1,tp=1"
 CORES = 2
 BUDGET = 60
 """Seconds on two quiet cores: half as many as processor seconds."""
+
+USAGE = """
+import time
+from pathlib import Path
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.tui.model.document import Document
+dump = dump_of(read_files({folder!r}))
+begin = time.process_time()
+usage = Document(Path({folder!r}), dump).usage
+usage.total, usage.by_role
+print(time.process_time() - begin)
+"""
+"""Prints the processor seconds in which the viewer counts memory."""
 
 VERB = "import sys; from shardviz.cli import main; sys.exit(main({!r}))"
 
@@ -59,7 +74,10 @@ def main() -> None:
         verdict("plan of 16,384 ranks / of 16", beside[0].median / beside[1].median, 2)
         verdict(f"seconds of both on {CORES} cores", used / CORES, 2 * BUDGET)
         verdict("peak memory of a rank that is asked, in MiB", memory / 2**20, 1024)
-        for verb in (["check"], ["show"], ["show", "--memory"], ["show", "--comms"]):
+        counted = subprocess.run(python(USAGE.format(folder=str(large))), capture_output=True, text=True, check=True)
+        verdict("processor seconds in which the viewer counts memory", float(counted.stdout), 0.5)
+        page = str(Path(parent) / "page.html")
+        for verb in (["check"], ["show"], ["show", "--memory"], ["show", "--comms"], ["show", "-o", page]):
             commands = [python(_quietly([verb[0], str(folder), *verb[1:]])) for folder in (large, small)]
             one, other = compare(*commands, runs=3)
             print(f"{' '.join(verb)}: {one}")

@@ -1,6 +1,7 @@
 """The memory table and the comms table, from dumps made by hand."""
 
 import pytest
+from msgspec import structs
 
 from shardviz.dump.costs.comms import received
 from shardviz.dump.costs.memory import counted, elements_text, memory_table, schemes, uses
@@ -132,12 +133,20 @@ def test_elements_of_a_type_that_is_not_known_are_counted():
 def test_tied_parameters_are_counted_once(tmp_path):
     prepare_folder(tmp_path / "dump")
     write_run(tmp_path / "dump", RunRecord(1, "test", "none", 1))
-    tensors = (TensorRecord("embed.weight", 0), TensorRecord("head.weight", 0))
-    record = RankRecord(
-        1, 0, 1, "testhost", bodies=BODIES[:1], tensors=tensors, tied=(("embed.weight", "head.weight"),)
+    states = {"": BODIES[0], ".grad": structs.replace(BODIES[0], role="grad", moment="step")}
+    states[".exp_avg"] = structs.replace(BODIES[0], role="optim", moment="step")
+    tensors = tuple(
+        TensorRecord(name + end.removesuffix(".grad"), at)
+        for at, end in enumerate(states)
+        for name in ("embed.weight", "head.weight")
     )
-    write_rank(tmp_path / "dump", record)
-    assert [use.name for use in uses(dump_of(read_files(tmp_path / "dump")))] == ["embed.weight"]
+    tied = (("embed.weight", "head.weight"),)
+    write_rank(
+        tmp_path / "dump",
+        RankRecord(1, 0, 1, "testhost", bodies=tuple(states.values()), tensors=tensors, tied=tied),
+    )
+    found = uses(dump_of(read_files(tmp_path / "dump")))
+    assert [use.name for use in found] == ["embed.weight", "embed.weight", "embed.weight.exp_avg"]
 
 
 def test_the_formulas_of_zero_deal_out_one_thing_after_the_other():

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from shardviz.cli import main
+from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.layout.mesh import Mesh
+from shardviz.plan.choice import Row, choice_lines
 from shardviz.testing import ShardAssertionError, assert_layout
+from shardviz.tui.model.document import Document
+from shardviz.tui.model.usage import usage_of
 
 HEAD = """
 import torch
@@ -50,6 +56,36 @@ def test_a_plan_says_what_ranks_hold_and_what_crosses_nodes(mine: Path, capfd: p
     assert "1.bias [8/dp]: 0 to 1 elements, 8 of 16 ranks have none" in text
 
 
+def test_ranks_that_hold_as_much_are_counted_as_one(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--mesh", "16", "--batch", "16,8", "-o", "p.shardviz")
+    dump = dump_of(read_files("p.shardviz"))
+    assert dump.files.equally_full == (tuple(range(8)), tuple(range(8, 16)))  # 8 rows for 16 ranks
+    usage = usage_of(Document(Path("p.shardviz"), dump))
+    assert usage.total.tolist() == [4 * 4 * (8 + 1 + 16 + 1)] * 8 + [4 * 4 * (8 + 1)] * 8
+    assert {rank: sum(sizes) for rank, sizes in memory_table(dump).by_rank.items()} == dict(enumerate(usage.total))
+    for tensor in dump.tensors:
+        sizes = {rank: math.prod(shard.body.local_shape) for rank, shard in tensor.shards.items()}
+        assert sizes == {rank: sizes[group[0]] for group in dump.files.equally_full for rank in group}
+    assert usage.spread().imbalance == pytest.approx(26 / 17.5)
+
+
+TIED = """
+def build():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    return model
+"""
+
+
+def test_what_tied_weights_need_is_counted_once(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(HEAD + TIED)
+    text = printed(capfd, "plan", str(mine), "-o", "p.shardviz")
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert rows["parameters"] == rows["gradients"] == ["80", "B", "320", "B"]  # 8 * 8 + 8 + 8 numbers on 4 ranks
+    assert rows["optimizer"] == ["160", "B", "640", "B"]
+    assert memory_table(dump_of(read_files("p.shardviz"))).by_rank[0] == (80, 80, 160)
+
+
 def test_every_verb_opens_a_plan(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     printed(capfd, "plan", str(mine), "-o", "p.shardviz")
     assert sorted(path.name for path in Path("p.shardviz").iterdir()) == ["plan.json", "run.json"]
@@ -81,6 +117,37 @@ def test_a_lockfile_shows_what_changed_and_what_it_costs(mine: Path, capfd: pyte
     text = printed(capfd, "plan", str(mine), "--lock", "layouts.lock", code=1)
     assert "+ param 1.weight: float32[8, 16] plain, 512 bytes per rank  (+384 B per rank)" in text
     assert "0.weight" not in text
+
+
+BAD_LOCKS = {
+    "": "is not a lockfile: it begins with ''",
+    "# shardviz layouts 1: mesh (dp=4)\nparam 0.bias: float32[16/dp], 16 bites\n": "line 2 of layouts.lock is damaged",
+    "# shardviz layouts 1: mesh (dp=4)\n\n0.bias: float32[16/dp], 16 bytes a rank\n": "line 3 of layouts.lock is dam",
+}
+
+
+@pytest.mark.parametrize("text", BAD_LOCKS)
+def test_a_damaged_lockfile_is_said_before_anything_is_planned(
+    text: str, mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("layouts.lock").write_text(text)
+    mine.write_text(HEAD.replace("nn.Linear(8, 16)", "surely_not_built"))
+    assert BAD_LOCKS[text] in printed(capfd, "plan", str(mine), "--lock", "layouts.lock", code=2)
+
+
+def test_a_lockfile_that_cannot_be_written_is_said_before_anything_is_planned(
+    mine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(HEAD.replace("nn.Linear(8, 16)", "surely_not_built"))
+    for path in (".", "gone/layouts.lock"):
+        assert "Hint:" in printed(capfd, "plan", str(mine), "--force", f"--lock={path}", code=2)
+
+
+def test_a_plan_replaces_its_own_default_folder(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed(capfd, "plan", str(mine), "--no-step")
+    printed(capfd, "plan", str(mine), "--no-step")
+    assert Path("mine-4-plan.shardviz").is_dir()
+    printed(capfd, "plan", str(mine), "--no-step", "-o", "mine-4-plan.shardviz", code=2)
 
 
 def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +280,10 @@ def test_meshes_that_fit_are_listed_and_each_is_what_its_own_plan_says(
     assert "3 meshes need more than 1000 B" in none
 
 
-@pytest.mark.parametrize("options", [("--memory", "80GB"), ("--gpus", "4", "--memory", "much"), ("--gpus", "0")])
+@pytest.mark.parametrize(
+    "options",
+    [("--memory", "80GB"), ("--gpus", "4", "--memory", "much"), ("--gpus", "4", "--memory", "80"), ("--gpus", "0")],
+)
 def test_a_choice_that_cannot_be_made_is_refused(
     options: tuple[str, ...], mine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,3 +123,27 @@ def test_what_waits_for_backward_is_what_a_formula_says() -> None:
     found, by_hand = ask([0], work)[0]
     # A block keeps its norm's output, mean and deviation, relu's output, and its own output: the input of the next.
     assert found == by_hand
+
+
+class Attending(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(64, 64), nn.Linear(64, 4 * features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, value = (layer(x).unflatten(-1, (4, -1)).transpose(1, 2) for layer in (self.query, self.value))
+        return nn.functional.scaled_dot_product_attention(query, query, value, is_causal=True)
+
+
+@pytest.mark.parametrize(("features", "scores"), [(16, 0), (8, 2 * 4 * 512 * 512 * 4)])
+def test_scores_are_named_where_a_cpu_has_no_fused_kernel(features: int, scores: int) -> None:
+    def work(_: int) -> PeakRecord:
+        with fake_world(0, 2), fake_mode():
+            model, x = Attending(features), torch.randn(2, 512, 64)
+            with observed(model, values=False) as seen, Memory(model, [model], seen.comms) as memory:
+                model(x).sum().backward()
+        return memory.log.peak()
+
+    peak = ask([0], work)[0]
+    assert peak.scores == scores  # a score for each pair of 512 tokens, of 4 heads and 2 rows
+    assert peak.activations >= scores

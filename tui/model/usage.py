@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from .tree import TreeLine
 
     Bytes = NDArray[np.int64]
-    """Bytes by rank, in the order of the ranks that were read."""
+    """Bytes, of each group of ranks that hold as much as each other; where ranks are meant, of each rank."""
 
     Flags = NDArray[np.bool_]
-    """Whether each rank has a part."""
+    """Whether the ranks of each group have a part."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,20 @@ class Spread:
         return self.most / self.mean if self.mean else 1.0
 
 
-def spread(taken: Bytes, has: Flags) -> Spread:
-    """Sum bytes by rank up, of those that have a part: ranks of another pipeline stage have none."""
+def spread(taken: Bytes, has: Flags, ranks: NDArray[np.int64] | None = None) -> Spread:
+    """Sum bytes up, of the ranks that have a part: those of another pipeline stage have none.
+
+    Args:
+        taken: Bytes on a rank of each group.
+        has: Which groups have a part.
+        ranks: How many ranks each group has; None where all have as many.
+    """
     held = taken[has]
     if not held.size:
         return Spread(0, 0.0, 0)
-    return Spread(int(held.max()), float(held.mean()), int(held.min()))
+    return Spread(
+        int(held.max()), float(np.average(held, weights=None if ranks is None else ranks[has])), int(held.min())
+    )
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,8 @@ class UsageEntry:
         names: Its names.
         role: What it is to the model.
         widths: For each name the bytes of an element.
-        taken: By the bytes of an element, the bytes of one name on each rank.
-        has: Which ranks have a part, be it an empty one.
+        taken: By the bytes of an element, the bytes of one name on a rank of each group.
+        has: Which groups have a part, be it an empty one.
     """
 
     names: tuple[str, ...]
@@ -90,8 +99,15 @@ class UsageEntry:
         return "good"
 
     def of(self, name: str) -> Bytes:
-        """Return the bytes of a name on each rank."""
+        """Return the bytes of a name on a rank of each group."""
         return self.taken[self.widths[name]]
+
+    @property
+    def together(self) -> Bytes:
+        """The bytes of all its names on a rank of each group."""
+        names = Counter(self.widths.values())
+        found: Bytes = np.sum([self.taken[width] * count for width, count in names.items()], axis=0)
+        return found
 
 
 @dataclass(frozen=True)
@@ -99,11 +115,11 @@ class Usage:
     """The memory of a run.
 
     Attributes:
-        ranks: The ranks that were read, rising.
+        groups: The ranks that were read, in groups that hold as much of everything.
         entries: What takes memory.
     """
 
-    ranks: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     entries: Sequence[UsageEntry]
     _sums: dict[int, Bytes] = field(default_factory=dict, compare=False, repr=False)
     _flags: dict[int, Flags] = field(default_factory=dict, compare=False, repr=False)
@@ -114,47 +130,60 @@ class Usage:
         return tree_of(self.entries, range(len(self.entries)))
 
     @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that were read, rising."""
+        return tuple(sorted(rank for group in self.groups for rank in group))
+
+    @cached_property
+    def _sizes(self) -> NDArray[np.int64]:
+        return np.array([len(group) for group in self.groups], np.int64)
+
+    def _by_rank(self, taken: Bytes) -> Bytes:
+        ranks = np.array([rank for group in self.groups for rank in group], np.int64)
+        return np.repeat(taken, self._sizes)[ranks.argsort()]
+
+    @cached_property
     def total(self) -> Bytes:
         """The bytes of each rank."""
-        return self._of(self.tree)
+        return self._by_rank(self._of(self.tree))
 
     @cached_property
     def by_role(self) -> dict[str, Bytes]:
         """The bytes of each rank by role, in the order of columns."""
         found: dict[str, Bytes] = {}
         for role in ROLES:
-            own = [entry.of(name) for entry in self.entries if entry.role == role for name in entry.names]
+            own = [entry.together for entry in self.entries if entry.role == role]
             if own:
-                found[role] = np.sum(own, axis=0)
+                found[role] = self._by_rank(np.sum(own, axis=0))
         return found
 
     def _of(self, node: Node) -> Bytes:
-        """Return the bytes of a module on each rank, worked out once."""
+        """Return the bytes of a module on a rank of each group, worked out once."""
         if id(node) not in self._sums:
             parts = [self._of(part) for part in node.parts.values()]
             own = [self.entries[node.entry].of(name) for name in node.names] if node.entry is not None else []
-            self._sums[id(node)] = (
-                np.sum([*parts, *own], axis=0) if parts or own else np.zeros(len(self.ranks), np.int64)
-            )
+            self._sums[id(node)] = sum([*parts, *own], start=np.zeros(len(self.groups), np.int64))
         return self._sums[id(node)]
+
+    def _of_line(self, line: TreeLine) -> Bytes:
+        return sum((self._of(node) for node in line.nodes), start=np.zeros(len(self.groups), np.int64))
 
     def of(self, line: TreeLine) -> Bytes:
         """Return the bytes of all that a line is on each rank."""
-        taken: Bytes = np.sum([self._of(node) for node in line.nodes], axis=0)
-        return taken
+        return self._by_rank(self._of_line(line))
 
     def spread(self, line: TreeLine | None = None) -> Spread:
         """Sum up the bytes of a line, or of all, over the ranks that have a part of it."""
         if line is None:
-            return spread(self.total, np.ones(len(self.ranks), np.bool_))
-        return spread(self.of(line), self._has(line.nodes[0]))
+            return spread(self._of(self.tree), np.ones(len(self.groups), np.bool_), self._sizes)
+        return spread(self._of_line(line), self._has(line.nodes[0]), self._sizes)
 
     def _has(self, node: Node) -> Flags:
-        """Return which ranks have a part of a module; those of alike ones are the same."""
+        """Return which groups have a part of a module; those of alike ones are the same."""
         if id(node) not in self._flags:
             parts = [self._has(part) for part in node.parts.values()]
             own = [self.entries[node.entry].has] if node.entry is not None else []
-            self._flags[id(node)] = np.any([*parts, *own, np.zeros(len(self.ranks), np.bool_)], axis=0)
+            self._flags[id(node)] = np.any([*parts, *own, np.zeros(len(self.groups), np.bool_)], axis=0)
         return self._flags[id(node)]
 
     def largest_first(self, alike: Sequence[Node]) -> float:
@@ -164,8 +193,8 @@ class Usage:
 
 def usage_of(document: Document) -> Usage:
     """Return the memory of a dump's modules."""
-    ranks = tuple(sorted(document.dump.files.ranks))
-    return Usage(ranks, [_entry(one, ranks) for one in document.counted])
+    groups = document.dump.files.equally_full
+    return Usage(groups, [_entry(one, [group[0] for group in groups]) for one in document.counted])
 
 
 def _entry(one: Counted, ranks: Sequence[int]) -> UsageEntry:

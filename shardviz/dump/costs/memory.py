@@ -47,7 +47,7 @@ class Use:
     Attributes:
         name: Its name.
         role: What it is to the model.
-        bytes: For every rank that has it, its bytes there.
+        bytes: Its bytes on every rank that has it; of ranks that are equally full, on the first one.
         whole: Bytes of the unsharded tensor.
     """
 
@@ -80,11 +80,11 @@ class Counted:
         width = sum(self.widths.values()) if name is None else self.widths[name]
         return round(math.prod(self.tensor.shards[rank].body.local_shape) * width * self.at_once.get(rank, 1))
 
-    def bytes(self, width: int) -> dict[int, int]:
-        """Return the bytes of one name on every rank that has it: the same object for names of the same width."""
+    def bytes(self, name: str, ranks: Iterable[int]) -> dict[int, int]:
+        """Return the bytes of a name on those of some ranks that have it: the same object for names of one width."""
+        width = self.widths[name]
         if width not in self._bytes:
-            sizes = self.tensor.elements.items()
-            self._bytes[width] = {rank: round(size * width * self.at_once.get(rank, 1)) for rank, size in sizes}
+            self._bytes[width] = {rank: self.on(rank, name) for rank in ranks if rank in self.tensor.shards}
         return self._bytes[width]
 
     @cached_property
@@ -100,11 +100,12 @@ def counted(dump: Dump) -> list[Counted]:
     common = Counter(widths.values()).most_common(1)[0][0] if widths else 0
     leaves = _leaves(_outputs(dump, step))
     tied = {name for record, _ in dump.files.alike() for group in record.tied for name in group[1:]}
-    at_once = {rank: under_way(record.schedule) for record, ranks in dump.files.alike() for rank in ranks}
+    at_once: dict[int, float] = {}
+    for record, ranks in dump.files.alike():
+        at_once |= dict.fromkeys(ranks, under_way(record.schedule))
     found = []
     for tensor in [*before, *step]:
-        left_out = tied if tensor.role == "param" else frozenset[str]()
-        names = [name for name in tensor.names if name not in left_out]
+        names = [name for name in tensor.names if owner_of(name, tensor.role) not in tied]
         if tensor.role == "activation":
             names = [name for name in names if name in leaves]
         if tensor.role in ROLES and names:
@@ -113,14 +114,19 @@ def counted(dump: Dump) -> list[Counted]:
     return found
 
 
+def owner_of(name: str, role: str) -> str:
+    """Return the parameter that a tensor belongs to, by its name: `up.weight` for `up.weight.exp_avg`."""
+    return name.rpartition(".")[0] if role == "optim" else name
+
+
 def uses(dump: Dump) -> list[Use]:
     """Return the bytes of every name on every rank."""
-    traced = _traced(dump)
+    traced, ranks = _traced(dump), [group[0] for group in dump.files.equally_full]
     return [
         Use(
             name,
             one.tensor.role,
-            one.bytes(width),
+            one.bytes(name, ranks),
             math.prod(_whole_shape(dump, one.tensor, name, traced)) * width,
         )
         for one in counted(dump)
@@ -199,18 +205,19 @@ def memory_table(dump: Dump) -> MemoryTable:
     """Return the bytes of a dump's tensors by rank, by tensor and by scheme."""
     found = sorted(uses(dump), key=lambda use: -max(use.bytes.values()))
     roles = tuple(role for role in ROLES if any(use.role == role for use in found))
-    by_rank = {rank: dict.fromkeys(roles, 0) for rank in sorted(dump.files.ranks)}
+    by_first = {group[0]: dict.fromkeys(roles, 0) for group in dump.files.equally_full}
     same = Counter((id(use.bytes), use.role) for use in found)
     for use in {(id(use.bytes), use.role): use for use in found}.values():
         for rank, count in use.bytes.items():
-            by_rank[rank][use.role] += count * same[id(use.bytes), use.role]
+            by_first[rank][use.role] += count * same[id(use.bytes), use.role]
+    by_rank = {rank: tuple(by_first[group[0]].values()) for group in dump.files.equally_full for rank in group}
     params = sum(use.whole for use in found if use.role == "param")
-    fullest = max((sum(own.get(role, 0) for role in STATE) for own in by_rank.values()), default=0)
+    fullest = max((sum(own.get(role, 0) for role in STATE) for own in by_first.values()), default=0)
     this = Scheme("this run", "the fullest rank", fullest)
     counts = [under_way(record.schedule) for record, _ in dump.files.alike() if record.schedule] or [1.0]
     return MemoryTable(
         roles=roles,
-        by_rank={rank: tuple(own.values()) for rank, own in by_rank.items()},
+        by_rank=dict(sorted(by_rank.items())),
         wholes=tuple(sum(use.whole for use in found if use.role == role) for role in roles),
         uses=tuple(found),
         params=params,

@@ -14,12 +14,12 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import clean_name, fake_world, fsdp_units
+from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
 from shardviz.live.plan.step import planned_step
 from shardviz.live.step.step import gradients
-from shardviz.plan.records import PlanPart, UnitRecord
+from shardviz.plan.records import BucketRecord, PlanPart, UnitRecord
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -105,15 +105,18 @@ class _Rank:
         built, step = self._built_and_stepped()
         self.capture.add_mesh(self.mesh)
         units = tuple(UnitRecord(name, size, stays) for name, size, stays in fsdp_units(unwrapped(built.model)))
+        buckets = tuple(BucketRecord(size, views) for size, views in ddp_buckets(built.model))
         self.capture.add_ties(built.model)
         self._record(built, step if step is not None and not step.failed else None)
-        part = PlanPart(self.capture.record(), {}, units)
-        if step is not None:
-            if step.comms is not None:
-                self.capture.collectives += step.comms.records(self.question.mesh, self.rank)
-            self.capture.schedule += step.schedule
-            part = PlanPart(self.capture.record(), {}, units, step.saved, step.peak)
-        return Reply(part, built.refused, step.failed if step is not None else "", self.question.with_step)
+        if step is None:
+            return Reply(
+                PlanPart(self.capture.record(), {}, units, buckets), built.refused, "", self.question.with_step
+            )
+        if step.comms is not None:
+            self.capture.collectives += step.comms.records(self.question.mesh, self.rank)
+        self.capture.schedule += step.schedule
+        part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
+        return Reply(part, built.refused, step.failed, self.question.with_step)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
-from shardviz.live.compat import fake_mode
+from shardviz.live.compat import fake_mode, has_ddp
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
@@ -151,8 +151,10 @@ def sharded(
                 call = "parallelize()"
                 with talks:
                     returned = parallelize(model, mesh)
-            own = mode if one == "fakes" else None
-            return Built(model if returned is None else returned, one, own, (*refused, *talks.said))
+            done = model if returned is None else returned
+            if one == "meta" and has_ddp(done):
+                continue  # it hooks parameters, and a step needs others that are on a device
+            return Built(done, one, mode if one == "fakes" else None, (*refused, *talks.said))
         except ProbeError as error:
             raise ProbeError("; ".join((*refused, error.message)), error.hint) from error
         except (KeyboardInterrupt, SystemExit):

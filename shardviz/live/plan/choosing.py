@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.errors import ShardvizError
-from shardviz.plan.ranks import PlannedPart
+from shardviz.plan.ranks import PlannedPart, has_equal_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -135,11 +134,7 @@ def _asked_along(asked: _Asked, axes: tuple[str, ...]) -> Chosen:
 def _is_uneven(record: RankRecord) -> bool:
     """Whether a layout splits a dim into parts of different sizes, where torch and the oracle may not agree."""
     layouts = [layout_of(one, mesh_of(record.meshes[one.mesh])) for one in record.layouts]
-    return any(
-        size % prod(layout.mesh.axis_size(axis) for axis in layout.mesh.axes if axis in chain)
-        for layout in layouts
-        for size, chain in zip(layout.shape, layout.chains, strict=True)
-    )
+    return not all(map(has_equal_parts, layouts))
 
 
 def _corners(mesh: Mesh) -> list[int]:
@@ -193,7 +188,7 @@ def explains(one: Reply, other: Reply, mesh: Mesh) -> bool:
     made = PlannedPart(one.part, mesh).record(other.part.record.rank)
     stepped = one.was_asked_for_step and other.was_asked_for_step
     same = _comparable(made, stepped=stepped) == _comparable(other.part.record, stepped=stepped)
-    return same and one.part.units == other.part.units
+    return same and (one.part.units, one.part.buckets) == (other.part.units, other.part.buckets)
 
 
 def _comparable(record: RankRecord, *, stepped: bool) -> object:

@@ -24,11 +24,12 @@ from shardviz.live.compat import (
     storages_resized,
     working_out_shapes,
 )
+from shardviz.live.plan.attention import Attention
 from shardviz.live.step.running import tensors_in
 from shardviz.plan.records import PeakRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -46,12 +47,14 @@ class Made:
         module: The module that was running when it was made.
         in_backward: Whether that was in backward.
         of_fsdp: Whether it has weights that FSDP gathered, gradients that it has not reduced, or is sent by it.
-        is_state: Whether it is a weight or the gradient of one, which are counted by their layouts.
+        is_score: Whether it is of attention, a number for each pair of a query and a key.
+        is_state: Whether it is a weight, the gradient of one or a bucket of them, which are counted apart.
     """
 
     module: str
     in_backward: bool
     of_fsdp: bool = False
+    is_score: bool = False
     is_state: bool = False
 
 
@@ -69,7 +72,7 @@ class Log:
 
     def peak(self) -> PeakRecord:
         """Return the moment at which most was held."""
-        activations = gathered = 0
+        activations = gathered = scores = 0
         most = PeakRecord()
         for number, size in self.events:
             one = self.made[number]
@@ -77,8 +80,9 @@ class Log:
                 continue
             gathered += size if one.of_fsdp else 0
             activations += 0 if one.of_fsdp else size
+            scores += size if one.is_score else 0
             if activations + gathered > most.activations + most.gathered:
-                most = PeakRecord(activations, gathered, one.module, one.in_backward)
+                most = PeakRecord(activations, gathered, one.module, one.in_backward, scores)
         return most
 
     def kept(self) -> Counter[str]:
@@ -100,19 +104,24 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model: The model.
         passes: The modules whose forwards are what is waited for: the stages of a pipeline, or the model itself.
         comms: Knows which module is running.
+        buckets: Those of DistributedDataParallel, which are there when the step has ended.
 
     Attributes:
         log: What was made and freed.
     """
 
-    def __init__(self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms) -> None:
+    def __init__(
+        self, model: nn.Module, passes: Iterable[nn.Module], comms: Comms, buckets: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._passes = tuple(passes)
         self._comms = comms
+        self._buckets = buckets
         self._followed: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
         self._stack = ExitStack()
         self._only_shapes: Callable[[], bool] = bool
+        self._attention = Attention()
         self.log = Log()
 
     def __enter__(self) -> Memory:
@@ -121,6 +130,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ended = one.register_forward_hook(lambda *_: self.log.events.append((FORWARD_ENDS, 0)))
             self._stack.callback(ended.remove)
         self._stack.enter_context(storages_resized(self._resized))
+        self._stack.enter_context(self._attention)
         self._only_shapes = self._stack.enter_context(working_out_shapes())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -143,13 +153,14 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_of_fsdp = getattr(func, "namespace", "") == "fsdp"
         for made in self._made_in([returned, args, kwargs] if is_of_fsdp else returned):
             made.of_fsdp = made.of_fsdp or is_of_fsdp
+            made.is_score = made.is_score or self._attention.has_made(returned)
         return returned
 
     def _mark_state(self) -> None:
         """Mark weights and their gradients: those from before a step, and those that have replaced them."""
-        for one in (*self._model.parameters(), *self._model.buffers()):
-            for made in self._made_in([one, one.grad]):
-                made.is_state = True
+        weights = (*self._model.parameters(), *self._model.buffers())
+        for made in self._made_in([*weights, *(one.grad for one in weights), *self._buckets]):
+            made.is_state = True
 
     def _made_in(self, value: Any) -> list[Made]:
         """Return the storages of all tensors in a value, which are followed from now on."""

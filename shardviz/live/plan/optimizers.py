@@ -10,12 +10,14 @@ import torch
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
+from shardviz.live.compat import clean_name
 from shardviz.live.plan.forks import one_line
 from shardviz.live.step.observe import optimizer_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.live.capture.locals import Local
@@ -86,15 +88,19 @@ def states(
                 return optimizer_states(own, unwrapped(built.model), params)
         except Exception as error:
             step.notes.append(f"the optimizer's state is that of Adam: optimizer() raised {one_line(error)}")
-    return _by_rule(wanted, params, grads)
+    trained = {grad.name for grad in grads} - _again(unwrapped(built.model))
+    return _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
 
 
-def _by_rule(wanted: Optimizer, params: Sequence[Local], grads: Sequence[Local]) -> list[Local]:
-    trained = {grad.name for grad in grads}
+def _again(model: nn.Module) -> set[str]:
+    """Return the names under which a parameter that is tied comes again: an optimizer steps it once."""
+    first = {clean_name(name) for name, _ in model.named_parameters()}
+    return {clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)} - first
+
+
+def _by_rule(wanted: Optimizer, trained: Sequence[Local]) -> list[Local]:
     found: list[Local] = []
-    for local in params:
-        if local.role != "param" or local.name not in trained:
-            continue
+    for local in trained:
         dtype = dtype_of(wanted.dtype) if wanted.dtype else local.values.dtype
         kinds = [(kind, dtype) for kind in KINDS[wanted.kind or "adam"]]
         if wanted.master and local.values.dtype.itemsize < torch.float32.itemsize:

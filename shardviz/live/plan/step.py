@@ -11,7 +11,14 @@ import torch
 
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import unwrapped
-from shardviz.live.compat import ddp_alone, fake_mode, pipelines_alone, quiet_redistribution, real_tensors
+from shardviz.live.compat import (
+    ddp_alone,
+    fake_mode,
+    looks_for_unused,
+    pipelines_alone,
+    quiet_redistribution,
+    real_tensors,
+)
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.memory import Memory
 from shardviz.live.plan.optimizers import dtype_of
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
 
 OF_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
 """What FakeTensorMode raises where code reads values, or the size of a result depends on them."""
+
+UNUSED = "find_unused_parameters=True, which reads from a tensor what the step has used"
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type."""
@@ -88,8 +97,15 @@ def planned_step(
     except ShardvizError as error:
         return PlannedStep(error.message, reads_values=True)  # by other means it is no better
     except Exception as error:
-        how = "with values" if built.means == "values" else "without values"
-        return PlannedStep(f"a step {how} raised {one_line(error)}", type(error).__name__ in OF_VALUES)
+        return _failed(built, error)
+
+
+def _failed(built: Built, error: Exception) -> PlannedStep:
+    how = "with values" if built.means == "values" else "without values"
+    reads_values = type(error).__name__ in OF_VALUES
+    if reads_values and looks_for_unused(built.model):
+        return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
+    return PlannedStep(f"a step {how} raised {one_line(error)}", reads_values)
 
 
 def _stepped(
@@ -113,12 +129,12 @@ def _stepped(
     with real_tensors():
         stages = stages_of(probe, model, device_mesh)
     torch.manual_seed(2)
-    ddp_alone(model)
+    buckets = ddp_alone(model)
     with (
         quiet_redistribution(),
         pipelines_alone(),
         observed(model, stages, values=False) as seen,
-        Memory(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms) as memory,
+        Memory(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets) as memory,
     ):
         if hasattr(probe, "step"):
             probe.step(model, _passed(own), device_mesh)

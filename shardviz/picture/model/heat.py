@@ -88,6 +88,7 @@ def findings_on(dump: Dump, report: Report | None) -> Heat:
 
 def bytes_received(dump: Dump) -> Heat:
     """Count the bytes that a rank receives in a step."""
-    ranks = dump.files.ranks.items()
-    counted = {rank: sum(map(received, record.collectives)) for rank, record in ranks}
+    counted: dict[int, int] = {}
+    for record, ranks in dump.files.alike():
+        counted |= dict.fromkeys(ranks, sum(map(received, record.collectives)))
     return Heat("bytes received in a step", dict(sorted(counted.items())), in_bytes=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import named_ranks
@@ -227,6 +228,7 @@ def of_layout(layout: Layout, dtype: str = "float32") -> Subject:
     )
 
 
+@lru_cache(maxsize=1 << 14)
 def region_text(region: Region) -> str:
     """Write a region, or that it is nothing."""
     if not region.size:

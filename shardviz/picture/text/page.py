@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from shardviz.layout import notation
 from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
-from shardviz.picture.model.holders import mask_of, ranks_in_words, ranks_text
+from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
 from shardviz.picture.model.subject import NOTHING
 from shardviz.picture.text.bands import band_lines
@@ -21,7 +21,7 @@ from shardviz.picture.text.panels import side_lines, sizes_for
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.tables.table import aligned
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, beside, line, wrapped
-from shardviz.text import INSIDE, printable
+from shardviz.text import INSIDE, join_numbers, printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -270,13 +270,13 @@ def rank_rows(subject: Subject, most: int | None) -> tuple[list[tuple[str, str, 
     groups: dict[tuple[str, str], list[int]] = {}
     for rank in sorted({*subject.claims, *subject.holds}):
         groups.setdefault((subject.claims.get(rank, ""), subject.holds.get(rank, "")), []).append(rank)
-    rows = [(ranks_text(mask_of(ranks)), claims, holds) for (claims, holds), ranks in groups.items()]
-    order = {row: at for at, row in enumerate(rows)}
-    shown = rows if most is None else sorted(sorted(rows, key=is_same)[:most], key=order.__getitem__)
+    rows = [(ranks, claims, holds) for (claims, holds), ranks in groups.items()]
+    order = sorted(range(len(rows)), key=lambda at: is_same(rows[at]))[:most]
+    shown = [(join_numbers(ranks, ","), claims, holds) for ranks, claims, holds in (rows[at] for at in sorted(order))]
     return shown, len(rows) - len(shown)
 
 
-def is_same(row: tuple[str, str, str]) -> bool:
+def is_same(row: tuple[object, str, str]) -> bool:
     """Whether a row's ranks hold the part they claim, or one of the two is unknown."""
     _, claims, holds = row
     return not (claims and holds) or claims == holds
