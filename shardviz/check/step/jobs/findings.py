@@ -9,7 +9,7 @@ from shardviz.check.step.compared import compared
 from shardviz.check.step.jobs.assembled import JobEvidence
 from shardviz.check.step.jobs.random import check_masks, draws
 from shardviz.check.step.no_gradient import check_no_gradient
-from shardviz.check.step.rules.ratios.all_gradients import told_together
+from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
 from shardviz.check.step.run import explained
 from shardviz.check.step.trace.naming import of_output, placed, with_cut
 from shardviz.check.step.words import number
@@ -39,7 +39,7 @@ def findings_on(dump: Dump, judging: Judging) -> Iterator[Finding | NotChecked]:
         return
     results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
-    found, said = told_together(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
+    found, said = of_all_gradients(evidence, [(one, result) for one, result in results if isinstance(result, Finding)])
     unequal = _of_unequal_losses(judging) if first is None and (found or said) else None
     if unequal is not None:
         yield unequal
