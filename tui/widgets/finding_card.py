@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
+from rich.text import Span, Text
 from textual.widgets import Static
 
 from shardviz.check.verdicts import not_compared
-from shardviz.picture.model.palette import GREEN
+from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.report import uncompared_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
-from shardviz.picture.text.terminal import UNICODE, Terminal
+from shardviz.picture.text.terminal import BAD, UNICODE, Terminal
 from shardviz.text import printable
 
 from ..colours import ink, verdict_style
@@ -75,11 +75,18 @@ def finding_body(finding: Finding, exhibit: Exhibit | None = None, *, seen_first
     others = [row for row in finding.advice if row[0] != "fix"]
     label = max(len(title) for title, _ in [*finding.layouts, *finding.advice, *details]) if details or fixes else 0
     above = _rows([*finding.layouts, *fixes], label)
-    seen_by = exhibit_lines(exhibit, Terminal(MOST_COLUMNS)) if exhibit else []
-    for line in seen_by:
-        line.end = "\n"
+    seen_by = [_inked(line) for line in exhibit_lines(exhibit, Terminal(MOST_COLUMNS))] if exhibit else []
     body: list[RenderableType] = [*seen_by, above] if seen_first else [above, *seen_by]
     return Group(Text(printable(finding.sentence)), *body, _rows([*others, *details], label))
+
+
+def _inked(line: Text) -> Text:
+    """Return a line of an exhibit with its wrong cells in the viewer's ink, which `NO_COLOR` does not turn to grey."""
+    line.spans = [
+        Span(start, end, ink(VERMILLION, bold=True) if style == BAD else style) for start, end, style in line.spans
+    ]
+    line.end = "\n"
+    return line
 
 
 def _rows(rows: list[tuple[str, str]], width: int) -> Table:

@@ -136,7 +136,7 @@ def _look_of_difference(frame: Frame, cell: Cell) -> Look:
         names = rank_labels(cell.claimed or cell.held, colouring, many=many)
         return _look(frame, (*names, "="), "in place", cell.claimed)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
-    due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("?",) for mask, mixed in sides)
+    due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
     shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"
     went = [f"≠ {due[0]} → {has[0]}" if many else f"≠ {due[0]}→{has[0]}", shorter]
     return _look(frame, (*went, "≠"), "elsewhere", cell.held)

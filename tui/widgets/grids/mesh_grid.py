@@ -77,6 +77,8 @@ most.
             titles += map(self.plan.grid.row_title, range(self.plan.grid.num_rows))
             self._gutter, self._heads = max(map(len, titles)) + 1, len(self.plan.grid.across)
             self.extend(Size(self._gutter + columns, self._heads + lines))
+            if self.is_attached and self.styles.is_auto_width:
+                self.refresh(layout=True)
         elif (lights, axes) == (self.lights, self.axes):
             if rank != self.rank:
                 self._move_to(rank)
@@ -84,6 +86,10 @@ most.
         self.rank, self.lights, self.axes = rank, lights, axes
         self.refresh()
         self._scroll_to_cursor()
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        """Take as many columns as the mesh has, and one for the scroll bar."""
+        return self.virtual_size.width + self.scrollbar_size_vertical
 
     def _move_to(self, rank: int | None) -> None:
         """Move the cursor, and repaint only the lines that it leaves and reaches."""

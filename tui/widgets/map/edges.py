@@ -26,6 +26,13 @@ OUTLINES = {
 """The left edge, the inside and the right edge of the cursor's lines, by whether it is the first and the last one."""
 
 
+def cuts_label(text: str, cursor: tuple[int, int]) -> bool:
+    """Whether an edge of the cursor's frame lies on a label, or between two of its words."""
+    low, high = cursor
+    beside = text[max(low - 1, 0) : low + 1] + text[high - 1 : high + 1]
+    return bool(text[low:high].strip()) and bool(beside.strip(" │├┤┼"))
+
+
 def outlined(text: str, cursor: tuple[int, int], *, first: bool, last: bool) -> str:
     """Draw the cursor's frame over a line of the map; the label inside stays readable.
 

@@ -17,7 +17,7 @@ from ...keys import arrows, keys
 from ...model.messages import PlaceChosen, Zoomed
 from ...model.zoom import Zoom
 from ..grids.grid import BOLD, DIM, Grid
-from .edges import CURSOR_LEAST, column_names, outlined, row_name
+from .edges import CURSOR_LEAST, column_names, cuts_label, outlined, row_name
 from .hover import hovered
 
 if TYPE_CHECKING:
@@ -186,10 +186,11 @@ outermost split, the shade that along the next; the mesh has the same colours.
         text, looks = view.painted.chars[line], view.painted.looks[line].tolist()
         low, high = self._cursor_columns(frame, view.rows[line], left)
         cursor = CURSOR
-        if high - low >= CURSOR_LEAST and not frame.ids:
+        covered = low, min(high, len(text))
+        if high - low >= CURSOR_LEAST and not frame.ids and not cuts_label(text, covered):
             row = line + self.scroll_offset.y - frame.rows.cell_of(self.place[frame.plane.rows])
             last = row == frame.rows.cells_of(self.place[frame.plane.rows]) - 1
-            text, cursor = outlined(text, (low, min(high, len(text))), first=not row, last=last), BOLD
+            text, cursor = outlined(text, covered, first=not row, last=last), BOLD
         segments, start = [], 0
         for x in range(1, len(text) + 1):
             if x < len(text) and looks[x] == looks[start] and x not in (low, high):
