@@ -3,6 +3,10 @@
 Of two dumps layouts, contents and findings are compared. What the ranks of a
 job hold is compared with a checkpoint by the hashes in its dump.
 
+Of two jobs that `shardviz run --trace` followed, one of them a single process,
+their steps are compared, too: the weights and rows that they start from, then
+the first module, forward or backward, that is wrong in one, and why.
+
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
 
@@ -11,6 +15,7 @@ examples:
   shardviz diff checkpoints/step-1000 model.safetensors --map my.map
   shardviz diff meta/ hf/ --map llama
   shardviz diff job.shardviz checkpoints/step-1000
+  shardviz diff one four
 """
 
 from __future__ import annotations
