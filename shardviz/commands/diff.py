@@ -4,6 +4,10 @@ Two dumps are compared by their layouts, contents and findings; a job with a
 checkpoint by the hashes in the job's dump, and it is drawn beside it: which
 rank claims which part, and which bytes of which file have it.
 
+Of two jobs that `shardviz run --trace` followed, one of them a single process,
+their steps are compared, too: the weights and rows that they start from, then
+the first module, forward or backward, that is wrong in one, and why.
+
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
 
@@ -14,6 +18,7 @@ examples:
   shardviz diff job.shardviz checkpoints/step-1000
   shardviz diff job.shardviz checkpoints/step-1000 -o beside.html
   shardviz diff job.shardviz checkpoints/step-1000 up.weight -o up.svg
+  shardviz diff one four
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         code = run_job(args.job, options)
         notes = read(session)
         is_captured = any(note.kind == "captured" and note.text == str(output) for note in notes)
-        is_traced = keep_trace(session, output, is_captured=is_captured, force=args.force)
+        is_traced = args.trace != "off" and keep_trace(session, output, is_captured=is_captured, force=args.force)
     return report_job(args, notes, code, is_traced=is_traced)
 
 

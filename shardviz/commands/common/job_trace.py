@@ -29,6 +29,7 @@ def keep_trace(session: Path, output: Path, *, is_captured: bool, force: bool) -
     source = session / TRACE_FOLDER
     files = sorted(source.iterdir()) if source.is_dir() else []
     if not files:
+        talk("shardviz: no step was traced: no optimizer of the job stepped a model that it had called")
         return False
     try:
         if not is_captured:

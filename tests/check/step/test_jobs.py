@@ -63,3 +63,14 @@ def test_groups_that_do_not_cross_are_none():
     assert mesh_of_groups([("dp", (0, 1)), ("dp", (2, 3)), ("tp", (0, 1)), ("tp", (2, 3))], 4) is None
     assert mesh_of_groups([("dp", (0, 1))], 4) is None
     assert mesh_of_groups([], 4) is None
+
+
+def test_rounding_on_a_gpu_may_be_that_of_tf32():
+    values = np.ones((2, 2))
+    assert Kept.of((2, 2), values, "float32", "cuda:0").tolerance > 10 * Kept.of((2, 2), values, "float32").tolerance
+    assert Kept.of((2, 2), values, "float64", "cuda:0").tolerance == Kept.of((2, 2), values, "float64").tolerance
+
+
+def test_values_of_another_shape_are_no_sample():
+    assert Kept.of((2, 2), np.ones((4, 2)), "float32") is None
+    assert Kept.of((2, 2), np.ones(4), "float32") is None

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from shardviz.check.step.evidence import Evidence
 from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.values import ON_GPU
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
 from shardviz.dump.dump import Dump, dump_of
@@ -72,12 +73,16 @@ class Assembling:
     Attributes:
         job: The trace of the job that is looked at.
         mesh: Its mesh.
+        ranks: What is known of each rank.
+        arrays: Values, by rank and name.
+        narrowed_to: What rounds as much as the multiplications of a GPU may.
     """
 
     job: JobTrace
     mesh: Mesh
     ranks: dict[int, _Rank] = field(default_factory=dict)
     arrays: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
+    narrowed_to: tuple[str, ...] = ()
 
     def add(
         self,
@@ -120,6 +125,7 @@ class Assembling:
                 bodies=tuple(own.bodies),
                 tensors=tuple(own.tensors),
                 trace=tuple(judging.records(rank)),
+                narrowed_to=self.narrowed_to,
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
         run = structs.replace(self.job.dump.files.run, mesh=mesh)
@@ -213,6 +219,8 @@ def _add_vectors(found: Assembling, one: JobTrace) -> None:
 
 def _add_weight(found: Assembling, rank: int, name: str, moment: Moment, weight: Weight, layout: Layout | None) -> None:
     assert weight.values is not None
+    if weight.values.tolerance == ON_GPU:
+        found.narrowed_to = ("float16",)
     shape = weight.shape if layout is None or layout.flat else layout.shape
     found.add(rank, name, (moment, "grad"), shape, weight.values.values, weight.values.dtype, layout)
 

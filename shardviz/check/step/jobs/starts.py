@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.step.forward.slices import places_of
-from shardviz.check.step.jobs.judging import EXACT, TOLERANCE
 from shardviz.check.step.jobs.traces import float_of, with_first_module
 from shardviz.check.step.jobs.values import Kept, in_both
 from shardviz.layout.candidates import placements_of
@@ -142,7 +141,7 @@ def _flat(whole: Kept) -> Kept:
     if not whole.is_whole:
         return whole
     flat = whole.values.ravel()
-    return Kept(flat.shape, (np.arange(len(flat)),), flat, whole.dtype)
+    return replace(whole, shape=flat.shape, at=(np.arange(len(flat)),), values=flat)
 
 
 def _apart(whole: Kept, part: Kept, region: Region) -> float:
@@ -158,7 +157,7 @@ def _apart(whole: Kept, part: Kept, region: Region) -> float:
 
 def _allowed(whole: Kept, part: Kept) -> float:
     """Return how far equal weights may be apart: by a rounding where their element types differ, else not at all."""
-    return 0.0 if whole.dtype == part.dtype else max(TOLERANCE.get(one.dtype, EXACT) for one in (whole, part))
+    return 0.0 if whole.dtype == part.dtype else max(whole.tolerance, part.tolerance)
 
 
 def by_name(ranks: Mapping[int, OfRank], role: str) -> dict[str, dict[int, Weight]]:
@@ -216,7 +215,7 @@ def _is_split(given: list[Kept], own: list[Kept], mesh: Mesh, rank: int) -> bool
 
 
 def _near(whole: Kept, part: Kept) -> float:
-    return max(TOLERANCE.get(one.dtype, EXACT) for one in (whole, part))
+    return max(whole.tolerance, part.tolerance)
 
 
 def _agree(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> bool:

@@ -125,7 +125,11 @@ class OfRank:
     def _values(self, one: KeptRecord) -> Kept | None:
         name = one.same_as or of_point(one.module, one.what, one.call, one.index)
         shard = self._shard("activation", name)
-        return Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype) if shard else None
+        return (
+            Kept.of(shard.body.shape, self._numbers(shard, name), shard.body.dtype, shard.body.device)
+            if shard
+            else None
+        )
 
     @cached_property
     def _arrays(self) -> Mapping[str, NDArray[np.generic]]:
@@ -147,7 +151,7 @@ class OfRank:
     def _weight(self, name: str, shard: Shard) -> Weight:
         layout, values = shard.layout, self._numbers(shard, name)
         shape = shard.body.shape if layout is None else layout.region(layout.mesh.coord_of(self.rank)).shape
-        return Weight(shard.body.shape, layout, Kept.of(shape, values, shard.body.dtype))
+        return Weight(shard.body.shape, layout, Kept.of(shape, values, shard.body.dtype, shard.body.device))
 
     def _shard(self, role: str, name: str) -> Shard | None:
         tensor = self.dump.find("step", role, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from shardviz.layout.region import Ranges, Region
 
 
+TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3, "float32": 1e-4}
+"""How far rounding in a dtype may take an element, relative to the largest one; else `EXACT`."""
+ON_GPU = 5e-3
+"""The same for float32 where multiplications may round their factors to TF32."""
+EXACT = 1e-9
+
+
 @dataclass(frozen=True)
 class Kept:
     """Elements of a tensor.
@@ -27,21 +34,29 @@ class Kept:
         at: The indices that are kept along each dim, rising.
         values: The elements at all of them.
         dtype: The tensor's element type.
+        device: Where it was.
     """
 
     shape: tuple[int, ...]
     at: tuple[NDArray[np.int64], ...]
     values: NDArray[np.float64]
     dtype: str
+    device: str = "cpu"
 
     @staticmethod
-    def of(shape: tuple[int, ...], values: NDArray[np.float64], dtype: str) -> Kept | None:
+    def of(shape: tuple[int, ...], values: NDArray[np.float64], dtype: str, device: str = "cpu") -> Kept | None:
         """Return the elements that a sample of a tensor has; None where its shape is not a sample's."""
         strides = strides_between(shape, values.shape)
         if strides is None:
             return None
         at = (np.array(kept(size, stride), np.int64) for size, stride in zip(shape, strides, strict=True))
-        return Kept(shape, tuple(at), values, dtype)
+        return Kept(shape, tuple(at), values, dtype, device)
+
+    @property
+    def tolerance(self) -> float:
+        """How far rounding may take an element that is computed, relative to the largest one."""
+        is_rounded = self.dtype == "float32" and not self.device.startswith("cpu")
+        return ON_GPU if is_rounded else TOLERANCE.get(self.dtype, EXACT)
 
     @property
     def is_whole(self) -> bool:
@@ -53,7 +68,7 @@ class Kept:
         inverse = np.argsort(order)
         at = inverse[self.at[0]]
         by = np.argsort(at)
-        return Kept(self.shape, (at[by], *self.at[1:]), self.values[by], self.dtype)
+        return replace(self, at=(at[by], *self.at[1:]), values=self.values[by])
 
 
 def joined(parts: Sequence[Kept | None]) -> Kept | None:
@@ -68,7 +83,8 @@ def joined(parts: Sequence[Kept | None]) -> Kept | None:
     starts = np.cumsum([0, *(part.shape[0] for part in present)])
     at = np.concatenate([part.at[0] + start for part, start in zip(present, starts[:-1], strict=True)])
     values = np.concatenate([part.values for part in present])
-    return Kept((int(starts[-1]), *first.shape[1:]), (at, *first.at[1:]), values, first.dtype)
+    shape = int(starts[-1]), *first.shape[1:]
+    return replace(first, shape=shape, at=(at, *first.at[1:]), values=values)
 
 
 def _fits(first: Kept, part: Kept) -> bool:
