@@ -10,6 +10,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from shardviz.errors import MeshError, ShardvizError
 from shardviz.live.api import capture_by_reference
@@ -28,6 +29,7 @@ from shardviz.live.run.notes import Note, leave
 from shardviz.text import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from shardviz.live.capture.locals import Local
@@ -171,10 +173,26 @@ def _has_claims(root: nn.Module) -> bool:
 
 
 def _whole_job(root: nn.Module, axis: str) -> DeviceMesh:
-    """Return all ranks along one axis: the mesh of a job that has none, DistributedDataParallel's for one."""
+    """Return all ranks along one axis: the mesh of a job that has none, DistributedDataParallel's for one.
+
+    Raises:
+        MeshError: It averages over some of the ranks, and nothing says how the others relate to them.
+    """
     assert distributed.group.WORLD is not None
+    num_ranks = distributed.get_world_size()
+    over = min((module.process_group.size() for module in _of_ddp(root)), default=num_ranks)
+    if over < num_ranks:
+        raise MeshError(
+            f"DistributedDataParallel averages over {over} of {num_ranks} ranks, and the model has no DTensor: nothing "
+            f"says whether the others have copies or other parts",
+            "make what is split a DTensor (DTensor.from_local with its placements), or shard it by parallelize_module",
+        )
     device = next((tensor.device.type for tensor in (*root.parameters(), *root.buffers())), "cpu")
     return DeviceMesh.from_group(distributed.group.WORLD, device, mesh_dim_names=(axis,))
+
+
+def _of_ddp(root: nn.Module) -> Iterator[DistributedDataParallel]:
+    return (module for module in root.modules() if isinstance(module, DistributedDataParallel))
 
 
 def _axes_of(mesh: DeviceMesh, stage: Stage) -> tuple[str, ...]:

@@ -293,3 +293,20 @@ def test_a_pipelines_stages_are_compared_with_the_checkpoint_before_its_first_st
     assert "✓ 0.weight" in ran.out
     assert [one.tensor for one in ran.report().findings] == ["2.weight"] * len(words)
     assert not {one.tensor for one in ran.report().not_checked} - {"3.bias"}  # zeros
+
+
+BY_HAND = """
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(rank)  # the halves of two weights that this rank would take from whole ones
+groups = [dist.new_group([one]) for one in range(2)]
+model = DistributedDataParallel(build(), process_group=groups[rank])
+train(model)
+"""
+
+
+@nightly
+def test_parts_cut_by_hand_beside_ddp_are_not_called_copies(tmp_path):
+    ran = run(tmp_path, BY_HAND)
+    assert ran.code == 2, ran.err
+    assert "DistributedDataParallel averages over 1 of 2 ranks, and the model has no DTensor" in ran.err
+    assert "unreplicated" not in ran.out
