@@ -159,17 +159,18 @@ def _check_lock(path: Path, *, force: bool) -> None:
 def _locked(path: Path, ranks: PlannedRanks, *, force: bool) -> int:
     """Write a lockfile, or print what a plan has changed beside one that is there."""
     from shardviz.commands.common.dumps import terminal_for, write_answer, write_markup
+    from shardviz.commands.common.streams import talk
     from shardviz.picture.text.terminal import line
     from shardviz.plan.lock import changed, lock_text
 
     if force or not path.exists():
         write_markup(lock_text(ranks), path)
-        print("run this again to compare with it", file=sys.stderr)
+        talk(f"run this again to compare with {path}")
         return EXIT_CLEAN
     found = changed(path, ranks)
     write_answer(map(line, found), terminal_for("auto"))
     if found:
-        print(f"{path} differs; give --force to overwrite it", file=sys.stderr)
+        talk(f"{path} differs; give --force to overwrite it")
     return EXIT_FINDINGS if found else EXIT_CLEAN
 
 
