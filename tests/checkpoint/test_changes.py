@@ -145,3 +145,25 @@ def test_a_single_tensor_of_another_layer_is_no_numbering(tmp_path):
     found = became(tmp_path, before, after)
     assert set(found) == {"h.1.up", "h.2.up"}
     assert {one.cause for one in found.values()} == {""}
+
+
+def experts(order):
+    names = ((layer, at, own, name) for layer in range(2) for at, own in enumerate(order) for name in ("w1", "w2"))
+    return {
+        f"h.{layer}.experts.{at}.{name}": weight(8, 8, seed=100 * layer + 10 * own + (name == "w2"))
+        for layer, at, own, name in names
+    }
+
+
+def test_experts_of_all_layers_that_are_numbered_otherwise_are_one_finding(tmp_path):
+    found = became(tmp_path, experts([0, 1, 2, 3]), experts([0, 2, 1, 3]))
+    assert len(found) == 8
+    assert {one.why for one in found.values()} == {"experts 1 2 of the second are experts 2 1 of the first"}
+
+
+def test_experts_that_every_rank_counts_from_nought_are_there_twice(tmp_path):
+    found = became(tmp_path, experts([0, 1, 2, 3]), experts([0, 1, 0, 1]))
+    assert {one.why for one in found.values()} == {
+        "experts 2 3 of the second are experts 0 1 of the first, which it has elsewhere, too"
+    }
+    assert {one.fix for one in found.values()} == {"number experts over all ranks"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.comparing.outcome import Outcome
     from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.maps.numbering import Renumbered
     from shardviz.checkpoint.tensor import Tensor
 
     Found = list[tuple[Outcome, Pair]]
@@ -47,16 +48,24 @@ def with_moved(found: Found) -> Found:
 def _with_numbers(found: Found, sources: Mapping[str, str]) -> Found:
     """Say that layers or experts are numbered otherwise, where all tensors of a number are another number's."""
     kept = {outcome.name for outcome, _ in found if outcome.verdict in ("equal", "cast")}
-    order = renumbered({name: source for name, source in sources.items() if source != name}, kept)
-    if order is None:
-        return found
-    what, names, numbers = order
-    few = [*numbers.items()][:MAX_NUMBERS]
-    more = ", ..." if len(numbers) > len(few) else ""
-    shown = " ".join(str(one) for one, _ in few), " ".join(str(other) for _, other in few)
-    why = f"{what} {shown[0]}{more} of the second are {what} {shown[1]}{more} of the first"
-    words = why, f"The numbers of {what} were changed.", f"number {what} as the first does"
-    return [(outcome.became("moved", *words) if outcome.name in names else outcome, pair) for outcome, pair in found]
+    moved = {name: source for name, source in sources.items() if source != name}
+    words = {name: _in_words(one) for one in renumbered(moved, kept) for name in one.names}
+    return [
+        (outcome.became("moved", *words[outcome.name]) if outcome.name in words else outcome, pair)
+        for outcome, pair in found
+    ]
+
+
+def _in_words(one: Renumbered) -> tuple[str, str, str]:
+    """Return what became of layers or experts, the cause and the fix."""
+    what, few = one.what, [*one.numbers.items()][:MAX_NUMBERS]
+    more = ", ..." if len(one.numbers) > len(few) else ""
+    mine, theirs = (" ".join(str(pair[at]) for pair in few) for at in (0, 1))
+    why = f"{what} {mine}{more} of the second are {what} {theirs}{more} of the first"
+    if one.is_again:
+        cause = f"Some {what} were written several times and others not at all, as where ranks count their own from 0."
+        return f"{why}, which it has elsewhere, too", cause, f"number {what} over all ranks"
+    return why, f"The numbers of {what} were changed.", f"number {what} as the first does"
 
 
 def _with_parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
 _NUMBER = re.compile(r"(?<![^.\s(])[0-9]+(?=\.)|(?<=\.)[0-9]+(?![^.\s,)])")
 
@@ -76,27 +77,41 @@ def _stay(before: str, numbers: Container[int], kept: Iterable[str]) -> bool:
     return any(rest.isdecimal() and int(rest) in numbers for rest in rests)
 
 
-def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> tuple[str, set[str], dict[int, int]] | None:
-    """Return what is numbered otherwise, its tensors, and the other number of each; None where that is not so.
+@dataclass(frozen=True, slots=True)
+class Renumbered:
+    """Layers or experts that are found under other numbers.
 
-    At least two tensors of each number must have moved, to one other number, and none have stayed.
+    Attributes:
+        what: What is numbered.
+        names: Its tensors.
+        numbers: The other number of each.
+        is_again: Whether any other number is that of one that is also where it was, or of several.
+    """
+
+    what: str
+    names: frozenset[str]
+    numbers: Mapping[int, int]
+    is_again: bool
+
+
+def renumbered(instead: Mapping[str, str], kept: Iterable[str]) -> Iterator[Renumbered]:
+    """Yield what is numbered otherwise: at least two tensors of each number have moved, to one other, and none stayed.
 
     Args:
         instead: The names of tensors that are found under others, and those others.
         kept: The names of those that are where they were.
     """
-    found: dict[tuple[str, int], dict[int, dict[str, int]]] = {}
+    found: dict[str, dict[int, dict[str, int]]] = {}
     for name, other in instead.items():
         mine, theirs = _NUMBER.findall(name), _NUMBER.findall(other)
         odd = [at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]]
         if len(mine) == len(theirs) and len(odd) == 1 and _without(name, odd[0]) == _without(other, odd[0]):
-            at = odd[0]
-            before = name[: list(_NUMBER.finditer(name))[at].start()]
-            found.setdefault((before, at), {}).setdefault(int(mine[at]), {})[name] = int(theirs[at])
-    for (before, _), numbers in found.items():
+            before = name[: list(_NUMBER.finditer(name))[odd[0]].start()]
+            found.setdefault(before, {}).setdefault(int(mine[odd[0]]), {})[name] = int(theirs[odd[0]])
+    for before, numbers in found.items():
         is_whole = all(len(own) > 1 and len(set(own.values())) == 1 for own in numbers.values())
-        names = {name for own in numbers.values() for name in own}
         if is_whole and len(numbers) > 1 and not _stay(before, numbers, kept):
-            what = printable(before.rstrip(".").rpartition(".")[2])
-            return what, names, {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
-    return None
+            others = {number: next(iter(own.values())) for number, own in sorted(numbers.items())}
+            is_again = len(set(others.values())) < len(others) or _stay(before, [*others.values()], kept)
+            names = frozenset(name for own in numbers.values() for name in own)
+            yield Renumbered(printable(before.rstrip(".").rpartition(".")[2]), names, others, is_again)

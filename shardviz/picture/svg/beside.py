@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
@@ -10,15 +11,13 @@ from shardviz.picture.model.palette import Colouring
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn
-from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, paragraph, sheet
+from shardviz.picture.svg.page import BUDGET, MAX_WIDTH, panels, paragraph, sheet, stacked, with_left_out
 from shardviz.picture.svg.stored import NAME_CHAR, about, beside_map, files_drawing
-from shardviz.picture.text.page import slice_title
 from shardviz.picture.text.terminal import UNICODE
-from shardviz.text import counted
 
 if TYPE_CHECKING:
     from shardviz.picture.model.beside import Beside, Marked
-    from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.drawing import Panel
 
 NOUNS = ("rank", "file")
 UNLIKE = " (not what the checkpoint has)"
@@ -38,7 +37,7 @@ def beside_figure(one: Beside, *, style: bool, headlines: bool = True) -> str:
         headlines: Whether it says what became of the tensor; a page that does needs none.
     """
     parts = [*(_headlines(one) if headlines else []), _heading(one)]
-    maps = _panels(draw(one.sides, one.shape, BUDGET), one.sides) if one.sides is not None else Drawn("", 0, 0)
+    maps = _maps(one.shape, one.sides) if one.sides is not None else Drawn("", 0, 0)
     parts.append(beside_map(maps, files_drawing(one.stored)) if one.stored is not None else maps)
     parts += [exhibit_drawing(one.exhibit)] if one.exhibit is not None else []
     return sheet(parts, one.name, f"{one.outcome.verdict}: {one.outcome.why}", style=style)
@@ -54,29 +53,13 @@ def _headlines(one: Beside) -> list[Drawn]:
 
 def _heading(one: Beside) -> Drawn:
     facts = about(one.stored) if one.stored is not None else ""
-    lines = [paragraph(one.name, "sv-name", NAME_CHAR)]
-    lines += [paragraph(text, "sv-soft") for text in (facts, one.why) if text]
-    markup, top = "", 0
-    for line in lines:
-        markup += element("g", line.markup, transform=f"translate(0 {top})")
-        top += line.height
-    return Drawn(markup, max(line.width for line in lines), top)
+    lines = [paragraph(text, "sv-soft") for text in (facts, one.why) if text]
+    return stacked(paragraph(one.name, "sv-name", NAME_CHAR), *lines)
 
 
-def _panels(drawing: Drawing, sides: Marked) -> Drawn:
-    markup, width, top = "", 0, 0
-    for panel in drawing.panels:
-        if panel.at:
-            markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
-            top += LINE
-        drawn = _panel(panel, sides)
-        markup += element("g", drawn.markup, transform=f"translate(0 {top})")
-        width, top = max(width, drawn.width), top + drawn.height + GAP
-    more = drawing.num_panels - len(drawing.panels)
-    if more > 0:
-        markup += element("text", words(counted(more, "more slice")), x=0, y=top, class_="sv-soft")
-        top += LINE
-    return Drawn(markup, width, max(top - GAP, 0))
+def _maps(shape: tuple[int, ...], sides: Marked) -> Drawn:
+    drawing = draw(sides, shape, BUDGET)
+    return with_left_out(panels(drawing, partial(_panel, sides=sides)), drawing)
 
 
 def _panel(panel: Panel, sides: Marked) -> Drawn:

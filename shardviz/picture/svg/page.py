@@ -6,6 +6,7 @@ Colours are never alone: a rank is also its number, a difference also `≠` and 
 
 from __future__ import annotations
 
+from functools import partial
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,10 @@ from shardviz.picture.svg.mesh import Drawn, mesh_drawing
 from shardviz.picture.svg.tile import CHAR
 from shardviz.picture.text.page import as_claimed, notes, slice_title
 from shardviz.picture.text.terminal import UNICODE, Glyphs
-from shardviz.text import printable
+from shardviz.text import counted, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
@@ -96,7 +97,10 @@ def figure(subject: Subject, *, style: bool, headlines: bool = True) -> str:
         headlines: Whether it begins with its findings; a page that has them in words needs none.
     """
     drawing = draw(subject.sides, subject.shape, BUDGET)
-    body = _beside(_panels(drawing, subject), mesh_drawing(subject.mesh, subject.marked, subject.sides.axes))
+    body = _beside(
+        panels(drawing, partial(_panel, subject=subject)),
+        mesh_drawing(subject.mesh, subject.marked, subject.sides.axes),
+    )
     exhibits = [exhibit_drawing(one) for one in subject.exhibits]
     parts = [*(_headlines(subject) if headlines else []), _heading(subject), *exhibits, body, _notes(drawing, subject)]
     name = subject.name or notation.write(subject.claimed, subject.dtype) if subject.claimed else subject.name
@@ -174,7 +178,7 @@ def describe(drawing: Drawing, subject: Subject) -> str:
 def _headlines(subject: Subject) -> list[Drawn]:
     """Write the kind of each finding, and what is wrong in numbers."""
     return [
-        _stacked(
+        stacked(
             paragraph(f"{UNICODE.of(finding.severity)} {finding.kind}", "sv-bad"),
             paragraph(finding.summary, "sv-bad sv-said"),
         )
@@ -182,7 +186,8 @@ def _headlines(subject: Subject) -> list[Drawn]:
     ]
 
 
-def _stacked(*parts: Drawn) -> Drawn:
+def stacked(*parts: Drawn) -> Drawn:
+    """Put parts below each other."""
     markup, top = "", 0
     for part in parts:
         markup += element("g", part.markup, transform=f"translate(0 {top})")
@@ -242,16 +247,31 @@ def _spelled(layout: Layout, subject: Subject) -> str:
     return notation.write(layout, subject.dtype) + (f"  {spell(placements)}" if placements else "")
 
 
-def _panels(drawing: Drawing, subject: Subject) -> Drawn:
+def panels(drawing: Drawing, drawn: Callable[[Panel], Drawn]) -> Drawn:
+    """Put the panels of a drawing below each other, each under the slice that it is.
+
+    Args:
+        drawing: The panels.
+        drawn: Draws one of them.
+    """
     markup, width, top = "", 0, 0
     for panel in drawing.panels:
         if panel.at:
             markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
             top += LINE
-        drawn = _panel(panel, subject)
-        markup += element("g", drawn.markup, transform=f"translate(0 {top})")
-        width, top = max(width, drawn.width), top + drawn.height + GAP
+        part = drawn(panel)
+        markup += element("g", part.markup, transform=f"translate(0 {top})")
+        width, top = max(width, part.width), top + part.height + GAP
     return Drawn(markup, width, max(top - GAP, 0))
+
+
+def with_left_out(picture: Drawn, drawing: Drawing) -> Drawn:
+    """Say below the panels how many more slices there are."""
+    more = drawing.num_panels - len(drawing.panels)
+    if more <= 0:
+        return picture
+    text = element("text", words(counted(more, "more slice")), x=0, y=picture.height + GAP, class_="sv-soft")
+    return Drawn(picture.markup + text, picture.width, picture.height + LINE)
 
 
 def _panel(panel: Panel, subject: Subject) -> Drawn:

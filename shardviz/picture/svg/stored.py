@@ -10,13 +10,12 @@ from shardviz.picture.model.drawing import draw
 from shardviz.picture.model.palette import Colouring, rank_colour
 from shardviz.picture.svg.map import GAP, TITLE_HEIGHT, scale_for, side, title_width
 from shardviz.picture.svg.mesh import Drawn
-from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, paragraph, sheet
+from shardviz.picture.svg.page import BUDGET, LINE, MAX_WIDTH, panels, paragraph, sheet, stacked, with_left_out
 from shardviz.picture.svg.tile import CHAR, Place, tile
-from shardviz.picture.text.page import slice_title
 from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
-    from shardviz.picture.model.drawing import Drawing, Panel
+    from shardviz.picture.model.drawing import Panel
     from shardviz.picture.model.stored import Stored, StoredPart
 
 MOST_FILES = 14
@@ -45,7 +44,11 @@ def stored_figure(one: Stored, *, style: bool) -> str:
         style: Whether it brings its own style; a page that has it once needs none.
     """
     drawing = draw(one.sides, one.tensor.shape, BUDGET)
-    parts = (_heading(one), beside_map(_panels(drawing), files_drawing(one)), _bytes(one))
+    parts = (
+        _heading(one),
+        beside_map(with_left_out(panels(drawing, _panel), drawing), files_drawing(one)),
+        _bytes(one),
+    )
     return sheet(parts, one.tensor.name, about(one), style=style)
 
 
@@ -58,25 +61,7 @@ def about(one: Stored) -> str:
 
 
 def _heading(one: Stored) -> Drawn:
-    name, facts = paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft")
-    markup = name.markup + element("g", facts.markup, transform=f"translate(0 {name.height})")
-    return Drawn(markup, max(name.width, facts.width), name.height + facts.height)
-
-
-def _panels(drawing: Drawing) -> Drawn:
-    markup, width, top = "", 0, 0
-    for panel in drawing.panels:
-        if panel.at:
-            markup += element("text", words(slice_title(panel)), x=0, y=top + 12, class_="sv-h")
-            top += LINE
-        drawn = _panel(panel)
-        markup += element("g", drawn.markup, transform=f"translate(0 {top})")
-        width, top = max(width, drawn.width), top + drawn.height + GAP
-    more = drawing.num_panels - len(drawing.panels)
-    if more > 0:
-        markup += element("text", words(f"{counted(more, 'more slice')}"), x=0, y=top, class_="sv-soft")
-        top += LINE
-    return Drawn(markup, width, max(top - GAP, 0))
+    return stacked(paragraph(one.tensor.name, "sv-name", NAME_CHAR), paragraph(about(one), "sv-soft"))
 
 
 def _panel(panel: Panel) -> Drawn:

@@ -25,6 +25,7 @@ MOST_IN_FULL = 8
 WRONG = "wrong: "
 """What the clause with the ranks and rows of a finding begins with."""
 CHANGED = "They were computed on the way, come from elsewhere, or were changed since"
+TO_KEEP = "find what computes or writes it on the way or afterwards, and leave the values as they were sent"
 TO_CUT = "cut each part by itself, in the order of the fused tensor, and put the pieces of this rank together"
 TO_MATCH = "match by name, and move each name with its tensor; never by position"
 WHOLE = {"param": "Parameters are", "buffer": "Buffers are", "optim": "The optimizer's state is"}
@@ -226,7 +227,7 @@ def _other(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     if name in received.each:
         cause = "Every rank has values of its own under this name, and these ranks have another's"
         return _finding("foreign", received, name, parts, text, (cause, "give each rank the file that it saved itself"))
-    return _finding("foreign", received, name, parts, text, (CHANGED, words.to_place))
+    return _finding("foreign", received, name, parts, text, (CHANGED, TO_KEEP))
 
 
 def _advised(finding: Finding, received: Received) -> Finding:
@@ -238,7 +239,7 @@ def _advised(finding: Finding, received: Received) -> Finding:
     said = f"{finding.sentence} {finding.held} "
     others = [name for name in received.parts if name != finding.tensor and f"{name} " in said]
     whose = max(others, key=len, default="")
-    cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, words.to_place)
+    cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, TO_KEEP)
     sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")
     return replace(finding, sentence=sentence, details=details, cause=cause, fix=fix, refs=())
 
