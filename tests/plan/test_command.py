@@ -11,8 +11,6 @@ from shardviz.cli import main
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.layout.mesh import Mesh
-from shardviz.plan.choice import Row, choice_lines
 from shardviz.testing import ShardAssertionError, assert_layout
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.usage import usage_of
