@@ -85,9 +85,7 @@ def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
     cells = [[str(row.mesh), bytes_text(row.bytes), _crossing(row)] for row in fits]
     if cells:
         yield from table([["mesh", "fullest rank", "crosses nodes"], *cells])
-    for row in fits:
-        if row.without_step:
-            yield line((f"without activations and collectives: {row.mesh}: {printable(row.without_step)}", DIM))
+    yield from _without_step(fits)
     large = [row for row in planned if row not in fits]
     if large:
         least = min(large, key=lambda row: row.bytes)
@@ -97,6 +95,14 @@ def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
     for row in rows:
         if row.failed:
             yield line((f"not planned: {row.mesh}: {row.failed}", DIM))
+
+
+def _without_step(rows: Sequence[Row]) -> Iterator[Text]:
+    """Yield why no step was planned, a line for each reason."""
+    for why in dict.fromkeys(row.without_step for row in rows if row.without_step):
+        own = [str(row.mesh) for row in rows if row.without_step == why]
+        meshes = ", ".join(own) if len(own) < len(rows) else "all of them"
+        yield line((f"without activations and collectives: {meshes}: {printable(why)}", DIM))
 
 
 def _crossing(row: Row) -> str:

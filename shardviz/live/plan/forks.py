@@ -85,8 +85,8 @@ def _run(rank: int, work: Callable[[int], Answer], answers: Connection) -> None:
 def _ready(running: dict[int, _Asked[Answer]]) -> Iterator[int]:
     ready = wait([one.answers for one in running.values()], timeout=WAIT)
     if not ready:
-        ranks = ", ".join(map(str, running))
-        raise RankError(f"rank {ranks} has not answered for {WAIT:g} s", "plan a smaller model to see where it hangs")
+        ranks = f"{'rank' if len(running) == 1 else 'ranks'} {', '.join(map(str, running))}"
+        raise RankError(f"{ranks} did not answer for {WAIT:g} s", "plan a smaller model to see where it hangs")
     yield from [rank for rank, one in running.items() if one.answers in ready]
 
 
