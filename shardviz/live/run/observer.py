@@ -34,6 +34,10 @@ MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
 
 
+MOST_LOOKED_AT = 4 * MOST
+"""Files that are looked at when the job opens them."""
+
+
 class Observer:
     """Sees a process's calls and captures each sharded model once, when it is first called.
 
@@ -142,7 +146,8 @@ class Observer:
 
     def opened_file(self, file: str) -> None:
         """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
-        if self.stamped or self.options.reference or file in self._files:
+        # A job whose data is in such files opens them at every step: looking at each of them would slow it down.
+        if self.stamped or self.options.reference or file in self._files or len(self._files) == MOST_LOOKED_AT:
             return
         self._files.add(file)
         self._add_opened(Opened(checkpoint_of(file)[0]))
