@@ -32,7 +32,7 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
         talk(f"shardviz: {text}")
     in_order = sorted(dumps, key=lambda path: (len(path.name), path.name))
-    codes = [_report(args, dump, is_only=len(dumps) == 1) for dump in in_order]
+    codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(in_order, 1)]
     for dump in written:
         if dump not in dumps:
             talk(f"shardviz: {dump} is on the machine of rank 0, which reports on it; this machine does not reach it")
@@ -110,12 +110,13 @@ def _is_aborted_at_exit(job: Sequence[str], notes: Sequence[Note], code: int) ->
     return True
 
 
-def _report(args: argparse.Namespace, dump: Path, *, is_only: bool) -> int:
+def _report(args: argparse.Namespace, dump: Path, number: int) -> int:
+    """Report a dump: the only one where `number` is 0, else one of several, under its title."""
     from shardviz.commands import check
 
     shown = Path(os.path.relpath(dump))
-    if not is_only and args.format == "text":
-        _write_title(f"{shown}:", args.color)
+    if number and args.format == "text":
+        _write([*([""] if number > 1 else []), f"{shown}:"], args.color)
     code = check.report(shown, args.format, args.color, strict=args.strict)
     if code == EXIT_USAGE and not args.reference:
         talk("Hint: where the job loads a checkpoint, name it with --reference CKPT")
@@ -123,12 +124,11 @@ def _report(args: argparse.Namespace, dump: Path, *, is_only: bool) -> int:
     return code
 
 
-def _write_title(text: str, colour: str) -> None:
-    """Write what the report that follows is of."""
+def _write(texts: Sequence[str], colour: str) -> None:
     from shardviz.commands.common.dumps import terminal_for, write_answer
     from shardviz.picture.text.terminal import line
 
-    write_answer([line(text)], terminal_for(colour))
+    write_answer(map(line, texts), terminal_for(colour))
 
 
 def _is_ended(args: argparse.Namespace, notes: Sequence[Note]) -> bool:

@@ -17,7 +17,7 @@ from shardviz.live.run.ending import end_stamped, watch_steps
 from shardviz.live.run.hooks.arming import arm, disarm
 from shardviz.live.run.hooks.observing import nested, quietly
 from shardviz.live.run.known.files import MOST, Opened, checkpoint_of
-from shardviz.live.run.known.sources import loaded_whole, of_dcp, of_pretrained, of_state_dict
+from shardviz.live.run.known.sources import has_shards, loaded_whole, of_dcp, of_pretrained, of_state_dict
 from shardviz.live.run.known.unwritten import Unwritten
 from shardviz.live.run.known.values import Values
 from shardviz.live.run.known.writing import rank_here
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 MAX_DUMPS = 8
 """Models that are captured of one job: one that makes new ones at every step must not fill a disk."""
+
+
+MOST_LOOKED_AT = 4 * MOST
+"""Files that are looked at when the job opens them."""
 
 
 class Observer:
@@ -142,7 +146,8 @@ class Observer:
         """Compare with a DCP folder what was loaded from it, and what may be copied from the tensors that were."""
         if isinstance(state_dict, dict) and not self.stamped:
             self._add_source(of_dcp(state_dict, folder))
-            self._add_opened(Opened(Path(folder)))
+            if has_shards(state_dict):  # whole tensors are seen when they are given to torch
+                self._add_opened(Opened(Path(folder)))
 
     def loaded_pretrained(self, model: object, place: str, load: Callable[[], nn.Module]) -> None:
         """Compare with a local folder what was loaded from it, and look at the model: it may be sharded by now."""
@@ -155,7 +160,8 @@ class Observer:
 
     def opened_file(self, file: str) -> None:
         """Remember a checkpoint when the job opens one of its files: it may be the next model's."""
-        if self.stamped or self.options.reference or file in self._files:
+        # A job whose data is in such files opens them at every step: looking at each of them would slow it down.
+        if self.stamped or self.options.reference or file in self._files or len(self._files) == MOST_LOOKED_AT:
             return
         self._files.add(file)
         self._add_opened(Opened(checkpoint_of(file)[0]))

@@ -62,3 +62,24 @@ def test_values_that_are_changed_after_they_were_read_are_not_checked(tmp_path):
     assert not ran.report().findings
     why = {one.tensor: one.why for one in ran.report().not_checked}
     assert "the job opened weights.safetensors, and no rank holds any of the values" in why["0.weight"]
+
+
+@nightly
+def test_a_file_that_is_opened_for_a_second_model_is_compared_with_it(tmp_path):
+    save_weights(tmp_path)
+    second = ON_META + "by_hand(load_file('weights.safetensors').get, skipped=1)\ntrain(model)\n"
+    ran = run(tmp_path, ON_TWO_RANKS + "train(model)\n" + second)
+    assert ran.code == 1, ran.err + ran.out
+    assert not ran.report().findings
+    assert {finding.ranks for finding in ran.report(2).findings} == {(1,)}
+    assert "job.shardviz:\n" in ran.out
+    assert "job-2.shardviz:\n" in ran.out
+
+
+@nightly
+def test_a_file_that_the_job_opens_itself_for_torch_is_found(tmp_path):
+    save_weights(tmp_path)
+    opened = "with open('weights.pt', 'rb') as file:\n    whole = torch.load(file)['model']\n"
+    ran = run(tmp_path, ON_META + opened + "by_hand(whole.get, skipped=1)\ntrain(model)\n")
+    assert ran.code == 1, ran.err + ran.out
+    assert "weights.pt" in ran.err

@@ -111,6 +111,11 @@ def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
     return Loaded(Path(folder), reference, None, pointers) if reference else None
 
 
+def has_shards(state_dict: Mapping[str, Any]) -> bool:
+    """Whether a state dict has parts of tensors: those of a model, or copies of them."""
+    return any(isinstance(value, DTensor) for value in _tensors(state_dict))
+
+
 def of_pretrained(model: nn.Module, place: str) -> Loaded | None:
     """Open the local folder that a model was loaded from."""
     folder = Path(place)
