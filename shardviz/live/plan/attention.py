@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Attention(TorchFunctionMode):
-    """Follows calls of `scaled_dot_product_attention`."""
+    """Follows calls of `scaled_dot_product_attention`, but for those in a backward, where torch takes modes away."""
 
     def __init__(self) -> None:
         super().__init__()
