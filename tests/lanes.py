@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LANES = ("fast", "default", "nightly")
-FEWEST = 15
+FEWEST = 10
 """Cases of a generated test in the default lane."""
-PART = 10
+PART = 15
 """Of the nightly lane's cases, one in this many is made in the default lane."""
 NIGHTLY_ROOMS = ("bugs", "frameworks")
 """Rooms that only the nightly lane reads: they take ten minutes, or import what the others do not require."""

@@ -30,7 +30,7 @@ HEAD = "# shardviz layouts 1: mesh "
 
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
-_LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<said>.+, (?P<bytes>[0-9]{1,18}) bytes( a rank)?)")
+_LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<said>.+, (?P<bytes>[0-9]{1,18}) bytes( per rank)?)")
 
 KINDS = {"parameters": "param", "buffers": "buffer"}
 

@@ -14,6 +14,7 @@ from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse
 from tests.dumps import Made, make_dump
+from tests.lanes import nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,6 +165,7 @@ if other:
 """
 
 
+@nightly
 def test_ranks_that_all_show_a_dtensor_and_a_module_print_it_once(tmp_path: Path) -> None:
     out = python(RANKS, tmp_path / "store")
     assert out.startswith("mesh (tp=2)\n tp=0 tp=1\n    0    1\n")

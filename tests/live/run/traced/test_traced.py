@@ -124,6 +124,7 @@ def check_fault(alone, folder, job):
     assert all(word in said for word in job.words), said
 
 
+@nightly  # tests/check/step/test_jobs.py judges traces every day
 def test_the_first_wrong_module_of_a_job_is_named(alone, tmp_path):
     check_fault(alone, tmp_path, Job("tp=2", "hand", "unsummed", "", "layers.1.mlp", ("not summed over",)))
 
