@@ -37,7 +37,7 @@ LITTLE = 0.01
 NO_STEP = "no step was planned: the probe has no batch(), and there is no --batch"
 
 OF_A_MOMENT = ("activations", "gathered")
-"""Roles of which ranks have most at different moments, so that their sum over ranks says nothing."""
+"""Roles that peak at different moments on different ranks, so that their sum over ranks says nothing."""
 
 WORDS = {
     "buckets": "buckets of gradients",

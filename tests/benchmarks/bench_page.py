@@ -1,4 +1,4 @@
-"""A run's page: 723 tensors on 1,024 ranks, and 2,000 tensors of which no two share a line, many of them wrong."""
+"""A run's page: 723 tensors on 1,024 ranks, and 2,000 tensors that share no line, many of them wrong."""
 
 from __future__ import annotations
 

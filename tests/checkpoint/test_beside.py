@@ -1,4 +1,4 @@
-"""A job's dump beside a checkpoint: equal is quiet, and what ranks hold otherwise is named with ranks and rows."""
+"""A job's dump beside a checkpoint: equal is quiet, and differences are named with ranks and rows."""
 
 from __future__ import annotations
 

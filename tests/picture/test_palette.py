@@ -1,4 +1,4 @@
-"""Colours of ranks: who is told from whom, also by colour-blind eyes and by terminals of few colours."""
+"""Colours of ranks: which can be distinguished, also by colour-blind eyes and by terminals of few colours."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """Tensors of which the same is said.
+    """Tensors that share one statement.
 
     Attributes:
         names: Their names.

@@ -178,7 +178,7 @@ def _is_of(plane: Plane, own: Plane, sides: Marked | None) -> bool:
 
 
 def _describing(one: Beside) -> Callable[[tuple[int, ...]], str]:
-    """Return what the mouse is told: who claims an element, and which file has it."""
+    """Return the mouse's tooltip: who claims an element, and which file has it."""
 
     def described(place: tuple[int, ...]) -> str:
         assert one.sides is not None, "there is a map"

@@ -55,7 +55,7 @@ def _cases(laid_out: LaidOut) -> list[tuple[str, Case]]:
 
 
 def _common_order(wrong: Sequence[Case]) -> Order | None:
-    """Return the permutation that all tensors show of which each rank claims a part of its own; None for several."""
+    """Return the one permutation that all tensors show whose parts differ from rank to rank; None for several."""
     orders = [order for case in wrong if (order := _order_of(case)) is not None]
     return orders[0] if orders and all(order == orders[0] for order in orders) else None
 

@@ -35,7 +35,7 @@ class Sorted:
     Attributes:
         right: Those that are what they claim.
         wrong: Those that are something else.
-        unknown: Those of which it is not known, with why.
+        unknown: Those that nothing is known of, with why.
     """
 
     right: tuple[Piece, ...]

@@ -37,7 +37,7 @@ MOST_EXTENTS = 2
 
 @dataclass(frozen=True)
 class Marked(Sides):
-    """Two sides of which parts are marked by who holds them, and not by their being different.
+    """Two sides whose parts are marked by who holds them, not by their being different.
 
     Attributes:
         wrong: The ranks whose parts are marked.

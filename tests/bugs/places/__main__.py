@@ -34,7 +34,7 @@ def of_faults(faults: Sequence[Fault], *, narrow: bool, talk: bool) -> None:
 
 
 def of_programs(programs: Sequence[Program], *, narrow: bool, talk: bool) -> None:
-    """Run right programs and print of which something is found."""
+    """Run right programs and print those in which something is found."""
     for number, report in reports_on([(program.source(narrow=narrow), program.mesh) for program in programs]):
         is_quiet = not isinstance(report, str) and not report.findings
         print(f"{'quiet' if is_quiet else 'FALSE ALARM'}  {programs[number].name}", flush=True)

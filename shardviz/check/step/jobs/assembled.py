@@ -170,7 +170,7 @@ class JobEvidence(Evidence):
 def assembled(
     one: JobTrace, job: JobTrace, judging: Judging, belongings: Mapping[str, Belonging]
 ) -> tuple[Dump, tuple[str, ...]]:
-    """Return a dump of a job beside one of a single process, and the gradients of which only samples were kept.
+    """Return a dump of a job beside one of a single process, and the gradients that only samples were kept of.
 
     Args:
         one: The job of one process.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.live.step.trace.recorded import Seen
 
 SIDES = 4
-"""Inputs, outputs and the gradients of both, of which many are the same tensors."""
+"""Inputs, outputs and the gradients of both; many are the same tensors."""
 
 FEWEST, MOST = 1 << 10, 1 << 18
 """Of a tensor at least and at most so many elements are kept, as many as leaves room for every module."""

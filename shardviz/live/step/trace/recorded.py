@@ -41,7 +41,7 @@ class Seen:
         needs_grad: Whether a gradient can flow back to it.
         number: Counts the tensors of a trace.
         gradient: This rank's part of its gradient; None where none came back.
-        shape: The shape of this rank's part, of which a sample may be kept.
+        shape: The shape of this rank's part, also where only a sample of it is kept.
     """
 
     values: torch.Tensor | None

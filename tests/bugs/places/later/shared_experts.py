@@ -1,4 +1,4 @@
-"""Experts of which each rank computes its own for all tokens, with a shared one beside them, summed over ep."""
+"""Experts, each rank computing its own for all tokens, with a shared one beside them, summed over ep."""
 
 from __future__ import annotations
 
