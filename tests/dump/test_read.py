@@ -162,8 +162,8 @@ def test_a_file_of_another_version_is_reported_from_a_damaged_one(
 @pytest.mark.parametrize(
     ("spoilt", "message"),
     [
-        (b"", "Error while deserializing header: header too small"),
-        (b"\xff" * 8 + b"{}", "Error while deserializing header: header too large"),
+        (b"", "header too small"),
+        (b"\xff" * 8 + b"{}", "header too large"),
         (b"\x02" + b"\0" * 7 + b"{}", "File does not contain tensor stamped/param/big"),
     ],
 )
@@ -172,7 +172,8 @@ def test_damaged_dense_values_are_reported(sample: Path, spoilt: bytes, message:
     path.write_bytes(spoilt)
     with pytest.raises(DumpError) as caught:
         read_files(sample)
-    assert caught.value.message == f"{path} is damaged: {message}"
+    assert caught.value.message.startswith(f"{path} is damaged: ")
+    assert caught.value.message.endswith(message)
 
 
 def test_dense_values_of_another_shape_are_reported(sample: Path):
