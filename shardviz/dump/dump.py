@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.dump.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids, whole_ids
+from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids, whole_ids
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
 from shardviz.dump.records import MAX_NUMBER

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 
 from shardviz.dump import nearby
-from shardviz.dump.dense import Wanted, check_arrays, read_array, read_arrays
+from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from whole import compare, python, verdict
 
+from shardviz.dump.arrays.sketch import sketch
 from shardviz.dump.records import (
     Body,
     LayoutRecord,
@@ -21,7 +22,6 @@ from shardviz.dump.records import (
     SketchRecord,
     TensorRecord,
 )
-from shardviz.dump.sketch import sketch
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 
 MODULES, RANKS, LAYERS = 1000, 64, 100

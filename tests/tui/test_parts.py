@@ -29,9 +29,9 @@ from shardviz.tui.model.comparing import pairs
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.mesh_plan import MeshPlan
 from shardviz.tui.model.names import shortened
+from shardviz.tui.model.navigation.selection import Selection, carried_over, of_entry
 from shardviz.tui.model.rank.lines import rank_lines
 from shardviz.tui.model.rank.memory import ids_beside, ids_in_memory, part_text, values_beside
-from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.dump.ids import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.read import DIGEST_LENGTH
 from shardviz.layout.ids import region_of
 

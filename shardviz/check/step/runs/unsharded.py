@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.trace.calls import is_within
-from shardviz.dump.sketch import apart, factor
+from shardviz.dump.arrays.sketch import apart, factor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.dump.records import Role
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 SEED = 3
 

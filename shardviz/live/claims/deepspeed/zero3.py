@@ -13,8 +13,8 @@ from torch import distributed
 from shardviz.dump.records import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.claims.deepspeed.fragment import Fragment
 from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.fragment import Fragment
 from shardviz.live.claims.local import Local, not_understood
 from shardviz.live.compat import clean_name
 

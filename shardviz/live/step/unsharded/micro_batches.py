@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.step import Batch, StepResult
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 MAX_PARTS = 16
 """Of a step with more micro-batches than this, none is looked at alone."""
