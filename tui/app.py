@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
-    from shardviz.dump.records import RunRecord
+    from shardviz.dump.records.files import RunRecord
 
     from .model.beside import Compared
     from .model.document import Document

@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.dump.read import layout_of
-from shardviz.dump.records import LayoutRecord
+from shardviz.dump.records.tensors import LayoutRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout import notation
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor

@@ -17,7 +17,8 @@ from shardviz.dump.arrays import dense
 from shardviz.dump.arrays.dense import read_array
 from shardviz.dump.arrays.ids import ID_NONE, whole_ids
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import DumpError
 

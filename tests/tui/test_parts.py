@@ -19,7 +19,7 @@ from shardviz.check.grouping import grouped
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, TensorRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.text.report import listed_rows
@@ -41,7 +41,7 @@ from tests.tui.steps import add_to_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records import RankRecord
+    from shardviz.dump.records.files import RankRecord
 
 MESH = parse_mesh("fsdp=2,tp=4")
 

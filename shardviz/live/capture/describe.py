@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import IdRun, Stamp
+    from shardviz.dump.records.tensors import IdRun, Stamp
     from shardviz.layout.region import Ranges
 
 MAX_RANGES = 4096

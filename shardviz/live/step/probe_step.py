@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.dump.records import WHOLE_LOSS
+from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped

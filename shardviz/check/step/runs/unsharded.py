@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import SketchRecord, What
+    from shardviz.dump.records.trace import SketchRecord, What
 
 Direction = Literal["forward", "backward"]
 Place = tuple[str, str, int, int]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.dump.records import FlatRecord, FragmentRecord, Stamp
+from shardviz.dump.records.tensors import FlatRecord, FragmentRecord, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import ALIKE, place_of

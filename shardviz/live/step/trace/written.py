@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.dump.arrays.sketch import apart, sketch
-from shardviz.dump.records import SketchRecord, of_point, of_replay
+from shardviz.dump.records.step import of_replay
+from shardviz.dump.records.trace import SketchRecord, of_point
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.step.trace.replayed import replayed
