@@ -6,17 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records import (
-    Body,
-    FlatRecord,
-    LayoutRecord,
-    MeshRecord,
-    Position,
-    RankRecord,
-    RunRecord,
-    Stamp,
-    TensorRecord,
-)
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, Position, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.notation import parse
 from shardviz.text import fold

@@ -16,10 +16,10 @@ from shardviz.errors import ShardvizError
 from .clipboard import copy
 from .keys import keys
 from .loading import load, load_compared, load_difference
-from .model.going import Link, about, at_target, opened_on
 from .model.messages import DocumentRead, DumpsCompared, JobCompared, OtherRead, Progressed, ReadFailed, RunRead
-from .model.selection import Selection, carried_over, name_of, next_finding
-from .model.target import Known
+from .model.navigation.going import Link, about, at_target, opened_on
+from .model.navigation.selection import Selection, carried_over, name_of, next_finding
+from .model.navigation.target import Known
 from .screens.beside import BesideView
 from .screens.explore import ExploreView
 from .screens.main import MainScreen
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from shardviz.check.diff import Difference
-    from shardviz.dump.records import RunRecord
+    from shardviz.dump.records.files import RunRecord
 
     from .model.beside import Compared
     from .model.document import Document
-    from .model.target import Target
+    from .model.navigation.target import Target
 
 
 class ShardvizApp(Viewer):
@@ -228,7 +228,7 @@ class ShardvizApp(Viewer):
 
     def picture(self) -> str:
         """Draw the chosen tensor as `shardviz show` does."""
-        from shardviz.picture.model.subject import of_tensor
+        from shardviz.picture.model.subjects.subject import of_tensor
         from shardviz.picture.svg.page import svg
 
         document = self.document

@@ -29,9 +29,9 @@ from .model.messages import (
     Zoomed,
 )
 from .model.names import shortened
-from .model.selection import next_plane
+from .model.navigation.selection import next_plane
+from .model.navigation.target import Known, Target
 from .model.stored import StoredDocument, drawn, first_plane, named
-from .model.target import Known, Target
 from .viewer import Viewer
 from .widgets.box import Box, Column, Row, ScrollBox
 from .widgets.key_bar import KeyBar
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from shardviz.checkpoint.records import Checkpoint
     from shardviz.picture.model.holders import Plane
-    from shardviz.picture.model.stored import Stored
+    from shardviz.picture.model.subjects.stored import Stored
 
 
 class CheckpointApp(Viewer):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from textual.message import Message
     from textual.screen import Screen
 
-    from .model.target import Known, Target
+    from .model.navigation.target import Known, Target
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""

@@ -14,7 +14,9 @@ from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.as_claimed import is_as_claimed
 from shardviz.check.order.laid_out import LaidOut
 from shardviz.check.order.one_order import with_one_order
-from shardviz.check.order.rules.foreign import check_foreign
+from shardviz.check.order.rules.ids.foreign import check_foreign
+from shardviz.check.order.rules.ids.places import check_places
+from shardviz.check.order.rules.ids.plain_copies import check_plain_copies
 from shardviz.check.order.rules.intent import (
     check_intent,
     intended_text,
@@ -22,8 +24,6 @@ from shardviz.check.order.rules.intent import (
     unmatched,
 )
 from shardviz.check.order.rules.masters import check_fragments, check_master, is_master, of_masters
-from shardviz.check.order.rules.places import check_places
-from shardviz.check.order.rules.plain_copies import check_plain_copies
 from shardviz.check.order.rules.reassembly import check_gathered
 from shardviz.check.order.rules.rewritten import check_recomputed, check_redrawn, check_zeros
 from shardviz.check.order.rules.sequence import check_sequence

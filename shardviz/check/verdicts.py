@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.compared import compared
 from shardviz.check.whole.planned import is_compared
-from shardviz.dump.records import WEIGHTS
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.text import counted
 
 if TYPE_CHECKING:

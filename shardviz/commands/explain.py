@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from shardviz.commands.common.dumps import refuse_pixels, terminal_for, write_answer, write_markup
     from shardviz.layout.mesh import parse_mesh
-    from shardviz.picture.model.subject import MAX_DRAWN_RANKS, of_layout
+    from shardviz.picture.model.subjects.subject import MAX_DRAWN_RANKS, of_layout
 
     refuse_pixels(args.output)
     mesh = parse_mesh(args.mesh)
@@ -117,7 +117,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 def _lines(layout: Layout, dtype: str, terminal: Terminal, *, all_ranks: bool) -> list[Text]:
     from shardviz.layout import notation
-    from shardviz.picture.model.subject import of_layout
+    from shardviz.picture.model.subjects.subject import of_layout
     from shardviz.picture.text.page import picture_lines, rank_lines
     from shardviz.picture.text.terminal import line
 
@@ -177,7 +177,7 @@ def _other_placements(layout: Layout) -> tuple[Placement, ...] | None:
 
 def _local_shapes(layout: Layout) -> list[Text]:
     from shardviz.picture.model.holders import mask_of
-    from shardviz.picture.model.labels import ranks_label
+    from shardviz.picture.model.mesh.labels import ranks_label
     from shardviz.picture.model.palette import Colouring
 
     colouring = Colouring(layout.mesh)

@@ -113,7 +113,7 @@ def _show_step(args: argparse.Namespace) -> None:
 def _show_table(args: argparse.Namespace) -> None:
     """Print what a step took and sent."""
     from shardviz.commands.common.dumps import format_of, read_dump, terminal_for, write_answer
-    from shardviz.picture.model.heat import bytes_held, bytes_received
+    from shardviz.picture.model.mesh.heat import bytes_held, bytes_received
     from shardviz.picture.text.meshes import heat_lines
     from shardviz.picture.text.schedule import schedule_lines
     from shardviz.picture.text.tables.comms import comms_lines
@@ -164,7 +164,7 @@ def _show_svg(folder: Path, pattern: str | None, output: Path | None) -> None:
     """Write one tensor as SVG; without a name, the only tensor that there is."""
     from shardviz.commands.common.dumps import checked, read_dump, write_markup
     from shardviz.dump.find import find_tensors
-    from shardviz.picture.model.subject import of_tensor
+    from shardviz.picture.model.subjects.subject import of_tensor
     from shardviz.picture.svg.page import svg
 
     dump = read_dump(folder)
@@ -208,7 +208,7 @@ def show(
     from shardviz.checkpoint.open import is_checkpoint
     from shardviz.commands.common.dumps import checked, read_dump, terminal_for, write_answer
     from shardviz.dump.find import find_tensors
-    from shardviz.picture.model.subject import of_tensor
+    from shardviz.picture.model.subjects.subject import of_tensor
     from shardviz.picture.text.page import page_lines, rank_lines
     from shardviz.picture.text.tables.values import value_lines
     from shardviz.picture.text.terminal import line

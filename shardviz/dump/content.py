@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, Body
+from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER
+from shardviz.dump.records.tensors import Body
 from shardviz.errors import DumpError
 from shardviz.layout.dtypes import is_dtype
 from shardviz.layout.region import length
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import GatherRecord, LayoutRecord
+    from shardviz.dump.records.tensors import GatherRecord, LayoutRecord
     from shardviz.layout.region import Ranges
 
 NOT_FINITE = ("nan", "inf", "-inf")

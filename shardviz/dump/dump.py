@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.dump.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids, whole_ids
+from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids, whole_ids
 from shardviz.dump.pause import collector_paused
 from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
-from shardviz.dump.records import MAX_NUMBER
+from shardviz.dump.records.base import MAX_NUMBER
 from shardviz.errors import DumpError
 from shardviz.layout.region import Region
 from shardviz.text import Fold, fold, natural_key, printable
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.read import DumpFiles
-    from shardviz.dump.records import Body, LayoutRecord, Moment, RankRecord, Role, Stamp, TensorRecord
+    from shardviz.dump.records.base import Moment, Role
+    from shardviz.dump.records.files import RankRecord
+    from shardviz.dump.records.tensors import Body, LayoutRecord, Stamp, TensorRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 
 from shardviz.dump import nearby
-from shardviz.dump.dense import Wanted, check_arrays, read_array, read_arrays
+from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
 from shardviz.dump.pause import collector_paused
-from shardviz.dump.records import DIGEST_LENGTH, MAX_NUMBER, SCHEMA, RankRecord, RunRecord
+from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER, SCHEMA
+from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, dense_file, rank_file
 from shardviz.errors import DumpError

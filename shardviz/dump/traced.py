@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.dump.read import read_files
-from shardviz.dump.records import SCHEMA, RankRecord
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import write_rank, write_run
 
 if TYPE_CHECKING:

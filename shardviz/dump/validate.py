@@ -22,7 +22,7 @@ from shardviz.dump.content import (
     item_at,
     numel_of,
 )
-from shardviz.dump.records import DIGEST_LENGTH
+from shardviz.dump.records.base import DIGEST_LENGTH
 from shardviz.errors import DumpError, ShardvizError
 from shardviz.layout.intended import parse_intended
 from shardviz.layout.layout import FlatView, Layout, check_placements
@@ -34,7 +34,9 @@ from shardviz.text import cut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardviz.dump.records import CallRecord, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+    from shardviz.dump.records.files import RankRecord, RunRecord
+    from shardviz.dump.records.step import CallRecord
+    from shardviz.dump.records.tensors import LayoutRecord, MeshRecord, Stamp, TensorRecord
     from shardviz.layout.placements import Placement
     from shardviz.layout.region import Ranges
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import RankRecord, Record, RunRecord
+    from shardviz.dump.records.base import Record
+    from shardviz.dump.records.files import RankRecord, RunRecord
     from shardviz.plan.records import PlanRecord
 
 PLAN_FILE = "plan.json"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import RankRecord, RunRecord
+    from shardviz.dump.records.files import RankRecord, RunRecord
     from shardviz.live.capture.pipeline_parts import PipelinePart
 
     Sent: TypeAlias = tuple[RankRecord, Mapping[str, NDArray[np.generic]]]

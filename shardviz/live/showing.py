@@ -10,19 +10,19 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardviz.dump.read import layout_of
-from shardviz.dump.records import LayoutRecord
+from shardviz.dump.records.tensors import LayoutRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout import notation
 from shardviz.live.capture.locals import Local, local_tensors, of_tensor
 from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.stamp import dtype_name
-from shardviz.picture.model.subject import of_layout
+from shardviz.picture.model.subjects.subject import of_layout
 from shardviz.text import did_you_mean
 
 if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.subject import Subject
+    from shardviz.picture.model.subjects.subject import Subject
 
 
 def rank() -> int | None:

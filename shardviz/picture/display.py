@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.subject import Subject
+    from shardviz.picture.model.subjects.subject import Subject
     from shardviz.picture.text.terminal import Terminal
 
     Lines = Callable[[Terminal], list[Text]]
@@ -103,7 +103,7 @@ def _of_plain(what: object, tensor: str | None) -> Picture:
     from shardviz.layout.mesh import Mesh
 
     if isinstance(what, Layout):
-        from shardviz.picture.model.subject import of_layout
+        from shardviz.picture.model.subjects.subject import of_layout
 
         return _of_subject(of_layout(what))
     if isinstance(what, Mesh):
@@ -124,7 +124,7 @@ def _of_model(dump: Dump, pattern: str | None) -> Picture:
     """Draw one tensor of a dump, or the whole of it."""
     if pattern is not None:
         from shardviz.dump.find import find_tensors
-        from shardviz.picture.model.subject import of_tensor
+        from shardviz.picture.model.subjects.subject import of_tensor
 
         found = find_tensors(dump, pattern)
         if len(found) > 1:

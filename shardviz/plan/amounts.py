@@ -17,7 +17,7 @@ from shardviz.text import Fold
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import Body, TensorRecord
+    from shardviz.dump.records.tensors import Body, TensorRecord
     from shardviz.layout.layout import Layout
     from shardviz.plan.ranks import PlannedPart, PlannedRanks
     from shardviz.plan.records import PlanPart

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.records import MeshRecord, Position, RankRecord
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.tensors import MeshRecord, Position
 from shardviz.dump.validate import layout_of, mesh_of
 from shardviz.plan.places import mesh_for, ranks_of
 from shardviz.plan.sizes import equally_full, is_even
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import Body
+    from shardviz.dump.records.tensors import Body
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.plan.records import PlanPart, PlanRecord

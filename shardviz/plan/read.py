@@ -9,7 +9,7 @@ from shardviz.errors import DumpError
 from shardviz.plan.ranks import PlannedRanks
 
 if TYPE_CHECKING:
-    from shardviz.dump.records import RunRecord
+    from shardviz.dump.records.files import RunRecord
     from shardviz.dump.validate import StampedShapes
     from shardviz.plan.records import PlanPart, PlanRecord
 

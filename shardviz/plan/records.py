@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shardviz.dump.records import Count, RankRecord, Record, RunId
+from shardviz.dump.records.base import Count, Record, RunId
+from shardviz.dump.records.files import RankRecord
 
 
 class UnitRecord(Record, frozen=True):

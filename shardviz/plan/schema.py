@@ -8,7 +8,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from shardviz.check.finding import FOR_MACHINES, Finding, NotChecked
-from shardviz.dump.records import SCHEMA, RankRecord, RunRecord
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.plan.records import PlanRecord
 
 TITLES = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.dump.records import Moment
+    from shardviz.dump.records.base import Moment
     from shardviz.layout.mesh import Mesh
     from shardviz.probe_files import Probe
 

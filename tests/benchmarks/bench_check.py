@@ -12,25 +12,20 @@ import hashlib
 import pstats
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whole import compare, peak_memory_of_children, python, verdict
 
 from shardviz.check.run import check_dump
-from shardviz.dump.records import (
-    Body,
-    LayoutRecord,
-    MeshRecord,
-    Moment,
-    Position,
-    RankRecord,
-    RunRecord,
-    Stamp,
-    TensorRecord,
-)
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Position, Stamp, TensorRecord
 from shardviz.dump.write import rank_file, write_rank, write_run
 from shardviz.layout.layout import Layout
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.notation import parse
+
+if TYPE_CHECKING:
+    from shardviz.dump.records.base import Moment
 
 MESH = Mesh(("fsdp", "tp"), (128, 8))
 LAYERS = 80

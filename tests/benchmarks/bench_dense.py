@@ -13,7 +13,8 @@ from whole import verdict
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.notation import parse

@@ -11,17 +11,10 @@ from pathlib import Path
 import numpy as np
 from whole import compare, python, verdict
 
-from shardviz.dump.records import (
-    Body,
-    LayoutRecord,
-    MeshRecord,
-    PointRecord,
-    RankRecord,
-    RunRecord,
-    SketchRecord,
-    TensorRecord,
-)
-from shardviz.dump.sketch import sketch
+from shardviz.dump.arrays.sketch import sketch
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, TensorRecord
+from shardviz.dump.records.trace import PointRecord, SketchRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 
 MODULES, RANKS, LAYERS = 1000, 64, 100

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardviz.dump.read import mesh_of
-from shardviz.dump.records import Body, LayoutRecord, RankRecord, Role, RunRecord, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, TensorRecord
 from shardviz.dump.write import RUN_FILE, rank_file, write_rank, write_run
 from shardviz.layout.notation import parse
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from shardviz.dump.records.base import Role
 
 
 def change_rank(folder: Path, rank: int, **fields: Any) -> None:

@@ -10,16 +10,9 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.step import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import (
-    Body,
-    LayoutRecord,
-    MeshRecord,
-    RankRecord,
-    RunRecord,
-    StageRecord,
-    Stamp,
-    TensorRecord,
-)
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.step import StageRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import Mesh
 

@@ -10,7 +10,7 @@ from shardviz.check.run import report_on
 from shardviz.check.verdicts import nothing_checked
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import FragmentRecord
+from shardviz.dump.records.tensors import FragmentRecord
 from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardviz.check.order.infer.orders import as_text, name_order, period_of
 from shardviz.check.run import check_dump
-from shardviz.dump.records import MeshRecord
+from shardviz.dump.records.tensors import MeshRecord
 from tests.check.checking import arange, check_made, kinds, only, reordered, shards_of
 from tests.check.records import add_values, change_rank, change_run, read_rank
 from tests.dumps import Made
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.check.finding import Finding, Report
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
 
 
 def found_of(tmp_path: Path, content: NDArray[np.int64], claimed: str, mesh: str) -> Finding:

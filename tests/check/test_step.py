@@ -7,7 +7,8 @@ from shardviz.check.finding import NotChecked
 from shardviz.check.step import check_step
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import Mesh
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.records import LayoutRecord
+from shardviz.dump.records.tensors import LayoutRecord
 from tests.check.steps import COPIES, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.slices import places_of, spans
-from shardviz.dump.records import LayoutRecord
+from shardviz.dump.records.tensors import LayoutRecord
 from tests.check.steps import COPIES, MESH, ROWS_OVER_TP, WANTED, Step, by_tp, on_all, rows_over_tp
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from shardviz.check.run import check_dump
-from shardviz.dump.records import Body, GatherRecord, Position, RunRecord, TensorRecord
+from shardviz.dump.records.files import RunRecord
+from shardviz.dump.records.tensors import Body, GatherRecord, Position, TensorRecord
 from shardviz.dump.write import RUN_FILE
 from shardviz.errors import NotationError
 from shardviz.live.capture.intended import check_intended

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.dump.content import digest_of_bits
-from shardviz.dump.records import Body, LayoutRecord, MeshRecord, Position, RankRecord, RunRecord, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Position, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.layout.mesh import parse_mesh
 from shardviz.layout.notation import parse

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardviz.cli import main
-from shardviz.dump.records import CollectiveRecord, RankRecord, RunRecord, StageRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.step import CollectiveRecord, StageRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 
 if TYPE_CHECKING:

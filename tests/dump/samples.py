@@ -11,15 +11,14 @@ import pytest
 
 from shardviz.dump.content import digest_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import (
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import (
     Body,
     FlatRecord,
     GatherRecord,
     LayoutRecord,
     MeshRecord,
     Position,
-    RankRecord,
-    RunRecord,
     Stamp,
     TensorRecord,
 )

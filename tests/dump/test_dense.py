@@ -13,11 +13,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardviz.check.run import check_dump
-from shardviz.dump import dense
-from shardviz.dump.dense import read_array
-from shardviz.dump.ids import ID_NONE, whole_ids
+from shardviz.dump.arrays import dense
+from shardviz.dump.arrays.dense import read_array
+from shardviz.dump.arrays.ids import ID_NONE, whole_ids
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import DumpError
 
@@ -164,7 +165,7 @@ AS_NOBODY = """
 import os
 import safetensors.numpy
 from pathlib import Path
-from shardviz.dump.dense import read_array
+from shardviz.dump.arrays.dense import read_array
 if os.getuid() == 0:
     os.setuid(65534)
 try:

@@ -11,7 +11,8 @@ from hypothesis import assume, given
 
 from shardviz.dump.dump import ID_NONE, MAX_ELEMENTS, Dump, dump_of, expand_runs
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import parse_mesh
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from shardviz.dump.records import Moment
+    from shardviz.dump.records.base import Moment
     from shardviz.layout.layout import Layout
 
 MESH = parse_mesh("tp=2")

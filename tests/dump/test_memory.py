@@ -7,16 +7,10 @@ from shardviz.dump.costs.comms import received
 from shardviz.dump.costs.memory import counted, elements_text, memory_table, schemes, uses
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import (
-    Body,
-    CallRecord,
-    CollectiveRecord,
-    PointRecord,
-    RankRecord,
-    RunRecord,
-    StageRecord,
-    TensorRecord,
-)
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.step import CallRecord, CollectiveRecord, StageRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
+from shardviz.dump.records.trace import PointRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.picture.text.tables.comms import comms_lines
 from shardviz.picture.text.tables.memory import memory_lines

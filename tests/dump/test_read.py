@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardviz.dump.dense import read_array
+from shardviz.dump.arrays.dense import read_array
 from shardviz.dump.read import read_files
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh, parse_mesh

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shardviz.dump.sketch import MAX_ELEMENTS, SIZE, apart, factor, sketch
+from shardviz.dump.arrays.sketch import MAX_ELEMENTS, SIZE, apart, factor, sketch
 
 SIZES = [40, 3000, MAX_ELEMENTS, 5 * MAX_ELEMENTS + 3]
 

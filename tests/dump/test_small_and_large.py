@@ -13,8 +13,9 @@ import pytest
 from shardviz.check.run import check_dump
 from shardviz.cli import main
 from shardviz.dump import read
-from shardviz.dump.ids import MAX_DENSE, MAX_ELEMENTS, MAX_OF_ALL, most_ids, own_ids
-from shardviz.dump.records import Body, LayoutRecord, MeshRecord, RankRecord, RunRecord, Stamp, TensorRecord
+from shardviz.dump.arrays.ids import MAX_DENSE, MAX_ELEMENTS, MAX_OF_ALL, most_ids, own_ids
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, LayoutRecord, MeshRecord, Stamp, TensorRecord
 from shardviz.dump.write import write_rank, write_run
 from shardviz.errors import LayoutError
 from shardviz.layout.region import MAX_LAID_OUT, Region

@@ -1,7 +1,7 @@
 import pytest
 
 from shardviz.dump.costs.timeline import timeline
-from shardviz.dump.records import StageRecord
+from shardviz.dump.records.step import StageRecord
 from shardviz.errors import ShardvizError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardviz.dump.read import read_files
-from shardviz.dump.records import RankRecord
+from shardviz.dump.records.files import RankRecord
 from shardviz.dump.write import check_folder, prepare_folder, replacing_folder, write_rank, write_run
 from shardviz.errors import DumpError
 from tests.dump.samples import RUN, rank_record, write_sample

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardviz.dump.content import digest_of
 from shardviz.dump.dump import expand_runs
-from shardviz.dump.records import Body, Stamp
+from shardviz.dump.records.tensors import Body, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.capture import describe
 

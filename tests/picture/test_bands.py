@@ -13,7 +13,7 @@ from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.bands import LANE, LEFT, RIGHT, Move, _cells, _lanes
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.terminal import ASCII, Terminal

@@ -14,7 +14,7 @@ from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
-from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import exhibit_lines

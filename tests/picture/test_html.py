@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from shardviz.cli import main
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRecord
+from shardviz.dump.records.step import CollectiveRecord, StageRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.write import write_rank
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.html.script import script_text

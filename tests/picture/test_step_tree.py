@@ -8,7 +8,9 @@ import pytest
 from shardviz.check.finding import Finding
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, MeshRecord, PointRecord, RankRecord, RunRecord, TensorRecord, of_point
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, MeshRecord, TensorRecord
+from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 from shardviz.picture.html.step_tree import modules_section
 from shardviz.picture.model.step_heat import StepHeat, step_heats

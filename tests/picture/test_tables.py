@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.model.subject import of_tensor
+from shardviz.picture.model.subjects.subject import of_tensor
 from shardviz.picture.text.page import rank_lines
 from shardviz.picture.text.report import table_lines
 from shardviz.picture.text.tables.memory import memory_lines

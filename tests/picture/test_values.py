@@ -1,7 +1,7 @@
 """The numbers of a tensor as text: small ones only, equal ones once."""
 
 from shardviz.dump.dump import Shard, Tensor
-from shardviz.dump.records import Body
+from shardviz.dump.records.tensors import Body
 from shardviz.picture.text.tables.values import MOST_BLOCKS, MOST_NUMBERS, value_lines
 from shardviz.picture.text.terminal import Terminal
 from shardviz.text import Fold

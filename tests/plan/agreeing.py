@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.read import DumpFiles
-    from shardviz.dump.records import RankRecord
+    from shardviz.dump.records.files import RankRecord
 
 ROLES = ("param", "buffer", "grad", "optim")
 """What stays in memory between steps."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from shardviz.dump.records import CollectiveRecord
+from shardviz.dump.records.step import CollectiveRecord
 from shardviz.layout.mesh import parse_mesh
 from tests.dumps import Made, make_dump
 from tests.tui.steps import add_collectives, add_moments, add_to_ranks, gpipe

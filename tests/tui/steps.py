@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, CollectiveRecord, StageRecord, TensorRecord
+from shardviz.dump.records.step import CollectiveRecord, StageRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.dump.write import write_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from shardviz.dump.records import RankRecord
+    from shardviz.dump.records.files import RankRecord
 
 
 def add_to_ranks(path: Path, change: Callable[[RankRecord], RankRecord]) -> None:

@@ -19,7 +19,7 @@ from shardviz.check.grouping import grouped
 from shardviz.dump.costs.memory import memory_table
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import Body, TensorRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
 from shardviz.errors import ShardvizError
 from shardviz.layout.mesh import parse_mesh
 from shardviz.picture.text.report import listed_rows
@@ -29,9 +29,9 @@ from shardviz.tui.model.comparing import pairs
 from shardviz.tui.model.document import Document
 from shardviz.tui.model.mesh_plan import MeshPlan
 from shardviz.tui.model.names import shortened
+from shardviz.tui.model.navigation.selection import Selection, carried_over, of_entry
 from shardviz.tui.model.rank.lines import rank_lines
 from shardviz.tui.model.rank.memory import ids_beside, ids_in_memory, part_text, values_beside
-from shardviz.tui.model.selection import Selection, carried_over, of_entry
 from shardviz.tui.widgets.finding_card import finding_body, verdict_text
 from shardviz.tui.widgets.rank_card import rank_text
 from tests.dumps import Made, make_dump
@@ -41,7 +41,7 @@ from tests.tui.steps import add_to_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records import RankRecord
+    from shardviz.dump.records.files import RankRecord
 
 MESH = parse_mesh("fsdp=2,tp=4")
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.records import Body, PointRecord, TensorRecord
+from shardviz.dump.records.tensors import Body, TensorRecord
+from shardviz.dump.records.trace import PointRecord
 from tests.tui.conftest import MESH, kept
 from tests.tui.driving import walk, walk_on
 from tests.tui.steps import add_to_ranks
@@ -14,7 +15,7 @@ from tests.tui.steps import add_to_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardviz.dump.records import RankRecord
+    from shardviz.dump.records.files import RankRecord
 
 ENDED = ("layers.0.up", "layers.0", "layers.1.up", "layers.1", "")
 

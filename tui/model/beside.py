@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.comparing.outcome import DIFFERENT
-from shardviz.picture.model.beside import beside
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
-from shardviz.picture.model.stored import numbered
+from shardviz.picture.model.subjects.beside import beside
+from shardviz.picture.model.subjects.stored import numbered
 from shardviz.text import Fold, fold
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.beside.job import Job
     from shardviz.checkpoint.comparing.outcome import Comparison, Outcome
     from shardviz.checkpoint.records import Checkpoint
-    from shardviz.picture.model.beside import Beside, Marked
+    from shardviz.picture.model.subjects.beside import Beside, Marked
 
     from .document import Document
 

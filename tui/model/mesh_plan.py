@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.picture.model.rank_grid import grids_of, one_grid
+from shardviz.picture.model.mesh.rank_grid import grids_of, one_grid
 
 if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.rank_grid import RankGrid
+    from shardviz.picture.model.mesh.rank_grid import RankGrid
 
 GROUP_GAP = 2
 """Cells left free between groups to the right; downwards it is one."""

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from shardviz.check.diff import Difference
     from shardviz.check.finding import Report
     from shardviz.checkpoint.records import Checkpoint
-    from shardviz.dump.records import RunRecord, StageRecord
+    from shardviz.dump.records.files import RunRecord
+    from shardviz.dump.records.step import StageRecord
     from shardviz.errors import ShardvizError
     from shardviz.picture.text.paint import Side
 

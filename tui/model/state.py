@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from .beside import Compared
     from .document import Document
-    from .selection import Selection
+    from .navigation.selection import Selection
 
 
 class State(Protocol):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import Plane
-from shardviz.picture.model.stored import numbered, stored
+from shardviz.picture.model.subjects.stored import numbered, stored
 from shardviz.picture.text.checkpoint import in_order
 from shardviz.text import bytes_text, nearest, printable
 
-from .target import Known, Target, parse_target
+from .navigation.target import Known, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Report
     from shardviz.check.verdicts import Verdict
     from shardviz.checkpoint.records import Checkpoint, Saved
-    from shardviz.picture.model.stored import Stored, StoredPart
+    from shardviz.picture.model.subjects.stored import Stored, StoredPart
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..colours import ink
 from ..model.beside import plane_of
 from ..model.messages import PlaceChosen, PlaneTurned, Zoomed
 from ..model.names import shortened
-from ..model.selection import next_plane, of_entry
+from ..model.navigation.selection import next_plane, of_entry
 from ..widgets.box import Box, Row, ScrollBox
 from ..widgets.lines import Lines
 from ..widgets.map.tensor_map import TensorMap
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from shardviz.picture.model.beside import Beside, Marked
     from shardviz.picture.model.holders import Plane
+    from shardviz.picture.model.subjects.beside import Beside, Marked
 
     from ..model.beside import Compared, Line
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
 
 MOST_RANKS = 40
 """Characters of the ranks in a tooltip."""

@@ -17,7 +17,7 @@ from ..keys import keys
 from ..model.comparing import SIGNS, Pair, pairs
 from ..model.messages import Zoomed
 from ..model.names import shortened
-from ..model.selection import of_entry
+from ..model.navigation.selection import of_entry
 from ..widgets.box import Box, Row
 from ..widgets.lines import Lines
 from ..widgets.map.tensor_map import TensorMap
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Sides
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
     from ..model.state import State
 
 LEGEND = "Tensors: ≠ different  < only in the first  > only in the second  = the same  ? not compared"

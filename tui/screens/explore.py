@@ -10,7 +10,7 @@ from textual import on
 from ..keys import keys
 from ..model.filters import after, axes_of, roles_of
 from ..model.messages import TensorChosen, TensorOpened
-from ..model.selection import of_entry
+from ..model.navigation.selection import of_entry
 from ..widgets.box import Row, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.listing import SEARCHING, Listing
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
 
 
 class ExploreView(View):

@@ -13,7 +13,7 @@ from shardviz.text import printable
 
 from ..colours import verdict_style
 from ..model.names import shortened
-from ..model.selection import of_finding
+from ..model.navigation.selection import of_finding
 from ..widgets.box import Box, ScrollBox
 from ..widgets.finding_card import FindingCard, finding_head
 from ..widgets.lines import Lines
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
 
 
 class FindingsView(View):

@@ -9,14 +9,14 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from ..model.target import HOW, Target, parse_target
+from ..model.navigation.target import HOW, Target, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from textual.app import ComposeResult
 
-    from ..model.target import Known
+    from ..model.navigation.target import Known
 
 
 class GotoScreen(ModalScreen[Target | None]):

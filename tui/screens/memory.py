@@ -12,7 +12,7 @@ from textual.widgets import Static
 from shardviz.text import bytes_text
 
 from ..keys import keys
-from ..model.selection import rank_of
+from ..model.navigation.selection import rank_of
 from ..widgets.box import Box
 from ..widgets.lines import Lines
 from ..widgets.trees.usage_tree import RankBars, UsageTree, rank_bar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
     from ..model.state import State
     from ..model.usage import Usage
 

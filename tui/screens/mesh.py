@@ -9,9 +9,9 @@ from textual.widgets import Static
 from shardviz.errors import ShardvizError
 
 from ..keys import keys
-from ..model.lights import lights_of
 from ..model.names import shortened
-from ..model.selection import rank_of
+from ..model.navigation.lights import lights_of
+from ..model.navigation.selection import rank_of
 from ..widgets.box import Box, Column, Row, ScrollBox
 from ..widgets.grids.mesh_grid import LEGEND, MeshGrid
 from ..widgets.map.tensor_map import TensorMap
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
     from ..model.state import State
 
 

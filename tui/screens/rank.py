@@ -17,9 +17,9 @@ from ..colours import verdict_style
 from ..keys import keys
 from ..model.filters import after
 from ..model.names import shortened
+from ..model.navigation.selection import name_of, of_entry, rank_of
 from ..model.rank.lines import ORDERS, Order, RankLine, rank_lines
 from ..model.rank.memory import ids_beside, values_beside
-from ..model.selection import name_of, of_entry, rank_of
 from ..widgets.box import Box, Column, Row
 from ..widgets.grids.values_grid import ValuesGrid
 from ..widgets.lines import Lines
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from textual.widgets import Input
 
     from ..model.document import Document
+    from ..model.navigation.selection import Selection
     from ..model.rank.cells import Beside
-    from ..model.selection import Selection
     from ..model.state import State
 
 

@@ -13,9 +13,9 @@ from shardviz.text import bytes_text, counted, printable
 
 from ..keys import keys
 from ..model.filters import after
-from ..model.lights import takes_part
 from ..model.messages import PassChosen
-from ..model.selection import rank_of
+from ..model.navigation.lights import takes_part
+from ..model.navigation.selection import rank_of
 from ..model.step.modules import Modules, modules_of
 from ..model.step.step import Collective, Moment, Step, axes_text, moments
 from ..model.step.text import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
     from ..model.state import State
 
 

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from ..abstract import Abstract
 from ..model.filters import after
 from ..model.messages import PlaceChosen, PlaneTurned, RankChosen, SideChosen
-from ..model.selection import next_plane
+from ..model.navigation.selection import next_plane
 from ..widgets.box import Column, Entitled
 from ..widgets.map.side_bar import SIDES
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..model.document import Document
-    from ..model.selection import Selection
+    from ..model.navigation.selection import Selection
     from ..model.state import State
 
 

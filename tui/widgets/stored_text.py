@@ -20,10 +20,10 @@ from ..model.stored import drawn, parts_at
 if TYPE_CHECKING:
     from shardviz.check.finding import Report
     from shardviz.checkpoint.records import Checkpoint
-    from shardviz.picture.model.stored import Stored
+    from shardviz.picture.model.subjects.stored import Stored
 
+    from ..model.navigation.target import Target
     from ..model.stored import StoredDocument
-    from ..model.target import Target
 
 MOST_NAME = 60
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.widgets import Static
 
 from shardviz.dump.read import mesh_of
-from shardviz.dump.records import WEIGHTS
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.picture.text.terminal import UNICODE
 from shardviz.text import counted, printable
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.check.verdicts import Verdict
-    from shardviz.dump.records import RunRecord
+    from shardviz.dump.records.files import RunRecord
 
     from ..model.document import Document
 

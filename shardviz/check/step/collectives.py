@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import CallRecord
+    from shardviz.dump.records.step import CallRecord
 
     Values = NDArray[np.float64]
 

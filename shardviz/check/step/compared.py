@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard, Tensor
-    from shardviz.dump.records import NoiseRecord
+    from shardviz.dump.records.step import NoiseRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
 

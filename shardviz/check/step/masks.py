@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import MaskRecord
+    from shardviz.dump.records.step import MaskRecord
     from shardviz.layout.mesh import Mesh
 
     Row = dict[int, MaskRecord]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.compared import Compared
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import Moment
+    from shardviz.dump.records.base import Moment
 
 ROLES = ("output", "scalar", "grad")
 """Causes before what is computed from them."""

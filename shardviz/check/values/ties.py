@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import RankRecord, Stamp
+    from shardviz.dump.records.files import RankRecord
+    from shardviz.dump.records.tensors import Stamp
 
 
 def check_ties(dump: Dump) -> Iterator[Finding | NotChecked]:

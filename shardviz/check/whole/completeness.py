@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Tensor
     from shardviz.dump.read import DumpFiles
-    from shardviz.dump.records import Stamp
+    from shardviz.dump.records.tensors import Stamp
 
 MAX_LISTED = 8
 

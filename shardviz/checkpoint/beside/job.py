@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardviz.dump.dump import Dump, Shard
     from shardviz.dump.dump import Tensor as Dumped
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "optim")
 AGAIN = "capture the job without stamps: `shardviz run -- CMD`, or shardviz.capture(model, folder)"

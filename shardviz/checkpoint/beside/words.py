@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.case import Case
-from shardviz.check.order.rules.places import check_places
+from shardviz.check.order.rules.ids.places import check_places
 from shardviz.errors import ShardvizError
 from shardviz.text import join_numbers, listed
 

@@ -83,7 +83,7 @@ def draw_checkpoint(path: Path, pattern: str | None, style: str, output: Path | 
     """
     from shardviz.checkpoint.open import open_checkpoint
     from shardviz.commands.common.dumps import write_markup
-    from shardviz.picture.model.stored import numbered, stored
+    from shardviz.picture.model.subjects.stored import numbered, stored
     from shardviz.picture.svg.stored import stored_svg
 
     if style == "html":

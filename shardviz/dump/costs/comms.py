@@ -12,7 +12,7 @@ from shardviz.layout.routes import ring
 
 if TYPE_CHECKING:
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import CollectiveRecord
+    from shardviz.dump.records.step import CollectiveRecord
 
 Axes = tuple[str, ...]
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from shardviz.dump.records import is_point
+from shardviz.dump.records.trace import is_point
 from shardviz.errors import NotationError
 from shardviz.layout.dtypes import itemsize
 from shardviz.layout.notation import parse
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.dump.records import Role, StageRecord
+    from shardviz.dump.records.base import Role
+    from shardviz.dump.records.step import StageRecord
 
 ROLES: tuple[Role, ...] = ("param", "buffer", "grad", "optim", "activation")
 """The roles that stay in memory, in the order of columns."""

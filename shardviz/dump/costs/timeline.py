@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import StageRecord
+    from shardviz.dump.records.step import StageRecord
 
 FORWARD, BACKWARD = 1, 2
 """How long a pass takes."""

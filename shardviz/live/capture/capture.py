@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
-from shardviz.dump.records import (
-    SCHEMA,
-    Body,
-    GatherRecord,
-    LayoutRecord,
-    MeshRecord,
-    Moment,
-    Position,
-    RankRecord,
-    RunRecord,
-    TensorRecord,
-)
+from shardviz.dump.records.base import SCHEMA, Moment
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import Body, GatherRecord, LayoutRecord, MeshRecord, Position, TensorRecord
 from shardviz.layout.mesh import Mesh
 from shardviz.live.capture import describe
 from shardviz.live.capture.meshes import plain_mesh
@@ -42,18 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import (
-        CallRecord,
-        CollectiveRecord,
-        FragmentRecord,
-        KeptRecord,
-        MaskRecord,
-        NoiseRecord,
-        PointRecord,
-        SketchRecord,
-        StageRecord,
-        Stamp,
-    )
+    from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
+    from shardviz.dump.records.tensors import FragmentRecord, Stamp
+    from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.stamp import Stamped

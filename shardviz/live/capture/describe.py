@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shardviz.dump.ids import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.dump.read import DIGEST_LENGTH
 from shardviz.layout.ids import region_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import IdRun, Stamp
+    from shardviz.dump.records.tensors import IdRun, Stamp
     from shardviz.layout.region import Ranges
 
 MAX_RANGES = 4096

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.ids import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.live.capture import describe, full_tensor
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped

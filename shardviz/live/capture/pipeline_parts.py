@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import Stamp
+    from shardviz.dump.records.tensors import Stamp
     from shardviz.layout.mesh import Coord, Mesh
     from shardviz.live.capture.locals import Local
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from shardviz.dump.records import Role, Stamp
+from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ShardvizError
 from shardviz.live.claims.wrappers import adapted_layers, without_adapter
 from shardviz.live.compat import DTensor, clean_name, has_storage, id_without_memory
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import nn
+
+    from shardviz.dump.records.base import Role
 
 _stamped: WeakKeyDictionary[nn.Module, Stamped] = WeakKeyDictionary()
 """The result of stamping, for models that still exist."""

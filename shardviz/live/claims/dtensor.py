@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
 
 

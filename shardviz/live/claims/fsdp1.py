@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from shardviz.dump.records import FlatRecord
+from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.claims.local import Local
 from shardviz.live.compat import flat_params

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from shardviz.dump.records import FlatRecord, Role
+    from shardviz.dump.records.base import Role
+    from shardviz.dump.records.tensors import FlatRecord
     from shardviz.live.capture.meshes import Claim
 
 

@@ -12,9 +12,8 @@ from shardviz.live.claims import (
     subclasses,
     transformers,
     wrappers,
-    zero3,
-    zero12,
 )
+from shardviz.live.claims.deepspeed import zero3, zero12
 from shardviz.live.claims.local import Local, plain
 from shardviz.live.claims.megatron import experts, layers
 
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
-    from shardviz.live.claims.fragment import Fragment
+    from shardviz.live.claims.deepspeed.fragment import Fragment
     from shardviz.reference.files import Reference
 
 SOURCES: tuple[ModuleType, ...] = (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
 
 WORLD = "default_pg"
 """The name of the group of all ranks, whatever a mesh calls its axis."""

@@ -14,7 +14,7 @@ from shardviz.live.compat import DTensor, has_storage
 if TYPE_CHECKING:
     import torch
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
 
 

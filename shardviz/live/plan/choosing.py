@@ -21,7 +21,7 @@ from shardviz.plan.ranks import PlannedPart, has_equal_parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shardviz.dump.records import RankRecord
+    from shardviz.dump.records.files import RankRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.asked import Reply
 

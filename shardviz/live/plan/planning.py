@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.records import SCHEMA, MeshRecord, RunRecord
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RunRecord
+from shardviz.dump.records.tensors import MeshRecord
 from shardviz.live.capture.intended import check_intended
 from shardviz.live.plan.asked import Question, answer
 from shardviz.live.plan.building import EarlyModel, unsharded

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import StageRecord
+    from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
     from shardviz.live.plan.building import Built
     from shardviz.live.step.comms import Comms

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from shardviz.dump.records import CollectiveRecord
+from shardviz.dump.records.step import CollectiveRecord
 from shardviz.live.compat import CommDebugMode, follow_modules_by, ranks_of_operator
 from shardviz.live.step.running import Running, tensors_in
 

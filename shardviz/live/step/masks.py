@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardviz.dump.records import MaskRecord
+from shardviz.dump.records.step import MaskRecord
 from shardviz.live.capture.describe import digest
 
 if TYPE_CHECKING:

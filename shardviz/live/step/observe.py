@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records import StageRecord
+from shardviz.dump.records.step import StageRecord
 from shardviz.live.capture.locals import Local, of_tensor, unwrapped
 from shardviz.live.compat import DTensor, asks_for_shapes, clean_name, flat_params, quiet_redistribution, unit_of
 from shardviz.live.followed import NONE, Followed

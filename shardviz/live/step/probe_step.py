@@ -6,16 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shardviz.dump.records import WHOLE_LOSS
+from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import agreed_errors
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, held_back
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step import placing
-from shardviz.live.step.drawn import drawn_after_sharding, load
 from shardviz.live.step.masks import Mask, Masks, mask_records
-from shardviz.live.step.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.output_dims import merged_dims
 from shardviz.live.step.step import (
@@ -35,7 +33,9 @@ from shardviz.live.step.step import (
 )
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
-from shardviz.live.step.unsharded import reference_of
+from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
+from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
+from shardviz.live.step.unsharded.step import reference_of
 from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
 from shardviz.text import listed
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardviz.live.probe import ProbeOnRank
     from shardviz.live.step.step import Batch, StepResult
     from shardviz.live.step.trace.judged import Judged
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 Done = TypeVar("Done")
 

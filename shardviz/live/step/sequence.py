@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records import Stamp
+from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import ProbeError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import Local

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.records import CallRecord
+from shardviz.dump.records.step import CallRecord
 from shardviz.errors import ProbeError
 from shardviz.layout.placements import Partial, Placement, Replicate, Shard
 from shardviz.live.capture.agreement import of_all_ranks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.compared import Compared
     from shardviz.check.step.rules.terms import Added
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import Moment
+    from shardviz.dump.records.base import Moment
 
 WHAT = {
     "grad": "gradient",

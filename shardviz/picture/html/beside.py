@@ -19,8 +19,8 @@ from shardviz.picture.html.script import page_of
 from shardviz.picture.html.style import style_sheet
 from shardviz.picture.html.tree import sign
 from shardviz.picture.markup import element, words
-from shardviz.picture.model.beside import beside
-from shardviz.picture.model.stored import numbered
+from shardviz.picture.model.subjects.beside import beside
+from shardviz.picture.model.subjects.stored import numbered
 from shardviz.picture.svg.beside import beside_figure
 from shardviz.picture.svg.page import PATTERN
 from shardviz.picture.text.checkpoint import total, why_text

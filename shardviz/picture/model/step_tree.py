@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardviz.check.finding import Finding
     from shardviz.check.step.trace.calls import Call
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import State, What
+    from shardviz.dump.records.trace import State, What
 
 SIDES: tuple[What, ...] = ("input", "output", "gradient of output", "gradient of input")
 """In the order in which they come to be."""

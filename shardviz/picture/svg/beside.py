@@ -16,8 +16,8 @@ from shardviz.picture.svg.stored import NAME_CHAR, about, beside_map, files_draw
 from shardviz.picture.text.terminal import UNICODE
 
 if TYPE_CHECKING:
-    from shardviz.picture.model.beside import Beside, Marked
     from shardviz.picture.model.drawing import Panel
+    from shardviz.picture.model.subjects.beside import Beside, Marked
 
 NOUNS = ("rank", "file")
 UNLIKE = " (not what the checkpoint has)"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.picture.markup import element, words
 from shardviz.picture.model.holders import ranks_of, ranks_text
-from shardviz.picture.model.labels import ranks_label
+from shardviz.picture.model.mesh.labels import ranks_label
 from shardviz.picture.svg.tile import CHAR, Place, tile
 from shardviz.text import cut_at_comma
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from shardviz.picture.markup import element, words
+from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
 from shardviz.picture.model.palette import Colouring
-from shardviz.picture.model.rank_grid import grids_of, kept, spread
 from shardviz.picture.svg.tile import CHAR, Place, tile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.heat import Heat
-    from shardviz.picture.model.rank_grid import RankGrid
+    from shardviz.picture.model.mesh.heat import Heat
+    from shardviz.picture.model.mesh.rank_grid import RankGrid
 
 TILE_HEIGHT = 24
 HEAD = 20

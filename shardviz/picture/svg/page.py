@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.drawing import Drawing, Panel
-    from shardviz.picture.model.heat import Heat
-    from shardviz.picture.model.subject import Subject
+    from shardviz.picture.model.mesh.heat import Heat
+    from shardviz.picture.model.subjects.subject import Subject
 
 BUDGET = Budget(rows=32, cols=12, panels=4)
 MARGIN = 20

@@ -16,7 +16,7 @@ from shardviz.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from shardviz.picture.model.drawing import Panel
-    from shardviz.picture.model.stored import Stored, StoredPart
+    from shardviz.picture.model.subjects.stored import Stored, StoredPart
 
 MOST_FILES = 14
 """Files that are named beside a map."""

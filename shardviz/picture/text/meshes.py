@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardviz.picture.model.mesh.rank_grid import grids_of, kept, spread
 from shardviz.picture.model.palette import Colouring, heat_style, rank_style
-from shardviz.picture.model.rank_grid import grids_of, kept, spread
 from shardviz.picture.text.terminal import DIM, beside, line, wrapped
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.heat import Heat
-    from shardviz.picture.model.rank_grid import RankGrid
+    from shardviz.picture.model.mesh.heat import Heat
+    from shardviz.picture.model.mesh.rank_grid import RankGrid
     from shardviz.picture.text.terminal import Glyphs, Terminal
 
 MOST_ROWS = 16

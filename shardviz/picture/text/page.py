@@ -13,7 +13,7 @@ from shardviz.layout.placements import spell
 from shardviz.picture.model.drawing import Budget, draw
 from shardviz.picture.model.holders import ranks_in_words
 from shardviz.picture.model.sides import CLAIMED_AND_HELD, HELD_AND_INTENDED
-from shardviz.picture.model.subject import NOTHING
+from shardviz.picture.model.subjects.subject import NOTHING
 from shardviz.picture.text.bands import band_lines
 from shardviz.picture.text.findings import headline
 from shardviz.picture.text.meshes import mesh_lines
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.layout import Layout
     from shardviz.picture.model.drawing import Drawing, Panel
-    from shardviz.picture.model.subject import Subject
+    from shardviz.picture.model.subjects.subject import Subject
     from shardviz.picture.text.panels import Sizes
     from shardviz.picture.text.terminal import Glyphs, Terminal
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
-from shardviz.picture.model.labels import rank_labels
+from shardviz.picture.model.mesh.labels import rank_labels
 from shardviz.picture.text.boxes import OUTSIDE, Cut, paint_boxes, runs
 
 if TYPE_CHECKING:

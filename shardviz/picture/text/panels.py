@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.picture.model.holders import ranks_of
-from shardviz.picture.model.labels import ranks_label
+from shardviz.picture.model.mesh.labels import ranks_label
 from shardviz.picture.model.palette import colour_style
 from shardviz.picture.text.boxes import LINE, Cut, paint_boxes, runs
 from shardviz.picture.text.terminal import BAD, DIM, line

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardviz.check.finding import Finding, NotChecked
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.live.capture.stamp import Stamped
     from shardviz.testing.assertions.subjects import Subject
 

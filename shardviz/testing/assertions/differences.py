@@ -9,7 +9,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.order.case import Case
-from shardviz.check.order.rules.places import check_places
+from shardviz.check.order.rules.ids.places import check_places
 from shardviz.check.step.rules.gradients import check_unreduced
 from shardviz.check.step.rules.order import check_order
 from shardviz.check.step.rules.ratios.scale import check_scale

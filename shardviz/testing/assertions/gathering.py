@@ -16,7 +16,7 @@ from torch import distributed
 
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
-from shardviz.dump.records import RankRecord
+from shardviz.dump.records.files import RankRecord
 from shardviz.errors import DumpError
 from shardviz.layout.mesh import Mesh
 from shardviz.live.api import add_model

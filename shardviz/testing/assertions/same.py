@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.finding import Finding
     from shardviz.dump.dump import Dump, Tensor
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.locals import Local
     from shardviz.testing.assertions.subjects import Subject

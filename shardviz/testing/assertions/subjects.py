@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.live.capture.locals import Local
 
 Subject = nn.Module | torch.Tensor | Optimizer | Mapping[str, torch.Tensor]

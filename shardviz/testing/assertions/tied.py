@@ -10,7 +10,7 @@ import msgspec
 from shardviz.check.finding import Finding
 from shardviz.check.values.ties import check_ties
 from shardviz.dump.dump import Dump
-from shardviz.dump.records import Stamp
+from shardviz.dump.records.tensors import Stamp
 from shardviz.testing.assertions.message import ShardAssertionError
 
 if TYPE_CHECKING:

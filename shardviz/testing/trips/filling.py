@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry

@@ -14,7 +14,7 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.testing.trips.judging import Part
 
 MOST = 4

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from shardviz.check.run import report_on
-from shardviz.dump.records import Stamp
+from shardviz.dump.records.tensors import Stamp
 from shardviz.layout.region import indices
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import add_by_reference, cast_bits

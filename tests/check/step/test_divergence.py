@@ -3,7 +3,7 @@
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.calls import Call, Calls
 from shardviz.check.step.trace.forward import first_in_forward
-from shardviz.dump.records import PointRecord
+from shardviz.dump.records.trace import PointRecord
 
 IN, OUT, BACK_IN, BACK_OUT = "input", "output", "gradient of input", "gradient of output"
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardviz.check.step.jobs.grid import mesh_of_groups
 from shardviz.check.step.jobs.values import Kept, in_both, joined
-from shardviz.dump.sample import kept, strides_between, strides_for
+from shardviz.dump.arrays.sample import kept, strides_between, strides_for
 from shardviz.layout.mesh import Mesh
 from shardviz.layout.region import Region
 

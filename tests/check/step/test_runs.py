@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 
 from shardviz.check.diff import compare
+from shardviz.dump.arrays.sketch import sketch
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
-from shardviz.dump.records import MeshRecord, RankRecord, RunRecord, SketchRecord
-from shardviz.dump.sketch import sketch
+from shardviz.dump.records.files import RankRecord, RunRecord
+from shardviz.dump.records.tensors import MeshRecord
+from shardviz.dump.records.trace import SketchRecord
 from shardviz.dump.write import prepare_folder, write_rank, write_run
 
 MODULES = ("layers.0", "layers.1.attn", "layers.1", "head")

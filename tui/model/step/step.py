@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import CollectiveRecord
+    from shardviz.dump.records.step import CollectiveRecord
 
 WHAT = {
     "all_gather": "each rank gets the parts of all ranks",

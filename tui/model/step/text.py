@@ -15,7 +15,7 @@ from .step import WHAT, axes_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardviz.dump.records import StageRecord
+    from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
 
     from .step import Collective, Moment, Step

@@ -13,9 +13,9 @@ from shardviz.picture.model.palette import Colouring
 
 from ...colours import heat_style, rank_style
 from ...keys import arrows
-from ...model.lights import Lights
 from ...model.mesh_plan import MeshPlan
 from ...model.messages import RankChosen
+from ...model.navigation.lights import Lights
 from .grid import DIM, Grid
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.layout.mesh import Mesh
-    from shardviz.picture.model.heat import Heat
+    from shardviz.picture.model.mesh.heat import Heat
 
 LEGEND = "● holds it    ○ should, does not\n✗ should not  ≠ in the finding\n? no file"
 

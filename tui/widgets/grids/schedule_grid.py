@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from shardviz.dump.costs.timeline import Timeline
-    from shardviz.dump.records import StageRecord
+    from shardviz.dump.records.step import StageRecord
     from shardviz.layout.mesh import Mesh
 
 LEGEND = "a0 forward of micro-batch 0 through the first stage, b0 the second  A0=== backward  · idle"

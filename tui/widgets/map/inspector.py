@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardviz.picture.model.sides import Cell, Sides
 
     from ...model.document import Document, TensorEntry
-    from ...model.selection import Selection
+    from ...model.navigation.selection import Selection
 
 MOST_PATHS = 4
 

@@ -10,10 +10,10 @@ from shardviz.text import printable
 
 from ...clipboard import copy
 from ...keys import keys
-from ...model.lights import lights_of
 from ...model.messages import PlaneTurned
 from ...model.names import shortened
-from ...model.selection import Selection, name_of, next_slice
+from ...model.navigation.lights import lights_of
+from ...model.navigation.selection import Selection, name_of, next_slice
 from ..box import Box, Column, Row
 from ..grids.mesh_grid import LEGEND, MeshGrid
 from .hover import hovered

@@ -15,7 +15,7 @@ from shardviz.picture.text.paint import Frame, Painted, paint
 from ...colours import block_style
 from ...keys import arrows, keys
 from ...model.messages import PlaceChosen, Zoomed
-from ...model.zoom import Zoom
+from ...model.navigation.zoom import Zoom
 from ..grids.grid import BOLD, DIM, Grid
 from .edges import CURSOR_LEAST, column_names, cuts_label, outlined, row_name
 from .hover import hovered

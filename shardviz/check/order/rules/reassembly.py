@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import GatherRecord, Stamp
+    from shardviz.dump.records.tensors import GatherRecord, Stamp
 
 Wrong = dict[tuple[str, str], dict[int, "GatherRecord"]]
 """By name and collective: what the ranks got that is not the tensor in order."""

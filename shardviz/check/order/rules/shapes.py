@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.explain import explain
-from shardviz.check.order.rules.counts import count_ids
-from shardviz.check.order.rules.places import shape_differs
+from shardviz.check.order.rules.ids.counts import count_ids
+from shardviz.check.order.rules.ids.places import shape_differs
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import NotChecked
-from shardviz.dump.records import WEIGHTS
+from shardviz.dump.records.base import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
-from shardviz.dump.records import WEIGHTS
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.text import listed
 
 if TYPE_CHECKING:

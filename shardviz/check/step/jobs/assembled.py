@@ -15,7 +15,9 @@ from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
-from shardviz.dump.records import Body, FlatRecord, LayoutRecord, MeshRecord, RankRecord, TensorRecord, of_point
+from shardviz.dump.records.files import RankRecord
+from shardviz.dump.records.tensors import Body, FlatRecord, LayoutRecord, MeshRecord, TensorRecord
+from shardviz.dump.records.trace import of_point
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from shardviz.check.step.jobs.starts import Belonging
     from shardviz.check.step.jobs.traces import JobTrace, Place, Weight
     from shardviz.check.step.trace.divergence import Divergence
-    from shardviz.dump.records import Moment, Role
+    from shardviz.dump.records.base import Moment, Role
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region

@@ -17,7 +17,7 @@ import numpy as np
 from shardviz.check.step.forward.slices import places_of
 from shardviz.check.step.jobs.traces import float_of
 from shardviz.check.step.jobs.values import EXACT, in_both
-from shardviz.dump.records import PointRecord
+from shardviz.dump.records.trace import PointRecord
 from shardviz.layout.candidates import num_splits, placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.jobs.traces import Place, Point
     from shardviz.check.step.jobs.values import Kept
-    from shardviz.dump.records import State
+    from shardviz.dump.records.trace import State
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
 

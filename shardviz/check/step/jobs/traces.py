@@ -11,7 +11,7 @@ import numpy as np
 from shardviz.check.step.jobs.values import Kept, joined
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import arrays_of, read_files
-from shardviz.dump.records import of_point
+from shardviz.dump.records.trace import of_point
 from shardviz.dump.write import TRACE_FOLDER
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.dump import Dump, Shard
-    from shardviz.dump.records import KeptRecord
+    from shardviz.dump.records.trace import KeptRecord
     from shardviz.layout.layout import Layout
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardviz.dump.sample import kept, strides_between
+from shardviz.dump.arrays.sample import kept, strides_between
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

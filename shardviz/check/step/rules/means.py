@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
-from shardviz.dump.records import WHOLE_LOSS
+from shardviz.dump.records.step import WHOLE_LOSS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardviz.check.finding import Finding
 from shardviz.check.step.words import number
-from shardviz.dump.records import of_micro_batch
+from shardviz.dump.records.step import of_micro_batch
 from shardviz.text import listed
 
 if TYPE_CHECKING:

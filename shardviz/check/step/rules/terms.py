@@ -17,7 +17,7 @@ from shardviz.check.step.rules.losses import value_advice
 from shardviz.check.step.rules.ratios.factors import splits
 from shardviz.check.step.rules.ratios.scale import size_in_words
 from shardviz.check.step.words import WHAT, claimed_text, number
-from shardviz.dump.records import WEIGHTS
+from shardviz.dump.records.base import WEIGHTS
 from shardviz.layout.region import index_of
 from shardviz.text import listed
 

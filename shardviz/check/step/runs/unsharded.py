@@ -11,13 +11,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from shardviz.check.step.trace.calls import is_within
-from shardviz.dump.sketch import apart, factor
+from shardviz.dump.arrays.sketch import apart, factor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import SketchRecord, What
+    from shardviz.dump.records.trace import SketchRecord, What
 
 Direction = Literal["forward", "backward"]
 Place = tuple[str, str, int, int]

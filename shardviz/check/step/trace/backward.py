@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.check.step.trace.divergence import Way
-    from shardviz.dump.records import What
+    from shardviz.dump.records.trace import What
 
 INPUT: Literal["gradient of input"] = "gradient of input"
 OUTPUT: Literal["gradient of output"] = "gradient of output"

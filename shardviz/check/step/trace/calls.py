@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardviz.dump.dump import Dump
-    from shardviz.dump.records import PointRecord, State, What
+    from shardviz.dump.records.trace import PointRecord, State, What
 
 BADNESS: Mapping[State, int] = {
     "right": 0,

@@ -18,7 +18,7 @@ from shardviz.check.step.rules.terms import added_too_often, mixed_shards
 from shardviz.check.step.trace.added import check_added
 from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_other_part, check_own_statistics
-from shardviz.dump.records import of_point
+from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import parse

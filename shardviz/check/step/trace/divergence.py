@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Call
-    from shardviz.dump.records import PointRecord
+    from shardviz.dump.records.trace import PointRecord
 
 Direction = Literal["forward", "backward"]
 Way = Literal["within", "between", "unsummed", "cut", "lost"]

@@ -12,7 +12,7 @@ from shardviz.check.step.trace.divergence import Divergence, pending_axis
 
 if TYPE_CHECKING:
     from shardviz.check.step.trace.calls import Call, Calls
-    from shardviz.dump.records import What
+    from shardviz.dump.records.trace import What
 
 
 def first_in_forward(calls: Calls) -> Divergence | None:

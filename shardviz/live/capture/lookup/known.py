@@ -12,7 +12,7 @@ from shardviz.checkpoint.maps.inverse import towards
 from shardviz.checkpoint.maps.language import names_in, rules_of
 from shardviz.checkpoint.maps.matching import apply, named
 from shardviz.checkpoint.maps.settings import numbers_beside
-from shardviz.dump.records import Stamp
+from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks, raise_together
 from shardviz.reference.files import open_reference
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.checkpoint.maps.matching import Mapped
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.live.capture.locals import Local
     from shardviz.reference.files import Entry, Reference
     from shardviz.reference.names import Matching

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shardviz.dump.records import FlatRecord, FragmentRecord, Stamp
+from shardviz.dump.records.tensors import FlatRecord, FragmentRecord, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import ALIKE, place_of
@@ -23,8 +23,8 @@ from shardviz.live.capture.lookup.known import Known
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import bits_of_tensor, dtype_name
 from shardviz.live.claims import registry
+from shardviz.live.claims.deepspeed.fragment import MASTER
 from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.fragment import MASTER
 from shardviz.live.claims.local import Local
 from shardviz.reference.lookup import is_alike, locate, read_region
 from shardviz.reference.windows import MIN_WINDOW, UNPLACED, WINDOW, Lines, only_place
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.capture import Capture
     from shardviz.live.capture.pipeline_parts import PipelinePart
-    from shardviz.live.claims.fragment import Fragment
+    from shardviz.live.claims.deepspeed.fragment import Fragment
 MAX_SAMPLES = 8
 """Windows of a fragment that are looked for in another weight, before all of them are."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.dump.records import Role, Stamp
+from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.lookup.by_reference import cast_bits, is_as_claimed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardviz.dump.records.base import Role
     from shardviz.layout.region import Region
     from shardviz.live.capture.locals import Local
     from shardviz.live.capture.lookup.known import Known, Wanted

@@ -19,7 +19,7 @@ from shardviz.live.compat import clean_name
 if TYPE_CHECKING:
     import torch
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
 
 EXPERTS = ".local_experts."
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.live.capture.meshes import Claim
     from shardviz.live.claims.megatron.saved import Cut
 

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from shardviz.dump.ids import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.stamp import bits_of_tensor
 from shardviz.live.run.known.values import NAME

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardviz.dump.sample import kept, strides_for
+from shardviz.dump.arrays.sample import kept, strides_for
 from shardviz.live.compat import asks_for_shapes, in_backward
 from shardviz.live.run.hooks.observing import quietly
 from shardviz.live.step.running import tensors_in

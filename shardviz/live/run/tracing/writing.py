@@ -12,7 +12,9 @@ import torch
 from msgspec import structs
 from torch import distributed
 
-from shardviz.dump.records import SCHEMA, KeptRecord, RunRecord, of_point
+from shardviz.dump.records.base import SCHEMA
+from shardviz.dump.records.files import RunRecord
+from shardviz.dump.records.trace import KeptRecord, of_point
 from shardviz.dump.write import write_rank, write_run
 from shardviz.layout.mesh import AXIS_NAME
 from shardviz.live.capture.capture import Capture
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.dump.records import What
+    from shardviz.dump.records.trace import What
     from shardviz.live.run.tracing.recording import JobTrace
     from shardviz.live.step.trace.recorded import Call, Seen
 

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardviz.dump.records import What
+    from shardviz.dump.records.trace import What
     from shardviz.live.step.trace.recorded import Call, Seen, Trace
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.records import PointRecord
+from shardviz.dump.records.trace import PointRecord
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.notation import write
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardviz.dump.records import State
+    from shardviz.dump.records.trace import State
     from shardviz.layout.candidates import Placements
     from shardviz.layout.mesh import Mesh
     from shardviz.live.step.trace.joined import Place, Point

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.records import NoiseRecord
+from shardviz.dump.records.step import NoiseRecord
 from shardviz.live.capture.locals import local_tensors
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.dump.records import Role
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.dump.records.base import Role
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 SEED = 3
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.trace.judged import Judged
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 MAX_EXCHANGED = 1 << 21
 """Ranks exchange no more elements of inputs and gradients than this."""

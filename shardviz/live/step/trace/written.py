@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shardviz.dump.records import SketchRecord, of_point, of_replay
-from shardviz.dump.sketch import apart, sketch
+from shardviz.dump.arrays.sketch import apart, sketch
+from shardviz.dump.records.step import of_replay
+from shardviz.dump.records.trace import SketchRecord, of_point
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.stamp import dtype_name
 from shardviz.live.step.trace.replayed import replayed
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.capture import Capture
     from shardviz.live.step.trace.judged import Judged
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 
 def add_trace(capture: Capture, judged: Judged) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import finding_of, number
-from shardviz.dump.records import of_replay
+from shardviz.dump.records.step import of_replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from shardviz.errors import ShardvizError
 from shardviz.picture.model.holders import mask_of
 
-from .step.text import group_of
+from ..step.text import group_of
 
 if TYPE_CHECKING:
-    from .document import Document
+    from ..document import Document
+    from ..step.step import Collective
     from .selection import Selection
-    from .step.step import Collective
 
 
 @dataclass(frozen=True)

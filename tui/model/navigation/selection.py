@@ -11,14 +11,14 @@ from shardviz.errors import ShardvizError
 from shardviz.picture.model.drawing import drawn_dims
 from shardviz.picture.model.holders import Plane
 from shardviz.picture.model.moves import first_difference
-from shardviz.picture.model.subject import OF_PLACES
+from shardviz.picture.model.subjects.subject import OF_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardviz.picture.text.paint import Side
 
-    from .document import Document
+    from ..document import Document
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.order.advice import CATALOGUE, Advice
-from shardviz.check.order.rules.counts import varies
-from shardviz.check.order.rules.zeros import advise_zeros
+from shardviz.check.order.rules.ids.counts import varies
+from shardviz.check.order.rules.ids.zeros import advise_zeros
 from shardviz.text import listed
 
 if TYPE_CHECKING:
     from shardviz.check.order.case import Case
-    from shardviz.check.order.rules.counts import Counts
+    from shardviz.check.order.rules.ids.counts import Counts
     from shardviz.layout.region import Region
 
 MAX_LISTED = 3

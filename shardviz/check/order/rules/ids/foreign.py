@@ -15,8 +15,8 @@ import numpy as np
 from shardviz.check.finding import Finding
 from shardviz.check.order.advice import CATALOGUE
 from shardviz.check.order.infer.elements import explain_elements
-from shardviz.check.order.rules.counts import count_ids
-from shardviz.check.order.rules.zeros import advise_zeros
+from shardviz.check.order.rules.ids.counts import count_ids
+from shardviz.check.order.rules.ids.zeros import advise_zeros
 from shardviz.layout.region import index_of
 from shardviz.text import listed, named_ranks, natural_key, starred
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
-from shardviz.dump.records import FlatRecord
+from shardviz.dump.records.tensors import FlatRecord
 from shardviz.live.capture.meshes import of_flat_param
 from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.claims.deepspeed.fragment import Fragment
 from shardviz.live.claims.flat import FlatParam
-from shardviz.live.claims.fragment import Fragment
 from shardviz.live.claims.local import Local, not_understood
 from shardviz.live.compat import clean_name
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from shardviz.dump.records import Role
+    from shardviz.dump.records.base import Role
     from shardviz.layout.mesh import Mesh
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed
 
 from shardviz.live.capture.stamp import named_tensors
-from shardviz.live.claims.fragment import Fragment
+from shardviz.live.claims.deepspeed.fragment import Fragment
 from shardviz.live.compat import clean_name
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.advice import Advice
-from shardviz.check.order.rules.counts import count_ids
+from shardviz.check.order.rules.ids.counts import count_ids
 from shardviz.text import named_ranks
 
 if TYPE_CHECKING:

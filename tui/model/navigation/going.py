@@ -9,13 +9,13 @@ from shardviz.dump.find import find_tensors
 from shardviz.errors import ShardvizError
 from shardviz.text import counted, printable
 
-from .names import shortened
-from .rank.whereabouts import who_has
+from ..names import shortened
+from ..rank.whereabouts import who_has
 from .selection import first_selection, of_entry
 from .target import Target
 
 if TYPE_CHECKING:
-    from .document import Document
+    from ..document import Document
     from .selection import Selection
 
 

@@ -17,8 +17,8 @@ from shardviz.check.order.advice import CATALOGUE, Advice
 from shardviz.check.order.infer.explain import explain
 from shardviz.check.order.infer.labels import disorder_between, splitting
 from shardviz.check.order.infer.layout import same_region
-from shardviz.check.order.rules.counts import CountError, Counts, count_ids
-from shardviz.check.order.rules.plain import advise_plain, held_in_words
+from shardviz.check.order.rules.ids.counts import CountError, Counts, count_ids
+from shardviz.check.order.rules.ids.plain import advise_plain, held_in_words
 from shardviz.layout.region import indices
 
 if TYPE_CHECKING:

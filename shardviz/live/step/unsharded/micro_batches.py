@@ -1,7 +1,7 @@
 """The unsharded model's gradient of every micro-batch, so that a check can say how often each of them counts.
 
 A step that runs the model several times over parts of its batch accumulates their gradients. Micro-batch j is the j-th
-part of every rank's rows. Only gradients are kept, under the names that `dump.records.of_micro_batch` gives.
+part of every rank's rows. Only gradients are kept, under the names that `dump.records.step.of_micro_batch` gives.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.records import of_micro_batch
+from shardviz.dump.records.step import of_micro_batch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.step.running import tensors_in
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shardviz.live.capture.locals import Local
     from shardviz.live.step.step import Batch, StepResult
-    from shardviz.live.step.unsharded import UnshardedStep
+    from shardviz.live.step.unsharded.step import UnshardedStep
 
 MAX_PARTS = 16
 """Of a step with more micro-batches than this, none is looked at alone."""

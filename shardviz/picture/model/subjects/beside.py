@@ -14,8 +14,8 @@ from shardviz.errors import DumpError
 from shardviz.picture.exhibits.exhibit import Cell, Row, exhibit, title_of
 from shardviz.picture.model.holders import Holders, mask_of
 from shardviz.picture.model.sides import Sides, sides_of
-from shardviz.picture.model.stored import stored
-from shardviz.picture.model.subject import NOTHING, region_text
+from shardviz.picture.model.subjects.stored import stored
+from shardviz.picture.model.subjects.subject import NOTHING, region_text
 from shardviz.text import listed, printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardviz.picture.exhibits.exhibit import Exhibit
     from shardviz.picture.model.holders import Mask, Masks
     from shardviz.picture.model.sides import Cell as Described
-    from shardviz.picture.model.stored import Stored
+    from shardviz.picture.model.subjects.stored import Stored
 
 TITLES = ("the job, by rank", "the checkpoint, by file")
 MOST_EXTENTS = 2

@@ -1,0 +1,122 @@
+"""The content of a dump's files, version 1. Unknown fields are refused: a file with them has another version."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from shardviz.dump.records.base import Count, NumRanks, Record, RunId
+from shardviz.dump.records.step import CallRecord, CollectiveRecord, MaskRecord, NoiseRecord, StageRecord
+from shardviz.dump.records.tensors import (
+    Body,
+    FragmentRecord,
+    GatherRecord,
+    LayoutRecord,
+    MeshRecord,
+    Position,
+    Stamp,
+    TensorRecord,
+)
+from shardviz.dump.records.trace import KeptRecord, PointRecord, SketchRecord
+
+
+class RankRecord(Record, frozen=True):
+    """`rank_00003.json`: the record of one rank.
+
+    Content that several places share is written once and named by its index: meshes by positions and layouts, layouts
+    by bodies, bodies by tensors.
+
+    Attributes:
+        schema: The version of the format.
+        rank: The global rank.
+        num_ranks: The world's size.
+        hostname: The machine that it ran on.
+        meshes: The meshes that its tensors are on.
+        positions: Its place on each of them.
+        layouts: What its DTensors claim.
+        bodies: What tensors have in common: shape, dtype, layout and content.
+        tensors: Name and digest of every tensor, with its body.
+        tied: Groups of names that share storage on this rank.
+        gathered: What torch's own collectives returned here.
+        not_checked: What this rank could not look at, and why: `(name, reason)`.
+        not_applied: Tensors that did not read back as they were filled, and how: `(name, reason)`.
+        collectives: What the training step sent between ranks, in the order in which it began.
+        schedule: What this rank's stages of a pipeline ran, in order.
+        calls: Collectives that are to be compared with their definition.
+        narrowed_to: Element types to which the step rounded numbers of a wider one.
+        raised: What only the sharded model's step raised, and where: `(what, error)`.
+        held_back: Parameters whose gradient FSDP keeps to itself after the step, for a later backward to reduce.
+        not_stepped: Parameters that are in no group of the probe's own optimizer, or have a learning rate of zero.
+        unwritten: Parameters that still hold what their memory held when `to_empty` allocated it.
+        without_ids: Tensors whose element type holds no ids: a mask or a flag has no order that they could show.
+        masks: The masks that a step in training mode drew, in order.
+        fragments: What it says that it has of tensors that ranks do not divide among themselves.
+        noise: Of a step in narrow numbers, what rounding alone does to its results; rank 0 writes it.
+        trace: What went in and out of every module of the step, in the order in which this rank came to it.
+        sketches: What the unsharded model has of its weights and at every point of its step; rank 0 writes it.
+        kept: What a job's own step had at each place, with nothing beside it.
+        run_id: That of its run.
+    """
+
+    schema: Count
+    rank: Count
+    num_ranks: NumRanks
+    hostname: str
+    meshes: tuple[MeshRecord, ...] = ()
+    positions: tuple[Position, ...] = ()
+    layouts: tuple[LayoutRecord, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    tensors: tuple[TensorRecord, ...] = ()
+    tied: tuple[Annotated[tuple[str, ...], Meta(min_length=2)], ...] = ()
+    gathered: tuple[GatherRecord, ...] = ()
+    not_checked: tuple[tuple[str, str], ...] = ()
+    not_applied: tuple[tuple[str, str], ...] = ()
+    collectives: tuple[CollectiveRecord, ...] = ()
+    schedule: tuple[StageRecord, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
+    narrowed_to: tuple[str, ...] = ()
+    raised: tuple[tuple[str, str], ...] = ()
+    held_back: tuple[str, ...] = ()
+    not_stepped: tuple[str, ...] = ()
+    unwritten: tuple[str, ...] = ()
+    without_ids: tuple[str, ...] = ()
+    masks: tuple[MaskRecord, ...] = ()
+    fragments: tuple[FragmentRecord, ...] = ()
+    noise: tuple[NoiseRecord, ...] = ()
+    trace: tuple[PointRecord, ...] = ()
+    sketches: tuple[SketchRecord, ...] = ()
+    kept: tuple[KeptRecord, ...] = ()
+    run_id: RunId = ""
+
+
+class RunRecord(Record, frozen=True):
+    """`run.json`: the record of the whole run.
+
+    Attributes:
+        schema: The version of the format.
+        shardviz: The version that wrote it.
+        torch: The version that it ran with.
+        num_ranks: The world's size.
+        command: What was typed, a word each.
+        probe: The name of the probe; empty for a training job.
+        mesh: The mesh that the run was asked for.
+        stamps: The stamped tensors in model order.
+        intended: The layouts that the author wants, in the notation, by pattern over names.
+        sequence: The dim of stamped tensors that is the one sequence they share, by pattern over names.
+        run_id: What every rank's file of this run names too.
+        reference: The checkpoint in which values were looked up; empty where ids were written into the weights.
+    """
+
+    schema: Count
+    shardviz: str
+    torch: str
+    num_ranks: NumRanks
+    command: tuple[str, ...] = ()
+    probe: str = ""
+    mesh: MeshRecord | None = None
+    stamps: tuple[Stamp, ...] = ()
+    intended: dict[str, str] = field(default_factory=dict)
+    sequence: dict[str, Count] = field(default_factory=dict)
+    run_id: RunId = ""
+    reference: str = ""

@@ -1,0 +1,112 @@
+"""The records of one training step: what ranks sent, which masks they drew, how far rounding moves its results."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shardviz.dump.records.base import Count, NumRanks, Record, Role
+from shardviz.layout.mesh import MAX_AXES
+
+WHOLE_LOSS = "loss.whole"
+"""The unsharded model's loss of the whole batch, where its step was compared over the ranks' parts of the batch."""
+
+
+def of_micro_batch(name: str, number: int) -> str:
+    """Return the name of the unsharded model's gradient of one micro-batch, recorded in the role of an activation."""
+    return f"{name}.grad of micro-batch {number}"
+
+
+def of_replay(name: str) -> str:
+    """Return the name of the gradient that a module's own activations make, recorded in the role of an activation."""
+    return f"{name}.grad by its module's activations"
+
+
+class CollectiveRecord(Record, frozen=True):
+    """Collectives of one training step that this rank took part in; those that are alike are counted together.
+
+    Attributes:
+        op: What it is, as torch names the function: `all_gather`, `reduce_scatter`, `send`, ...
+        axes: The axes of the run's mesh that its group runs along; empty where it runs along none.
+        size: The number of ranks in its group.
+        module: The module that ran; empty for the model itself, or between modules.
+        backward: Whether it ran in the backward pass.
+        outside: Whether it ran in neither pass of any module: the training loop called it, or a library after backward.
+        count: How many there were.
+        bytes: What they were about, together: the whole tensor that was gathered, reduced or sent.
+    """
+
+    op: str
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    size: NumRanks
+    module: str = ""
+    backward: bool = False
+    count: Count = 1
+    bytes: Count = 0
+    outside: bool = False
+
+    @property
+    def when(self) -> str:
+        """Say in a word when it ran."""
+        return "outside" if self.outside else "backward" if self.backward else "forward"
+
+
+class CallRecord(Record, frozen=True):
+    """A collective that a module called once, and that is to be compared with its definition.
+
+    What this rank had before and after is among the activations, as `module.before` and `module`.
+
+    Attributes:
+        module: The module.
+        op: What it is: `all_reduce`, `send_recv`, ...
+        ranks: The ranks of its group, in the group's order.
+    """
+
+    module: str
+    op: str
+    ranks: tuple[Count, ...]
+
+
+class StageRecord(Record, frozen=True):
+    """A pipeline's stage running one micro-batch, forward or backward; a rank's records are in the order they ran."""
+
+    stage: Count
+    microbatch: Count
+    backward: bool = False
+
+
+class NoiseRecord(Record, frozen=True):
+    """How far the unsharded model's result moved when its weights and batch were moved by a rounding of the step.
+
+    Attributes:
+        role: Gradient, output or scalar.
+        name: Its name.
+        largest: The largest change of an element.
+        typical: The root of the mean square of all changes.
+    """
+
+    role: Role
+    name: str
+    largest: float
+    typical: float
+
+
+class MaskRecord(Record, frozen=True):
+    """A mask that this rank drew in training mode, as dropout does.
+
+    Attributes:
+        mask: A digest of the elements that it keeps, where all ranks were seeded alike.
+        again: The same, where each rank was seeded differently.
+        given: A digest of what it was laid on.
+        size: How many elements it has.
+        num_kept: How many of them it keeps.
+        whole: How many elements the unsharded model's has.
+    """
+
+    mask: str
+    again: str
+    given: str
+    size: Annotated[int, Meta(ge=1)]
+    num_kept: Count
+    whole: Count

@@ -1,0 +1,168 @@
+"""The records of tensors: what their placements claim, and what a rank holds of them.
+
+Ids count from 1 over the whole model, so that 0 is never an id.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shardviz.dump.records.base import MAX_NUMBER, Count, Moment, PerAxis, Record, Role, Shape, Span
+from shardviz.layout.mesh import MAX_AXES
+from shardviz.layout.region import MAX_DIMS
+
+Held = Annotated[tuple[tuple[Span, ...], ...], Meta(max_length=MAX_DIMS)]
+"""Index ranges in each dim, half-open."""
+
+IdRun = tuple[
+    Annotated[int, Meta(ge=-1, le=MAX_NUMBER)],
+    Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)],
+    Annotated[int, Meta(ge=1, le=MAX_NUMBER)],
+]
+"""Ids `first`, `first + step`, ... to a number of `count`."""
+
+
+class MeshRecord(Record, frozen=True):
+    """A device mesh: `axes` with their sizes, and the global rank at each coordinate, row-major."""
+
+    axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    shape: PerAxis
+    ranks: tuple[Count, ...]
+
+
+class FlatRecord(Record, frozen=True):
+    """Where a parameter of `shape` is in FSDP1's flattened concatenation."""
+
+    shape: Shape
+    offset: Count
+
+
+class LayoutRecord(Record, frozen=True):
+    """What the placements claim.
+
+    Attributes:
+        mesh: Index into the rank file's `meshes`.
+        placements: One for each axis of the mesh, as `shardviz.layout.placements` writes them.
+        shape: The global shape; with `flat`, the one size of the whole concatenation.
+        flat: Set for FSDP1's parameters.
+        own_axes: The axes of the tensor's own mesh, where that is a part of `mesh`; empty where it is all of it.
+    """
+
+    mesh: Count
+    placements: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)]
+    shape: Shape
+    flat: FlatRecord | None = None
+    own_axes: Annotated[tuple[str, ...], Meta(max_length=MAX_AXES)] = ()
+
+
+class Body(Record, frozen=True):
+    """Everything that a rank writes about a tensor except its name: identical layers share one body.
+
+    Attributes:
+        role: What the tensor is to the model.
+        moment: When it was captured; `stage` in the file.
+        shape: The global shape as this rank sees it.
+        local_shape: The shape of what this rank holds.
+        dtype: The element type, without `torch.`.
+        device: `cpu`, `cuda:3`, ...
+        layout: Index into the rank file's `layouts`; None for a plain tensor, which claims nothing.
+        held: The ids as index ranges in each dim of the tensor itself, where they are such a product.
+        runs: The ids otherwise, in memory order, as runs `(first id, step, count)`; 0 for zeros, -1 for no id.
+        values: The values as nested lists, where they are few. `"nan"`, `"inf"` and `"-inf"` are strings.
+        dense: The values are in the safetensors file, under `moment/role/name`.
+        grad: Whether `.grad` was there: `none` or `here`. None where it was not looked at.
+        constant: Every element is the same number, as in a fresh bias: equal shards of it say nothing.
+    """
+
+    role: Role
+    moment: Moment = msgspec.field(name="stage")
+    shape: Shape
+    local_shape: Shape
+    dtype: str
+    device: str = "cpu"
+    layout: Count | None = None
+    held: Held | None = None
+    runs: tuple[IdRun, ...] | None = None
+    values: Any = None
+    dense: bool = False
+    grad: Literal["none", "here"] | None = None
+    constant: bool = False
+
+
+class TensorRecord(Record, frozen=True):
+    """One tensor, or several whose names differ in one number only and that share a body.
+
+    Attributes:
+        name: The name; the part before the number where `numbers` is set.
+        body: Index into the rank file's `bodies`.
+        numbers: Half-open ranges of the numbers.
+        suffix: The part after the number.
+        digests: For every name in order, 16 hex digits: the BLAKE2b hash of its bytes, dtype and shape.
+    """
+
+    name: str
+    body: Count
+    numbers: tuple[Span, ...] = ()
+    suffix: str = ""
+    digests: Annotated[str, Meta(pattern="^[0-9a-f]*$")] = ""
+
+
+class FragmentRecord(Record, frozen=True):
+    """The elements of a flattened tensor that a rank says it has, where ranks do not divide it among themselves.
+
+    Attributes:
+        name: The tensor.
+        ranks: The ranks that are to divide it.
+        start: The first element.
+        size: How many.
+    """
+
+    name: str
+    ranks: tuple[Count, ...]
+    start: Count
+    size: Count
+
+
+class Position(Record, frozen=True):
+    """This rank on one mesh: its coordinate, and its rank within the process group along each axis."""
+
+    mesh: Count
+    coord: PerAxis
+    group_ranks: PerAxis
+
+
+class GatherRecord(Record, frozen=True):
+    """The result of a torch collective for a stamped tensor: the ids, as in a `Body`, or the error it raised."""
+
+    name: str
+    collective: str
+    held: Held | None = None
+    runs: tuple[IdRun, ...] | None = None
+    error: str = ""
+
+
+class Stamp(Record, frozen=True):
+    """One tensor of the unsharded model: its ids are `first` to `first + numel - 1`, row-major.
+
+    Attributes:
+        name: Its fully qualified name.
+        first: The id of its first element; ids count from 1 over the whole model.
+        shape: Its global shape.
+        role: Parameter or buffer.
+        tied_to: The name of the tensor whose storage it shared in the unsharded model.
+    """
+
+    name: str
+    first: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+    shape: Shape
+    role: Role = "param"
+    tied_to: str = ""
+
+    @property
+    def last(self) -> int:
+        """Its last id; one less than `first` where it has no elements."""
+        return self.first + math.prod(self.shape) - 1

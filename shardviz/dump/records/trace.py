@@ -1,0 +1,119 @@
+"""The records of a step's trace: what went in and out of every module, on this rank and in the unsharded model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from shardviz.dump.records.base import MAX_NUMBER, Count, Record, Shape
+
+
+def of_point(module: str, what: str, call: int, index: int) -> str:
+    """Return the name of the values of a point of a step's trace, recorded in the role of an activation."""
+    number = f" {index + 1}" if index else ""
+    return f"{module}: {what}{number}" + (f" of call {call + 1}" if call else "")
+
+
+def is_point(name: str) -> bool:
+    """Whether values are those of a point of a step's trace."""
+    return ": " in name
+
+
+What = Literal["input", "output", "gradient of input", "gradient of output"]
+"""What of a module's call is compared with the unsharded model's."""
+
+State = Literal["right", "pending", "moved", "repeated", "odd", "cut", "none"]
+"""What a rank has of the unsharded model's values."""
+
+
+class PointRecord(Record, frozen=True):
+    """What this rank has of what went in or out of a module, beside the unsharded model's.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        what: Input, output, or the gradient of either.
+        order: When the unsharded model's call of the module ended, counted from 0.
+        call: The number of the call, where the module has several; micro-batches count as one.
+        index: Which of several tensors.
+        tensor: A number that points of one tensor share.
+        state: `right`, a part of the unsharded model's; `pending`, a term of a sum; `moved`, its slices in another
+            order or on other ranks; `repeated`, the same, with slices that no rank has; `odd`, something else; `cut`,
+            a gradient that cannot come, because the tensor needs none; `none`, one that did not come.
+        layout: Which part, in the notation, where it is `right` or `pending`.
+        type: The module's class in the unsharded model.
+        near: How far an element was allowed to be off.
+        scale: What all gradients of this rank's activations are the unsharded model's times.
+        added: What an `odd` output has too often: `input`, or a module within, whose output it is; else empty.
+        times: How many times too often, -1 where it is not there at all.
+    """
+
+    module: str
+    what: What
+    order: Count
+    state: State
+    call: Count = 0
+    index: Count = 0
+    tensor: Count = 0
+    layout: str = ""
+    type: str = ""
+    near: float = 0.0
+    scale: float = 1.0
+    added: str = ""
+    times: Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)] = 0
+
+
+class KeptRecord(Record, frozen=True):
+    """What a job's own step had at a place, on this rank; its values are those of an activation named `of_point`.
+
+    Attributes:
+        module: The module; empty for the model itself.
+        what: Input, output, or the gradient of either; `batch` for whole numbers that the model was given.
+        order: When the call of the module ended, counted from 0.
+        call: The number of the call.
+        index: Which of several tensors.
+        tensor: A number that places of one tensor share.
+        needs_grad: Whether a gradient can flow back to the tensor.
+        same_as: The name under which its values stand, where they were kept at an earlier place.
+        type: The module's class.
+        draws: Whether the call drew random numbers.
+    """
+
+    module: str
+    what: What | Literal["batch"]
+    order: Count
+    call: Count = 0
+    index: Count = 0
+    tensor: Count = 0
+    needs_grad: bool = False
+    same_as: str = ""
+    type: str = ""
+    draws: bool = False
+
+
+class SketchRecord(Record, frozen=True):
+    """What the unsharded model has of a weight or at a point of its step, in few numbers, beside another run's.
+
+    Attributes:
+        name: The weight, or the module; empty for the model itself.
+        what: Input, output, or the gradient of either; or a weight before the step.
+        dtype: Its element type.
+        shape: Its shape.
+        numbers: Sixteen numbers, by `shardviz.dump.arrays.sketch`; none where one of its elements is NaN or infinite.
+        order: When the call of the module ended, counted from 0.
+        call: The number of the call.
+        index: Which of several tensors.
+        noise: How far rounding alone moved it, relative to its size; 0 where that was not tried.
+        is_drawn: Whether a weight's values were drawn after sharding, so that they depend on the mesh.
+    """
+
+    name: str
+    what: What | Literal["weight"]
+    dtype: str
+    shape: Shape
+    numbers: Annotated[tuple[float, ...], Meta(max_length=16)] = ()
+    order: Count = 0
+    call: Count = 0
+    index: Count = 0
+    noise: float = 0.0
+    is_drawn: bool = False
