@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
+from shardviz.checkpoint.maps.matching import apply, is_turned
+from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.errors import DumpError, ShardvizError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.matching import Mapped, Named
+    from shardviz.checkpoint.maps.matching import Mapped
+    from shardviz.checkpoint.maps.named import Named
     from shardviz.checkpoint.tensor import Tensor
 
 FEW = 4

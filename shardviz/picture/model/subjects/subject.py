@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import named_ranks
 from shardviz.check.order.rules.intent import wanted_layout
-from shardviz.dump.dump import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.holders import Holders
