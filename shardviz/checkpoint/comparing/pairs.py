@@ -116,16 +116,12 @@ def paired(
 
 def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:
     """Find out the numbers that no settings have; yield what was taken for them."""
-    for unknown in sorted(_variables(rules) - set(numbers)):
+    for unknown in sorted({one for rule in rules for one in _variables_in(rule.right)} - set(numbers)):
         number, is_found = _number(unknown, rules, left, right, numbers)
         if number:
             numbers[unknown] = number
             how = "it fits the contents" if is_found else "none fits the contents"
             yield f"{unknown} is taken to be {number}: no config.json beside either says, and {how}"
-
-
-def _variables(rules: Sequence[Rule]) -> set[str]:
-    return {one for rule in rules for one in _variables_in(rule.right)}
 
 
 def _variables_in(expression: Expression | None) -> Iterator[str]:
