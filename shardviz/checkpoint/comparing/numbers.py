@@ -123,10 +123,10 @@ def counted_differences(
     where = index_of(int(np.argmax(different)), one.shape)
     what = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
     alike = [(name, side, bits) for name, side, bits in zip(names, (one, other), (mine, theirs), strict=True)]
-    said = (
+    constant = (
         f"; all values of {name} are {_only(side)}" for name, side, bits in alike if bits.size > 1 and is_alike(bits)
     )
-    return what + "".join(said)
+    return what + "".join(constant)
 
 
 def _only(tensor: Tensor) -> str:

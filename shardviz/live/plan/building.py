@@ -79,7 +79,7 @@ class EarlyModel:
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong is said by what is raised
+        warnings.simplefilter("ignore")  # the exception names what is wrong
         yield
 
 
