@@ -1,6 +1,6 @@
 """The dump: what a run wrote, the only thing that crosses from the live half to the offline half.
 
 A folder `NAME.shardviz/` with `run.json` and one `rank_00003.json` per rank (and `rank_00003.safetensors` for large
-dense values). `records` defines what the files contain, `write` and `read` do that, `dump` lays the ranks' records of
-one tensor side by side.
+dense values). `records` defines what the files contain, `write` and `read` do that, `grouping` lays the
+ranks' records of one tensor side by side, and `dump` has all of them.
 """

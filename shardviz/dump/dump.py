@@ -1,21 +1,21 @@
-"""One tensor over all ranks: the ranks' records of the same name laid side by side, identical layers kept together."""
+"""All tensors of a dump: found by moment, role and name, with the ids and values that each rank holds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs, most_ids, own_ids, whole_ids
+from shardviz.dump.arrays.ids import ID_NONE, expand_runs, most_ids, own_ids, whole_ids
+from shardviz.dump.grouping import side_by_side
 from shardviz.dump.pause import collector_paused
-from shardviz.dump.read import DIGEST_LENGTH, layout_of, mesh_of
 from shardviz.dump.records.base import MAX_NUMBER
+from shardviz.dump.tensor import Shard, Tensor
 from shardviz.errors import DumpError
-from shardviz.layout.region import Region
-from shardviz.text import Fold, fold, natural_key, printable
+from shardviz.text import natural_key, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,102 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.dump.read import DumpFiles
-    from shardviz.dump.records.base import Moment, Role
-    from shardviz.dump.records.files import RankRecord
-    from shardviz.dump.records.tensors import Body, LayoutRecord, Stamp, TensorRecord
-    from shardviz.layout.layout import Layout
-    from shardviz.layout.mesh import Mesh
+    from shardviz.dump.records.base import Moment
+    from shardviz.dump.records.tensors import Stamp
 
-__all__ = ["ID_NONE", "MAX_ELEMENTS", "Dump", "Shard", "Tensor", "dump_of", "expand_runs"]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What one rank holds of a tensor.
-
-    Attributes:
-        rank: The global rank.
-        body: Its record.
-        layout: What its placements claim; None for a plain tensor.
-        digests: For every name of the fold, 16 hex digits of the bytes' hash; empty where none was taken.
-    """
-
-    rank: int
-    body: Body
-    layout: Layout | None
-    digests: str = ""
-
-    @cached_property
-    def held(self) -> Region | None:
-        """The region that it holds, where the ids are a product of ranges in every dim."""
-        return Region(self.body.held) if self.body.held is not None else None
-
-    def digest(self, index: int) -> str:
-        """Return the digest of the fold's name number `index`; empty where none was taken."""
-        return self.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor over all ranks, or several layers' whose records are the same on every rank.
-
-    Attributes:
-        fold: Its name, or the folded names of identical layers.
-        role: What it is to the model.
-        moment: When it was captured.
-        shards: What each rank holds, by rank, rising; in a plan made when it is asked for.
-    """
-
-    fold: Fold
-    role: Role
-    moment: Moment
-    shards: Mapping[int, Shard]
-
-    @property
-    def name(self) -> str:
-        """The name, or the folded names: `layers.[0-31].wq.weight`."""
-        return str(self.fold)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Every name."""
-        return self.fold.names()
-
-    @property
-    def first(self) -> Shard:
-        """The shard of the lowest rank that has the tensor."""
-        return next(iter(self.shards.values()))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape, as the lowest rank sees it."""
-        return self.first.body.shape
-
-    @property
-    def dtype(self) -> str:
-        """The element type, as the lowest rank sees it."""
-        return self.first.body.dtype
-
-    @property
-    def claimed(self) -> Layout | None:
-        """The layout that the placements claim on the lowest rank; None for a plain tensor."""
-        return self.first.layout
-
-    @cached_property
-    def distinct(self) -> list[Shard]:
-        """One shard for each claim and each shape of a part, by rank, rising."""
-        found: dict[tuple[int, tuple[int, ...]], Shard] = {}
-        for shard in self.shards.values():
-            found.setdefault((id(shard.layout), shard.body.local_shape), shard)
-        return list(found.values())
-
-    @cached_property
-    def by_claim(self) -> dict[Layout | None, list[Shard]]:
-        """The shards by what they claim: more than one key where ranks disagree or meshes are disjoint."""
-        groups: dict[Layout | None, list[Shard]] = {}
-        for shard in self.shards.values():
-            groups.setdefault(shard.layout, []).append(shard)
-        return groups
+__all__ = ["Dump", "Shard", "Tensor", "dump_of"]
 
 
 @dataclass(frozen=True)
@@ -273,7 +181,7 @@ def dump_of(files: DumpFiles) -> Dump:
             print(name, {rank: str(shard.held) for rank, shard in tensor.shards.items()})
     """
     with collector_paused():
-        return Dump(files, sorted(_tensors(files), key=_order(files)))
+        return Dump(files, sorted(side_by_side(files), key=_order(files)))
 
 
 def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:
@@ -286,72 +194,3 @@ def _order(files: DumpFiles) -> Callable[[Tensor], tuple[object, ...]]:
         return moments.index(tensor.moment), position.get(name, len(position)), tensor.role, natural_key(name)
 
     return key
-
-
-Place = tuple[str, str, str, str]
-Layouts = dict[int, list["Layout"]]
-"""The layouts that ranks claim, each built once: ranks share them."""
-
-
-def _tensors(files: DumpFiles) -> list[Tensor]:
-    """Group records by name; names that every rank folds alike stay together unexpanded."""
-    if files.planned is not None:
-        from shardviz.plan.tensors import tensors_of
-
-        return tensors_of(files.planned)
-    places: dict[Place, dict[int, list[TensorRecord]]] = {}
-    for rank, record in files.ranks.items():
-        for tensor in record.tensors:
-            body = record.bodies[tensor.body]
-            place = (tensor.name, tensor.suffix, body.role, body.moment)
-            places.setdefault(place, {}).setdefault(rank, []).append(tensor)
-    layouts = {rank: _layouts(record) for rank, record in files.ranks.items()}
-    found: list[Tensor] = []
-    for (prefix, suffix, _, _), by_rank in places.items():
-        first = next(iter(by_rank.values()))[0]
-        if all(len(records) == 1 and records[0].numbers == first.numbers for records in by_rank.values()):
-            whole = {rank: (records[0], records[0].digests) for rank, records in by_rank.items()}
-            found.append(_tensor(files, layouts, Fold(prefix, first.numbers, suffix), whole))
-        else:
-            found += _regrouped(files, layouts, by_rank)
-    return found
-
-
-def _regrouped(files: DumpFiles, layouts: Layouts, by_rank: dict[int, list[TensorRecord]]) -> list[Tensor]:
-    """Expand names that ranks fold differently, and fold again those with the same bodies on the same ranks."""
-    by_name: dict[str, dict[int, tuple[TensorRecord, str]]] = {}
-    for rank, records in by_rank.items():
-        for record in records:
-            for index, name in enumerate(Fold(record.name, record.numbers, record.suffix).names()):
-                digest = record.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
-                by_name.setdefault(name, {})[rank] = (record, digest)
-    keyed = [
-        (name, tuple((rank, record.body, bool(digest)) for rank, (record, digest) in of.items()))
-        for name, of in by_name.items()
-    ]
-    tensors = []
-    for folded, bodies in fold(keyed):
-        members = [by_name[name] for name in folded.names()]
-        together = {rank: (members[0][rank][0], "".join(member[rank][1] for member in members)) for rank, *_ in bodies}
-        tensors.append(_tensor(files, layouts, folded, together))
-    return tensors
-
-
-def _tensor(files: DumpFiles, layouts: Layouts, folded: Fold, records: dict[int, tuple[TensorRecord, str]]) -> Tensor:
-    shards = {}
-    for rank in sorted(records):
-        tensor, digests = records[rank]
-        body = files.ranks[rank].bodies[tensor.body]
-        shards[rank] = Shard(rank, body, None if body.layout is None else layouts[rank][body.layout], digests)
-    first = next(iter(shards.values())).body
-    return Tensor(folded, first.role, first.moment, shards)
-
-
-def _layouts(record: RankRecord) -> list[Layout]:
-    meshes = [mesh_of(mesh) for mesh in record.meshes]
-    return [_layout(claim, meshes[claim.mesh]) for claim in record.layouts]
-
-
-@lru_cache(maxsize=4096)
-def _layout(record: LayoutRecord, mesh: Mesh) -> Layout:
-    return layout_of(record, mesh)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from shardviz.dump import nearby
 from shardviz.dump.arrays.dense import Wanted, check_arrays, read_array, read_arrays
+from shardviz.dump.file import SHOWN, damage, plain_file, read_record, reason
 from shardviz.dump.pause import collector_paused
-from shardviz.dump.records.base import DIGEST_LENGTH, MAX_NUMBER, SCHEMA
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.validate import StampedShapes, check_rank, check_run, layout_of, mesh_of
 from shardviz.dump.write import PLAN_FILE, RANK_FILE, RUN_FILE, dense_file, rank_file
@@ -36,18 +33,7 @@ if TYPE_CHECKING:
     from shardviz.plan.ranks import PlannedRanks
     from shardviz.plan.records import PlanRecord
 
-__all__ = ["DIGEST_LENGTH", "DumpFiles", "layout_of", "mesh_of", "read_files"]
-
-MAX_FILE = 1 << 30
-"""Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
-
-SHOWN = 300
-"""How many characters a message shows of the reason why a file is damaged."""
-
-_PERMISSIONS = "change the permissions of the dump's folder and its files"
-_ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
-
-AnyRecord = TypeVar("AnyRecord", "RunRecord", "RankRecord", "PlanRecord")
+__all__ = ["DumpFiles", "layout_of", "mesh_of", "read_files"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +96,7 @@ class DumpFiles:
         Raises:
             DumpError: The file is not there, is not a safetensors file, or has no such array.
         """
-        return read_array(_inside(self.path, dense_file(rank)), key, shape)
+        return read_array(plain_file(self.path, dense_file(rank)), key, shape)
 
 
 def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
@@ -120,7 +106,7 @@ def arrays_of(files: DumpFiles, rank: int) -> dict[str, NDArray[np.generic]]:
         DumpError: The file is not there, is not a safetensors file, or lacks one of them.
     """
     wanted = _dense_arrays(files.ranks[rank])
-    return read_arrays(_inside(files.path, dense_file(rank)), wanted) if wanted else {}
+    return read_arrays(plain_file(files.path, dense_file(rank)), wanted) if wanted else {}
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -131,8 +117,8 @@ def read_run(path: Path | str) -> RunRecord:
     """
     folder = Path(path)
     _check_folder(folder)
-    run = _read(folder, RUN_FILE, RunRecord)
-    with _damage(folder / RUN_FILE):
+    run = read_record(folder, RUN_FILE, RunRecord)
+    with damage(folder / RUN_FILE):
         check_run(run)
     return run
 
@@ -194,24 +180,24 @@ def _read_plan(folder: Path, run: RunRecord, stamped: StampedShapes) -> PlannedR
     from shardviz.plan.read import check_plan
     from shardviz.plan.records import PlanRecord
 
-    plan: PlanRecord = _read(folder, PLAN_FILE, PlanRecord)
+    plan: PlanRecord = read_record(folder, PLAN_FILE, PlanRecord)
     if plan.run_id != run.run_id:
         raise DumpError(f"{folder / PLAN_FILE} is of another run than {RUN_FILE}", "plan again")
-    with collector_paused(), _damage(folder / PLAN_FILE):
+    with collector_paused(), damage(folder / PLAN_FILE):
         return check_plan(plan, run, stamped)
 
 
 def _read_rank(folder: Path, name: str, run: RunRecord, stamped: StampedShapes) -> RankRecord:
-    record = _read(folder, name, RankRecord)
+    record = read_record(folder, name, RankRecord)
     if record.run_id != run.run_id:
         hint = "keep the files of one run in a folder; remove this one to check the other ranks"
         raise DumpError(f"{folder / name} is of another run than {RUN_FILE}", hint)
-    with _damage(folder / name):
+    with damage(folder / name):
         if rank_file(record.rank) != name:
             raise DumpError(f"rank is {record.rank}, expected the rank in the file's name")
         check_rank(record, run, stamped)
     if wanted := _dense_arrays(record):
-        check_arrays(_inside(folder, dense_file(record.rank)), wanted)
+        check_arrays(plain_file(folder, dense_file(record.rank)), wanted)
     return record
 
 
@@ -234,7 +220,7 @@ def _check_folder(folder: Path) -> None:
             f"{_named(folder)} does not exist: no dump and no checkpoint is there", nearby.meant(folder)
         ) from None
     except (OSError, ValueError) as error:
-        raise DumpError(f"cannot read dump {_named(folder)}: {_reason(error)}") from error
+        raise DumpError(f"cannot read dump {_named(folder)}: {reason(error)}") from error
     if not stat.S_ISDIR(mode) and nearby.is_dump(folder.parent):
         raise DumpError(f"{folder} is one file of a dump", f"give its folder: {folder.parent}")
     if not stat.S_ISDIR(mode):
@@ -255,77 +241,3 @@ def _rank_files(folder: Path) -> list[tuple[int, str]]:
     except OSError as error:
         raise DumpError(f"cannot read dump {folder}: {error.strerror}") from error
     return sorted(found, key=lambda file: (len(file[1]), file))
-
-
-def _inside(folder: Path, name: str) -> Path:
-    path = folder / name
-    try:
-        is_link, is_other = path.is_symlink(), path.exists() and not path.is_file()
-    except OSError as error:
-        raise DumpError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
-    if is_link:
-        raise DumpError(f"{path} is a link", "a dump's files are plain files; copy the target here")
-    if is_other:
-        raise DumpError(f"{path} is not a plain file", "remove it, or write the dump again")
-    return path
-
-
-def _content(folder: Path, name: str) -> bytes:
-    path = _inside(folder, name)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= MAX_FILE:
-                return file.read(size)
-        raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
-    except FileNotFoundError:
-        hint = nearby.inside(folder) if name == RUN_FILE else "write the dump again"
-        raise DumpError(f"{folder} is not a dump: it has no {name}", hint) from None
-    except OSError as error:
-        raise DumpError(f"cannot read {path}: {error.strerror}") from error
-
-
-class _Schema(msgspec.Struct):
-    schema: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
-
-
-def _read(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
-    """Read one file, and tell another version from damage before its fields are looked at."""
-    content, path = _content(folder, name), folder / name
-    try:
-        record = msgspec.json.decode(content, type=kind)
-        if record.schema == SCHEMA:
-            return record
-        schema = record.schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        with _damage(path):
-            schema = msgspec.json.decode(content, type=_Schema).schema
-    if schema != SCHEMA:
-        found = "no schema number" if schema == -1 else f"schema {schema}"
-        raise DumpError(f"{path}: {found}, expected schema {SCHEMA}", "read it with the shardviz that wrote it")
-    with _damage(path):
-        return msgspec.json.decode(content, type=kind)
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Say which file something is wrong with, in one line that a terminal can show."""
-    try:
-        yield
-    except (DumpError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        what = printable(_reason(error))
-        shown = what if len(what) <= SHOWN else what[:SHOWN] + "..."
-        other = "" if path.name in (RUN_FILE, PLAN_FILE) else ", or remove the file to check the other ranks"
-        raise DumpError(f"{path} is damaged: {shown}", f"write the dump again{other}") from error
-
-
-def _reason(error: Exception) -> str:
-    match error:
-        case DumpError():
-            return error.message
-        case RecursionError():
-            return "lists within lists without end, expected the fields of a dump"
-        case OSError():
-            return error.strerror or str(error)
-        case _:
-            return str(error)

@@ -246,7 +246,7 @@ def check_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Plac
     if len(placements) != mesh.ndim:
         given = counted(len(placements), "placement")
         raise LayoutError(
-            f"{given} for a mesh of {mesh.ndim} ax{'e' if mesh.ndim != 1 else 'i'}s {mesh}",
+            f"{given} for a mesh of {mesh.ndim} {'axis' if mesh.ndim == 1 else 'axes'} {mesh}",
             f"write one per axis, outermost first: {', '.join(mesh.axes)}",
         )
     for placement in placements:

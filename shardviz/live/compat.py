@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -230,6 +230,17 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 @contextmanager
+def replaced(owner: Any, name: str, new: object) -> Iterator[None]:
+    """Put something in the place of an attribute of a module or a class, for as long as the context lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
 def world_of(group: Any) -> Iterator[None]:
     """Let a process group be the whole world for its members: its first ranks are the job's first ranks.
 
@@ -359,11 +370,8 @@ def dividing_float64_once() -> Iterator[None]:
         is_copied = factor is not None and (group is None or group.size() == 1)
         return (None, None, *ops) if is_copied and dtype == torch.float64 else (pre, post, *ops)
 
-    collectives._get_gradient_divide_factors = once
-    try:
+    with replaced(collectives, "_get_gradient_divide_factors", once):
         yield
-    finally:
-        collectives._get_gradient_divide_factors = factors
 
 
 def held_back(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -502,11 +510,8 @@ def pipelines_alone() -> Iterator[None]:
             )
         return _Vote(1)
 
-    kind._warmup_backward_result = alone
-    try:
+    with replaced(kind, "_warmup_backward_result", alone):
         yield
-    finally:
-        kind._warmup_backward_result = before
 
 
 def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
@@ -586,14 +591,10 @@ def _ddp_unasked() -> Iterator[None]:
         (ddp, "_sync_module_states"),
         (ddp.DistributedDataParallel, "_set_static_graph"),
     )
-    before = [(owner, name, getattr(owner, name)) for owner, name in skipped]
-    for owner, name in skipped:
-        setattr(owner, name, lambda *_, **__: None)
-    try:
+    with ExitStack() as stack:
+        for owner, name in skipped:
+            stack.enter_context(replaced(owner, name, lambda *_, **__: None))
         yield
-    finally:
-        for owner, name, own in before:
-            setattr(owner, name, own)
 
 
 def real_tensors() -> Any:
@@ -634,12 +635,8 @@ def storages_resized(note: Callable[[torch.UntypedStorage], None]) -> Iterator[N
         note(storage)
         return returned
 
-    kind: Any = torch.UntypedStorage
-    kind.resize_ = resize_
-    try:
+    with replaced(torch.UntypedStorage, "resize_", resize_):
         yield
-    finally:
-        kind.resize_ = before
 
 
 @contextmanager
@@ -653,23 +650,21 @@ def working_out_shapes() -> Iterator[Callable[[], bool]]:
 
     kind: Any = _sharding_prop.ShardingPropagator
     before = getattr(kind, "_propagate_tensor_meta_non_cached", None)
+    if before is None:
+        yield lambda: False
+        return
     depth = 0
 
     def noting(*args: Any, **named: Any) -> Any:
         nonlocal depth
         depth += 1
         try:
-            return before(*args, **named)  # type: ignore[misc]
+            return before(*args, **named)
         finally:
             depth -= 1
 
-    if before is not None:
-        kind._propagate_tensor_meta_non_cached = noting
-    try:
+    with replaced(kind, "_propagate_tensor_meta_non_cached", noting):
         yield lambda: depth > 0
-    finally:
-        if before is not None:
-            kind._propagate_tensor_meta_non_cached = before
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ def choice_lines(rows: Sequence[Row], memory: int) -> Iterator[Text]:
 
     Args:
         rows: The meshes that were planned.
-        memory: Bytes that a rank has; 0 where nobody said.
+        memory: Bytes that a rank has; 0 where it is not given.
     """
     planned = [row for row in rows if not row.failed]
     fits = [row for row in planned if not memory or row.bytes <= memory]

@@ -30,7 +30,7 @@ HEAD = "# shardviz layouts 1: mesh "
 
 _FOLDED = re.compile(r"(?P<before>.*?)\[(?P<numbers>[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)\](?P<after>.*)")
 
-_LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<said>.+, (?P<bytes>[0-9]{1,18}) bytes( per rank)?)")
+_LINE = re.compile(r"(?P<name>(param|buffer|sent) .+?): (?P<text>.+, (?P<bytes>[0-9]{1,18}) bytes( per rank)?)")
 
 KINDS = {"parameters": "param", "buffers": "buffer"}
 
@@ -104,7 +104,7 @@ def _read_line(path: Path, at: int, text: str) -> Line:
     if match is None:
         read = f"line {at} of {path} is damaged: {printable(text[:60])!r}"
         raise ShardvizError(read, "take the file from version control, or give --force to write it again")
-    return Line(match["name"], match["said"], int(match["bytes"]))
+    return Line(match["name"], match["text"], int(match["bytes"]))
 
 
 def layouts_of(path: Path) -> dict[str, str]:

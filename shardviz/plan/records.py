@@ -94,7 +94,7 @@ class PlanRecord(Record, frozen=True):
         schema: The version of the format.
         parts: One for each kind of rank.
         run_id: That of its run.
-        node: GPUs of a node; 0 where nobody said.
+        node: GPUs of a node; 0 where it is not given.
         optimizer: What the optimizer state is that of: `adam`, `sgd`, `none`, or a class that the probe uses.
         how: How many ranks were asked, and how the model was built, a sentence each.
         without_step: Why no step was planned; empty where one was.

@@ -60,7 +60,7 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     nodes = f" on {counted(-(-len(ranks) // plan.node), 'node')} of {plan.node}" if plan.node else ""
     first, *others = plan.how or ("",)
     for text in (f"{counted(len(ranks), 'rank')}{nodes}; {printable(first)}", *map(printable, others)):
-        yield from _said(text, width)
+        yield from _sentence(text, width)
     yield line("")
     yield from memory_lines(amounts, width)
     yield from _uneven(list(uneven(amounts)), width)
@@ -70,7 +70,7 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     yield from _bubble(ranks)
 
 
-def _said(text: str, width: int, start: str = "", indent: int = 2) -> list[Text]:
+def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[Text]:
     return wrapped(text, width, line(start), indent)
 
 
@@ -122,14 +122,14 @@ def _moment(part: PlanPart, width: int) -> Iterator[Text]:
     when = "backward" if part.peak.in_backward else "forward"
     both = "activations and gathered are" if part.units else "activations are"
     kept = bytes_text(sum(saved.bytes for saved in part.saved))
-    yield from _said(
+    yield from _sentence(
         f"{both} those of a step's fullest moment, in the {when} of {_named(part.peak.module)}, by the kernels of a "
         f"CPU; {kept} of activations wait for their backward when the forward ends",
         width,
     )
     if part.peak.scores:
         scores = f"at least {bytes_text(part.peak.scores)} of activations are scores of attention"
-        yield from _said(f"{scores}: a CPU has no fused kernel for it, and one of a GPU makes none", width)
+        yield from _sentence(f"{scores}: a CPU has no fused kernel for it, and one of a GPU makes none", width)
 
 
 def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
@@ -142,7 +142,7 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
     most = f", at most {bytes_text(gathered(part))} at once, the next one already beside the one that runs"
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
     largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
-    yield from _said(f"FSDP gathers {units}; {largest_text}{kept}", width)
+    yield from _sentence(f"FSDP gathers {units}; {largest_text}{kept}", width)
 
 
 def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
@@ -153,14 +153,14 @@ def _buckets(part: PlanPart, width: int) -> Iterator[Text]:
     more = f", beside the gradients: gradient_as_bucket_view=True would save {bytes_text(copied)}"
     lie = more if copied else ", in which the gradients lie"
     buckets = f"{counted(len(part.buckets), 'bucket')} of at most {most}"
-    yield from _said(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)
+    yield from _sentence(f"DistributedDataParallel reduces gradients in {buckets}{lie}", width)
 
 
 def _why(amounts: Amounts, fullest: int, emptiest: int, width: int) -> Iterator[Text]:
     """Yield the tensors that make the difference between two ranks, the largest first; layers count as one kind."""
     mesh = amounts.ranks.mesh
     ranks = f"rank {fullest} ({mesh.label(fullest)}) has more than rank {emptiest} ({mesh.label(emptiest)})"
-    yield from _said(f"{ranks}, gradients and optimizer state included:", width)
+    yield from _sentence(f"{ranks}, gradients and optimizer state included:", width)
     here, there = _by_kind(amounts, fullest), _by_kind(amounts, emptiest)
     more = [(size - there.get(name, 0), name) for name, size in here.items()]
     for role, word in WORDS.items():
@@ -196,7 +196,7 @@ def _uneven(found: list[Uneven], width: int) -> Iterator[Text]:
             f", {one.empty:,} of {one.ranks:,} ranks {'has' if one.empty == 1 else 'have'} none" if one.empty else ""
         )
         text = f"{printable(one.held.name)} {layout}: {one.least:,} to {one.most:,} elements{empty}"
-        yield from _said(text, width, "  ", 4)
+        yield from _sentence(text, width, "  ", 4)
     if len(found) > MOST:
         yield line((f"  and {len(found) - MOST} more", DIM))
 
@@ -209,7 +209,7 @@ def _whole(found: list[Whole], width: int) -> Iterator[Text]:
     for one in found[:MOST]:
         layout = write(one.held.layout) if one.held.layout else ""
         saved = f"split over {one.axis}({one.size}) it would save each rank {bytes_text(one.saved)}"
-        yield from _said(f"{printable(one.held.name)} {layout}: {saved}", width, "  ", 4)
+        yield from _sentence(f"{printable(one.held.name)} {layout}: {saved}", width, "  ", 4)
     if len(found) > MOST:
         yield line((f"  and {len(found) - MOST} more", DIM))
 
@@ -217,7 +217,7 @@ def _whole(found: list[Whole], width: int) -> Iterator[Text]:
 def _traffic(plan: PlanRecord, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     found = sent(plan, ranks.mesh)
     if plan.without_step:
-        yield from _said(f"planned without activations and collectives: {printable(plan.without_step)}", width)
+        yield from _sentence(f"planned without activations and collectives: {printable(plan.without_step)}", width)
     if not found:
         if not plan.without_step:
             yield line(NO_STEP if any(part.peak is None for part in plan.parts) else "a step has no collectives")

@@ -36,11 +36,7 @@ def sizes(part: PlannedPart, index: int) -> NDArray[np.int64]:
 
 
 def equally_full(part: PlannedPart) -> list[tuple[int, ...]]:
-    """Return the ranks of a part in groups that hold as much of every tensor, those of the lowest rank first.
-
-    Args:
-        part: The part.
-    """
+    """Return the ranks of a part in groups that hold as much of every tensor, those of the lowest rank first."""
     bodies = range(len(part.part.record.bodies))
     distinct = {id(found): found for found in (sizes(part, index) for index in bodies) if found.min() < found.max()}
     ranks = np.array(part.ranks)

@@ -31,7 +31,7 @@ class Sent:
         bytes: What they are about, together.
         received: Bytes that a rank receives.
         size: Ranks of a group.
-        nodes: How many nodes a group spans; 0 where nobody said how large a node is.
+        nodes: How many nodes a group spans; 0 where the size of a node is not given.
         modules: The modules that call it, numbers left out.
     """
 

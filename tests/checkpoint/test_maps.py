@@ -27,7 +27,8 @@ from shardviz.checkpoint.maps.language import (
     rules_of,
 )
 from shardviz.checkpoint.maps.made import Made, Op, value_of
-from shardviz.checkpoint.maps.matching import apply, named
+from shardviz.checkpoint.maps.matching import apply
+from shardviz.checkpoint.maps.named import named
 from shardviz.cli import main
 from shardviz.errors import ShardvizError
 from tests.checkpoint.maps import both, compared, permuted, save, weight

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from shardviz.dump.dump import ID_NONE, MAX_ELEMENTS, Dump, dump_of, expand_runs
+from shardviz.dump.arrays.ids import ID_NONE, MAX_ELEMENTS, expand_runs
+from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, Stamp, TensorRecord

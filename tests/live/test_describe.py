@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardviz.dump.arrays.ids import expand_runs
 from shardviz.dump.content import digest_of
-from shardviz.dump.dump import expand_runs
 from shardviz.dump.records.tensors import Body, Stamp
 from shardviz.layout.region import Region
 from shardviz.live.capture.capture import describe

@@ -16,7 +16,7 @@ from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.order.as_claimed import claimed_dims
 from shardviz.check.values.numbers import first_difference
 from shardviz.layout.notation import write
-from shardviz.text import listed
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -103,7 +103,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
     axes = _axes(mesh, differing, index)
     group = differing[0]
     other = next(shard for shard in group if shard.digest(index) != group[0].digest(index))
-    first, ranks = first_difference(group[0], other), listed(sorted(others), MAX_LISTED)
+    first = first_difference(group[0], other)
     is_beside_shards = tensor.claimed is None and any(one.claimed is not None for one in dump.at("initial"))
     cause, fix, refs = _advice(tensor.role, axes, is_beside_shards=is_beside_shards)
     return Finding(
@@ -112,7 +112,7 @@ def _finding(dump: Dump, tensor: Tensor, index: int, differing: Groups) -> Findi
         tensor.names[index],
         tuple(sorted(others)),
         f"copies differ along {' and '.join(axes) or 'the ranks'} from the start: {len(others)} of "
-        f"{len(tensor.shards)} ranks differ from the other copies (rank{'s' * (len(others) > 1)} {ranks})",
+        f"{len(tensor.shards)} ranks differ from the other copies ({named_ranks(others, MAX_LISTED)})",
         details=(first,) if first else (),
         claimed=write(tensor.claimed, equal=True) if tensor.claimed else "",
         held=f"different values along {' and '.join(axes)}" if axes else "different values",

@@ -12,7 +12,6 @@ from shardviz.checkpoint.beside.given import Given, given_of
 from shardviz.checkpoint.beside.job import Job, Live
 from shardviz.checkpoint.beside.judging import judge
 from shardviz.checkpoint.beside.searching import MOST_READ, Search
-from shardviz.checkpoint.beside.words import ranks_text
 from shardviz.checkpoint.comparing import stale
 from shardviz.checkpoint.comparing.compare import hint, refuse_strangers
 from shardviz.checkpoint.comparing.moved import with_ties
@@ -21,7 +20,7 @@ from shardviz.checkpoint.comparing.pairs import Pair, paired
 from shardviz.checkpoint.maps.made import Made, leaves
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.checkpoint.records import Checkpoint
-from shardviz.text import counted, listed, printable
+from shardviz.text import counted, listed, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +69,7 @@ def compare_with_job(
         progress(done, len(both))
         outcome = Outcome(name, other, "equal", is_made=isinstance(entry, (Given, Made)))
         outcomes.append(judge(outcome, live, entry, job.dump, search))
-    outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, checkpoint, pairs, search)
+    outcomes += _lonely([pair for pair in pairs.lonely if pair.name not in given], job, pairs, search)
     every = tuple(outcomes)
     more = () if rules else hint(before, after, every)
     return Comparison(every, (*pairs.notes, *_notes(pairs, job, search), *more))
@@ -103,7 +102,7 @@ def _ways(pair: Pair) -> Iterator[tuple[Made, Tensor]]:
             yield made, other
 
 
-def _lonely(pairs: Sequence[Pair], job: Job, checkpoint: Checkpoint, every: Pairs, search: Search) -> Iterator[Outcome]:
+def _lonely(pairs: Sequence[Pair], job: Job, every: Pairs, search: Search) -> Iterator[Outcome]:
     """Yield what became of tensors that only one side has; a job's buffers that are not saved are none of these."""
     known = {pair.name: entry for pair in every.both if (entry := _stored(pair)) is not None}
     kept = [(Outcome(name, "", "equal"), Pair(name, entry, entry)) for name, entry in known.items()]
@@ -142,13 +141,13 @@ def _as_tied(outcome: Outcome, live: Live, known: dict[str, Tensor], job: Job, s
 def _unseen(name: str, job: Job) -> str:
     if name in job.without_values:
         return "the dump says where its elements are, not what they are: it was captured with stamps"
-    return f"only the checkpoint has it, and the dump lacks {ranks_text(job.missing_ranks)}"
+    return f"only the checkpoint has it, and the dump lacks {named_ranks(job.missing_ranks)}"
 
 
 def _notes(pairs: Pairs, job: Job, search: Search) -> Iterator[str]:
     """Yield what was left out."""
     if job.missing_ranks:
-        yield f"not compared: the shards of {ranks_text(job.missing_ranks)}, whose files the dump lacks"
+        yield f"not compared: the shards of {named_ranks(job.missing_ranks)}, whose files the dump lacks"
     lonely = chain.from_iterable((pair.one, pair.other) for pair in pairs.lonely)
     buffers = [printable(one.name) for one in lonely if isinstance(one, Live) and one.role == "buffer"]
     if buffers:

@@ -10,13 +10,13 @@ import numpy as np
 
 from shardviz.checkpoint.beside.reading import Reader
 from shardviz.checkpoint.beside.shapes import of_another_shape
-from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of, ranks_text
+from shardviz.checkpoint.beside.words import AS_HASHED, DIFFERENT, holding, in_words, name_places, ranks_of
 from shardviz.checkpoint.comparing.agreement import can_cast
 from shardviz.checkpoint.comparing.casts import cast, is_narrower
 from shardviz.checkpoint.comparing.numbers import NARROW, WIDE
 from shardviz.errors import DumpError
 from shardviz.layout.region import index_of
-from shardviz.text import counted, printable
+from shardviz.text import counted, named_ranks, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,9 +103,11 @@ def _nothing_wrong(outcome: Outcome, live: Live, entry: Tensor, found: Sorted) -
     if found.unknown:
         why = found.unknown[0][1]
         same = [one.rank for one, reason in found.unknown if reason == why]
-        return outcome.became("not-compared", f"{ranks_text(same)}: {why}", ranks=ranks_of(p for p, _ in found.unknown))
+        return outcome.became(
+            "not-compared", f"{named_ranks(same)}: {why}", ranks=ranks_of(p for p, _ in found.unknown)
+        )
     if live.absent:
-        why = f"the dump has no {ranks_text(live.absent)}; what the others hold is what the checkpoint has"
+        why = f"the dump has no {named_ranks(live.absent)}; what the others hold is what the checkpoint has"
         return outcome.became("not-compared", why, ranks=live.absent)
     if live.dtype != entry.dtype:
         why = f"{live.dtype} in the job, {entry.dtype} in the checkpoint, the values are equal after the cast"
@@ -125,7 +127,7 @@ def _something_wrong(
         return outcome.became("other", f"{what}{but}", ranks=ranks)
     if all(piece.is_alike for piece in wrong) and any(math.prod(piece.shape) > 1 for piece in wrong):
         does = "hold" if len(ranks) > 1 else "holds"
-        what = f"{ranks_text(ranks)} {does} a single number throughout, the checkpoint does not"
+        what = f"{named_ranks(ranks)} {does} a single number throughout, the checkpoint does not"
         cause, fix = "It was never loaded, or was filled afterwards.", "load it after it is made and filled"
         return outcome.became("other", what + but, cause, fix, ranks=ranks)
     parts = search.regions(live, wrong, reader)
@@ -146,9 +148,9 @@ def _something_wrong(
 
 def _but(found: Sorted) -> str:
     """Say which ranks are right, and which are not known."""
-    some = f"; {ranks_text(ranks_of(found.right))} {DIFFERENT[len(found.right) > 1]}" if found.right else ""
+    some = f"; {named_ranks(ranks_of(found.right))} {DIFFERENT[len(found.right) > 1]}" if found.right else ""
     unknown = ranks_of(piece for piece, _ in found.unknown)
-    return some + (f"; {ranks_text(unknown)} not compared" if unknown else "")
+    return some + (f"; {named_ranks(unknown)} not compared" if unknown else "")
 
 
 def _as_another(live: Live, wrong: Sequence[Piece], entry: Tensor, search: Search) -> str:
@@ -176,8 +178,8 @@ def _counted(live: Live, wrong: Sequence[Piece], reader: Reader, parts: Mapping[
             first = index_of(int(at), reader.shape)
             what = f"{int(differs.sum()):,} of {counted(differs.size, 'element')} on rank {piece.rank} differ"
             others = (
-                f"; so on {ranks_text(ranks_of(one for one in wrong if one is not piece))}" if len(wrong) > 1 else ""
+                f"; so on {named_ranks(ranks_of(one for one in wrong if one is not piece))}" if len(wrong) > 1 else ""
             )
             return f"{what}, the first at {first}{others}"
-    some = f"; {ranks_text(sorted(parts))} {'have' if len(parts) > 1 else 'has'} other parts of it" if parts else ""
+    some = f"; {named_ranks(sorted(parts))} {'have' if len(parts) > 1 else 'has'} other parts of it" if parts else ""
     return f"{holding(wrong, live)} other values, how many is not known: {AS_HASHED}{some}"

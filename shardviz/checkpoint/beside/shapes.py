@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.beside.reading import Reader
-from shardviz.checkpoint.beside.words import AS_HASHED, ranks_of, ranks_text
+from shardviz.checkpoint.beside.words import AS_HASHED, ranks_of
 from shardviz.layout.region import Region
+from shardviz.text import named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ def of_another_shape(outcome: Outcome, live: Live, entry: Tensor) -> Outcome:
     shapes = f"{live.dtype}{list(live.shape)} in the job, {entry.dtype}{list(entry.shape)} in the checkpoint"
     if best:
         others = ranks_of(piece for piece in live.pieces if piece not in best)
-        why = f"{ranks_text(ranks_of(best))} the same as far as both go; of {ranks_text(others)} {AS_HASHED}"
+        why = f"{named_ranks(ranks_of(best))} the same as far as both go; of {named_ranks(others)} {AS_HASHED}"
         return outcome.became("padded", f"{shapes}: {why}", ranks=others)
     return outcome.became("other", shapes)
 
@@ -104,7 +105,7 @@ def _of_plain_parts(outcome: Outcome, live: Live, entry: Tensor, dim: int) -> Ou
     odd = ranks_of(piece for piece, own in found.items() if not own)
     shapes = f"plain {list(live.shape)} in the job, {list(entry.shape)} in the checkpoint"
     if odd:
-        why = f"{shapes}: no equal part of it along dim {dim} is on {ranks_text(odd)}"
+        why = f"{shapes}: no equal part of it along dim {dim} is on {named_ranks(odd)}"
         return outcome.became("not-compared", why, ranks=odd)
     if len({part for own in found.values() for part in own}) < len(parts):
         return outcome.became("not-compared", f"{shapes}: not every part of it is on a rank")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardviz.check.order.case import Case
 from shardviz.check.order.rules.ids.places import check_places
 from shardviz.errors import ShardvizError
-from shardviz.text import join_numbers, listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,19 +44,14 @@ def ranks_of(pieces: Iterable[Piece]) -> tuple[int, ...]:
     return tuple(sorted({piece.rank for piece in pieces}))
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Name ranks: `rank 3`, `ranks 0-3, 8`."""
-    return f"rank{'s' * (len(ranks) != 1)} {join_numbers(ranks)}"
-
-
 def in_words(pieces: Sequence[Piece], live: Live) -> str:
     """Name shards by their ranks and the parts that they claim: `ranks 1, 3 in [2:4, 0:8]`; `all ranks`."""
     by_part: dict[Region | None, list[Piece]] = {}
     if len(pieces) == len(live.pieces) > 1:
-        return f"all of {ranks_text(ranks_of(pieces))}"
+        return f"all of {named_ranks(ranks_of(pieces))}"
     for piece in pieces:
         by_part.setdefault(piece.claimed, []).append(piece)
-    texts = (f"{ranks_text(ranks_of(same))} in {part}" for part, same in by_part.items())
+    texts = (f"{named_ranks(ranks_of(same))} in {part}" for part, same in by_part.items())
     return listed(texts, MOST_PARTS)
 
 

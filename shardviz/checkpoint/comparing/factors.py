@@ -66,14 +66,14 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
     return "", "", ""
 
 
-def overflown(wide: NDArray[Any], dtype: str, to: str, *, least: int = 1) -> str:
-    """Say how many values a cast made infinite; empty where fewer than `least`."""
+def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
+    """Say how many values a cast made infinite; empty where it made none."""
     count = 0
     for part in _blocks(wide):
         narrow = cast(part, dtype, to)
         if narrow is not None:
             count += int((np.isinf(_values(narrow, to)) & np.isfinite(_values(part, dtype))).sum())
-    return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count >= least else ""
+    return f"{count:,} of {wide.size:,} values are too large for {to} and became infinite" if count else ""
 
 
 def _text(number: float) -> str:

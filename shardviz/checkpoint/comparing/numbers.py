@@ -62,11 +62,9 @@ def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) ->
     Returns:
         The words, the cause and the fix.
     """
-    dim = _odd_dim(mine, theirs)
-    if dim is None:
+    if (longer := _longer(mine, theirs)) is None:
         return "", "", ""
-    is_longer = theirs.shape[dim] > mine.shape[dim]
-    short, long = (np.moveaxis(one, dim, 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
+    dim, is_longer, short, long = longer
     size, rest = len(short), long[len(short) :]
     if not np.array_equal(long[:size], short):
         return "", "", ""
@@ -85,11 +83,9 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
     Returns:
         The words, the cause and the fix.
     """
-    dim = _odd_dim(mine, theirs)
-    if dim is None:
+    if (longer := _longer(mine, theirs)) is None:
         return "", "", ""
-    is_longer = theirs.shape[dim] > mine.shape[dim]
-    short, long = (np.moveaxis(one, dim, 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
+    dim, is_longer, short, long = longer
     times, rest = divmod(len(long), len(short))
     if rest or is_alike(long):
         return "", "", ""
@@ -102,12 +98,19 @@ def repeated(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -
     return "", "", ""
 
 
-def _odd_dim(mine: NDArray[Any], theirs: NDArray[Any]) -> int | None:
-    """Return the only dim in which two shapes differ."""
+def _longer(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, bool, NDArray[Any], NDArray[Any]] | None:
+    """Return the only dim in which two arrays differ, whether the second is longer, and both along it, shorter first.
+
+    None where their shapes differ in another way.
+    """
     if mine.ndim != theirs.ndim or not mine.size or not theirs.size:
         return None
     odd = [dim for dim in range(mine.ndim) if mine.shape[dim] != theirs.shape[dim]]
-    return odd[0] if len(odd) == 1 else None
+    if len(odd) != 1:
+        return None
+    is_longer = theirs.shape[odd[0]] > mine.shape[odd[0]]
+    short, long = (np.moveaxis(one, odd[0], 0) for one in ((mine, theirs) if is_longer else (theirs, mine)))
+    return odd[0], is_longer, short, long
 
 
 def counted_differences(
@@ -120,10 +123,10 @@ def counted_differences(
     where = index_of(int(np.argmax(different)), one.shape)
     what = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
     alike = [(name, side, bits) for name, side, bits in zip(names, (one, other), (mine, theirs), strict=True)]
-    said = (
+    constant = (
         f"; all values of {name} are {_only(side)}" for name, side, bits in alike if bits.size > 1 and is_alike(bits)
     )
-    return what + "".join(said)
+    return what + "".join(constant)
 
 
 def _only(tensor: Tensor) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardviz.checkpoint.comparing.agreement import agree
 from shardviz.checkpoint.maps.language import VARIABLES, names_in
 from shardviz.checkpoint.maps.made import Made, leaves
-from shardviz.checkpoint.maps.matching import apply, is_turned, named, pattern_of
+from shardviz.checkpoint.maps.matching import apply, is_turned
+from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.checkpoint.maps.settings import numbers_beside
 from shardviz.checkpoint.optimizer import state_names
 from shardviz.errors import DumpError, ShardvizError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardviz.checkpoint.maps.language import Expression, Rule
-    from shardviz.checkpoint.maps.matching import Mapped, Named
+    from shardviz.checkpoint.maps.matching import Mapped
+    from shardviz.checkpoint.maps.named import Named
     from shardviz.checkpoint.tensor import Tensor
 
 FEW = 4
@@ -114,16 +116,12 @@ def paired(
 
 def _find_out(numbers: dict[str, int], rules: Sequence[Rule], left: Named, right: Named) -> Iterator[str]:
     """Find out the numbers that no settings have; yield what was taken for them."""
-    for unknown in sorted(_variables(rules) - set(numbers)):
+    for unknown in sorted({one for rule in rules for one in _variables_in(rule.right)} - set(numbers)):
         number, is_found = _number(unknown, rules, left, right, numbers)
         if number:
             numbers[unknown] = number
             how = "it fits the contents" if is_found else "none fits the contents"
             yield f"{unknown} is taken to be {number}: no config.json beside either says, and {how}"
-
-
-def _variables(rules: Sequence[Rule]) -> set[str]:
-    return {one for rule in rules for one in _variables_in(rule.right)}
 
 
 def _variables_in(expression: Expression | None) -> Iterator[str]:

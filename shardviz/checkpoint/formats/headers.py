@@ -208,7 +208,7 @@ def _refuse_misplaced(path: Path, name: str, shape: tuple[int, ...], at: tuple[i
 def _header(text: bytes) -> tuple[Mapping[str, _Header], msgspec.Raw | None]:
     """Return a header's tensors, and its notes; almost always it has none but the format, and is read in one go."""
     if b"DCP_SHARDING_INFO" not in text:
-        with suppress(msgspec.ValidationError):  # what is wrong with which is said below
+        with suppress(msgspec.ValidationError):  # the error below names what is wrong
             found = _ENTRIES.decode(text)
             found.pop("__metadata__", None)
             if all(one.dtype and one.shape is not None and one.data_offsets is not None for one in found.values()):

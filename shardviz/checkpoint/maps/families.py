@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.maps.language import names_in, parse_rules, read_rules
-from shardviz.checkpoint.maps.matching import is_turned, named, pattern_of
+from shardviz.checkpoint.maps.matching import is_turned
+from shardviz.checkpoint.maps.named import named, pattern_of
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean
 

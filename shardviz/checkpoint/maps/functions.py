@@ -72,8 +72,8 @@ def _dim(numbers: Sequence[int], at: int, shape: Shape, default: int = 0, extra:
     return dim % ndim
 
 
-def _cut(dim: int, start: int, stop: int, step: int = 1) -> tuple[slice, ...]:
-    return (*(slice(None),) * dim, slice(start, stop, step))
+def _cut(dim: int, start: int, stop: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * dim, slice(start, stop))
 
 
 def _at(dim: int, index: int) -> tuple[slice | int, ...]:

@@ -1,19 +1,15 @@
-"""Which tensors each rule of a map is about: patterns fitted to the names of two checkpoints, in either direction.
-
-What stands before all names of a checkpoint, such as `app.model.` in a folder of DCP, does not have to be in the map.
-"""
+"""Which tensors each rule of a map is about: patterns fitted to the names of two checkpoints, in either direction."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from shardviz.checkpoint.maps.filling import LackingError, Numbers, has_some, node_of
 from shardviz.checkpoint.maps.functions import MisfitError
-from shardviz.checkpoint.maps.language import NOTHING, Call, Expression, Name, names_in
+from shardviz.checkpoint.maps.language import NOTHING, Name, names_in
 from shardviz.checkpoint.maps.made import Made, Op
+from shardviz.checkpoint.maps.named import Named, filled, pattern_of
 from shardviz.errors import ShardvizError
 from shardviz.text import did_you_mean, printable
 
@@ -21,60 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from shardviz.checkpoint.maps.language import Rule
-    from shardviz.checkpoint.maps.made import Node
-    from shardviz.checkpoint.tensor import Tensor
-
-SAMPLE = 512
-"""Names that are looked at for what stands before all of them."""
-
-MAX_PARTS = 1 << 16
-"""Tensors that one is made of."""
-
-_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
-Numbers: TypeAlias = "Mapping[str, int]"
-
-
-class LackingError(LookupError):
-    """A tensor that an expression names and that is not there: the text is its name."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """The names of a checkpoint, without what stands before all of them.
-
-    Attributes:
-        path: What the checkpoint is called in messages.
-        tensors: Its tensors by the names that maps have for them; for a left side, anything by those names.
-        full: Their names.
-    """
-
-    path: str
-    tensors: Mapping[str, Any]
-    full: Mapping[str, str]
-
-    @cached_property
-    def numbered(self) -> Mapping[str, set[tuple[int, ...]]]:
-        """The numbers in its names, by the names with `*` for each of them."""
-        found: dict[str, set[tuple[int, ...]]] = {}
-        for name in self.tensors:
-            found.setdefault(_NUMBER.sub("*", name), set()).add(tuple(map(int, _NUMBER.findall(name))))
-        return found
-
-    @cached_property
-    def _after(self) -> dict[tuple[str, int], dict[tuple[int, ...], set[int]]]:
-        return {}
-
-    def numbers_after(self, pattern: str) -> set[int]:
-        """Return the numbers that names have in the place of a pattern's first `*`."""
-        starred = _NUMBER.sub("*", pattern)
-        before = tuple(map(int, _NUMBER.findall(pattern.partition("*")[0])))
-        key = starred, len(before)
-        if key not in self._after:
-            known: dict[tuple[int, ...], set[int]] = {}
-            for numbers in self.numbered.get(starred, ()):
-                known.setdefault(numbers[: len(before)], set()).add(numbers[len(before)])
-            self._after[key] = known
-        return self._after[key].get(before, set())
 
 
 @dataclass(frozen=True)
@@ -94,46 +36,6 @@ class Mapped:
     lacking: Mapping[str, str] = field(default_factory=dict)
     left_alone: frozenset[str] = frozenset()
     right_alone: frozenset[str] = frozenset()
-
-
-@lru_cache(maxsize=4096)
-def pattern_of(text: str) -> re.Pattern[str]:
-    """Return the expression that fits what a pattern with `*` fits."""
-    return re.compile("(.*?)".join(map(re.escape, text.split("*"))))
-
-
-def filled(pattern: str, words: Sequence[str]) -> str:
-    """Return a pattern with words for its first stars.
-
-    Example:
-        >>> filled("layers.*.experts.*.w1", ["3"])
-        'layers.3.experts.*.w1'
-    """
-    pieces = pattern.split("*")
-    put = [*words, *["*"] * len(pieces)][: len(pieces) - 1]
-    return "".join(piece + word for piece, word in zip(pieces, [*put, ""], strict=True))
-
-
-def named(path: str, tensors: Mapping[str, Any], patterns: Collection[str]) -> Named:
-    """Return tensors by their names without the beginning behind which most of them fit a map's patterns."""
-    before = _beginning(tensors, patterns)
-    full = {name.removeprefix(before): name for name in tensors if name.startswith(before)}
-    return Named(path, {short: tensors[name] for short, name in full.items()}, full)
-
-
-def _beginning(names: Collection[str], patterns: Collection[str]) -> str:
-    own = [pattern for pattern in patterns if pattern != NOTHING]
-    if not own or not names:
-        return ""
-    either = "|".join(f"(?:{pattern_of(pattern).pattern})" for pattern in own)
-    whole = re.compile(either)
-    some = list(names)[:: max(1, len(names) // SAMPLE)]
-    if any(whole.fullmatch(name) for name in names):
-        return ""
-    behind = re.compile(f"((?:[^.*]+[.])+?)(?:{either})")
-    counts = Counter(found[1] for name in some if (found := behind.fullmatch(name)))
-    best = [before for before, count in counts.most_common(2) if not re.search(r"(?:^|\.)[0-9]+\.", before)]
-    return best[0] if best else ""
 
 
 def is_turned(rule: Rule, first: Collection[str], second: Collection[str]) -> bool:
@@ -218,10 +120,10 @@ class _Work:
             self.alone.add(name)
             return
         try:
-            node = _node(rule.right, groups, self.right, self.numbers)
+            node = node_of(rule.right, groups, self.right, self.numbers)
             made = Made(node, node.shape, str(rule.right), rule.where) if isinstance(node, Op) else node
         except LackingError as error:
-            if rule.optional and (name in self.rule_of or not _has_some(rule.right, groups, self.right)):
+            if rule.optional and (name in self.rule_of or not has_some(rule.right, groups, self.right)):
                 return
             self.rule_of[name] = rule
             if isinstance(rule.right, Name):
@@ -277,73 +179,3 @@ class _Work:
 
 def _written(rule: Rule) -> str:
     return printable(f"{rule.left} = {rule.right}")
-
-
-def _has_some(expression: Expression, groups: Sequence[str], right: Named) -> bool:
-    """Whether some of what an expression names is there."""
-    return any(
-        any(map(pattern_of(filled(pattern, groups)).fullmatch, right.tensors)) for pattern in names_in(expression)
-    )
-
-
-def _node(expression: Expression, groups: Sequence[str], right: Named, numbers: Numbers) -> Node:
-    """Return the tensors that an expression names, for the words that a name has in the place of its stars.
-
-    Raises:
-        LackingError: One of them is not there.
-        MisfitError: A number is not one.
-    """
-    if isinstance(expression, Name):
-        name = filled(expression.pattern, groups)
-        if name not in right.tensors:
-            raise LackingError(name)
-        found: Tensor = right.tensors[name]
-        return found
-    operands = _enumerated(expression, groups, right)
-    parts = tuple(_node(operand, words, right, numbers) for operand, words in operands)
-    stars = max((one.count("*") for one in names_in(expression.operands[0])), default=0)
-    return Op(expression.function, parts, tuple(_value(one, groups[stars:], numbers) for one in expression.numbers))
-
-
-def _enumerated(call: Call, groups: Sequence[str], right: Named) -> list[tuple[Expression, Sequence[str]]]:
-    """Return the operands with the words for their stars: of one that has more stars, one for each number there is."""
-    operand = call.operands[0]
-    free = max((one.count("*") for one in names_in(operand)), default=0) - len(groups)
-    if len(call.operands) > 1 or call.function not in ("cat", "stack") or free <= _takers(operand):
-        return [(one, groups) for one in call.operands]
-    return [(operand, (*groups, str(number))) for number in _numbers(operand, groups, right)]
-
-
-def _takers(expression: Expression) -> int:
-    """Return how many functions within an expression stand for one operand for each number."""
-    if isinstance(expression, Name):
-        return 0
-    own = expression.function in ("cat", "stack") and len(expression.operands) == 1
-    return own + max(_takers(operand) for operand in expression.operands)
-
-
-def _numbers(operand: Expression, groups: Sequence[str], right: Named) -> range:
-    """Return the numbers that the first free star stands for: from 0, in order.
-
-    Raises:
-        LackingError: There are none, or one is left out.
-    """
-    found: set[int] = set()
-    for pattern in names_in(operand):
-        begin = filled(pattern, groups)
-        found |= right.numbers_after(begin) if "*" in begin else set()
-    if not found or max(found) + 1 != len(found) or len(found) > MAX_PARTS:
-        lost = next((number for number in range(MAX_PARTS) if number not in found), 0)
-        first = next(one for one in names_in(operand) if one.count("*") > len(groups))
-        raise LackingError(filled(first, (*groups, str(lost))))
-    return range(len(found))
-
-
-def _value(number: int | str, groups: Sequence[str], numbers: Numbers) -> int:
-    if isinstance(number, int):
-        return number
-    if number in numbers:
-        return numbers[number]
-    if number == "*" and groups and re.fullmatch("[0-9]{1,15}", groups[0]):
-        return int(groups[0])
-    raise MisfitError(f"{number} stands for no number here")

@@ -29,8 +29,7 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     """
     written = list(dict.fromkeys(Path(note.text) for note in notes if note.kind == "captured"))
     dumps = [dump for dump in written if dump.exists()]
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "source"):
-        talk(f"shardviz: {text}")
+    _talk_of(notes, "source")
     in_order = sorted(dumps, key=lambda path: (len(path.name), path.name))
     codes = [_report(args, dump, number if len(dumps) > 1 else 0) for number, dump in enumerate(in_order, 1)]
     for dump in written:
@@ -40,21 +39,25 @@ def report_job(args: argparse.Namespace, notes: Sequence[Note], code: int, *, is
     for text in missed:
         message, _, hint = text.partition("\n")
         talk(f"shardviz: not captured: {message}" + (f"\nHint: {hint}" if hint else ""))
-    problems = list(dict.fromkeys(note.text for note in notes if note.kind == "problem"))
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "problem" and note.rank > 0):
-        talk(f"shardviz: {text}")  # rank 0 has said its own
-    for text in dict.fromkeys(note.text for note in notes if note.kind == "ended"):
-        talk(f"shardviz: the job was ended {text}")
+    _talk_of([note for note in notes if note.rank > 0], "problem")  # rank 0 has printed its own
+    _talk_of(notes, "ended", "the job was ended ")
     if code and not _is_ended(args, notes) and not _is_aborted_at_exit(args.job, notes, code):
         return _failed(args.job, notes, code)
     if not written and is_traced and not missed:
         return EXIT_CLEAN
     if not written:
+        problems = dict.fromkeys(note.text for note in notes if note.kind == "problem")
         talk(f"shardviz: error: {_why_nothing(notes, [*missed, *problems])}")
         return EXIT_USAGE
     if EXIT_FINDINGS in codes:
         return EXIT_FINDINGS
     return EXIT_USAGE if EXIT_USAGE in codes or missed else EXIT_CLEAN
+
+
+def _talk_of(notes: Sequence[Note], kind: str, before: str = "") -> None:
+    """Print the notes of one kind, each text once."""
+    for text in dict.fromkeys(note.text for note in notes if note.kind == kind):
+        talk(f"shardviz: {before}{text}")
 
 
 def _missed(notes: Sequence[Note]) -> list[str]:

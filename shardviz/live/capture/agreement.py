@@ -15,9 +15,10 @@ from torch import distributed
 from shardviz.errors import ShardvizError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Sent = TypeVar("Sent")
+Done = TypeVar("Done")
 
 PATIENCE = 5.0
 """Seconds that a rank whose step raised waits for the others to finish or raise."""
@@ -156,6 +157,27 @@ def agreed_errors(error: Exception | None, folder: Path, phase: str) -> list[str
     errors = of_all_ranks(in_a_line(error) if error else "")
     mark.unlink()
     return errors
+
+
+def attempted(work: Callable[[], Done], folder: Path, phase: str) -> tuple[Done | None, str]:
+    """Do work that may raise on some ranks only. Every rank calls this.
+
+    Args:
+        work: The work.
+        folder: A folder that all ranks reach.
+        phase: What it is called, different for each call.
+
+    Returns:
+        What it returned, and no error; or None and the first rank's error, if it raised on any rank.
+    """
+    done, failure = None, None
+    try:
+        done = work()
+    except Exception as error:
+        failure = error
+    errors = agreed_errors(failure, folder, phase)
+    found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
+    return (None, found) if found else (done, "")
 
 
 def in_a_line(error: BaseException) -> str:

@@ -44,8 +44,8 @@ def check_step(step: object) -> None:
     numbers = {f"log {name!r}": value for name, value in logged.items()} | {"loss": step.get("loss", 0.0)}
     for what, value in numbers.items():
         if not isinstance(value, int | float | torch.Tensor) or (torch.is_tensor(value) and value.numel() != 1):
-            said = list(value.shape) if torch.is_tensor(value) else type(value).__name__
-            raise ShardvizError(f"the step's {what} is {said}, not one number", hint)
+            returned = list(value.shape) if torch.is_tensor(value) else type(value).__name__
+            raise ShardvizError(f"the step's {what} is {returned}, not one number", hint)
     if "output" in step and not torch.is_tensor(step["output"]):
         raise ShardvizError(f"the step's output is a {type(step['output']).__name__}, not a tensor", hint)
 

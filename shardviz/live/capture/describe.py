@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shardviz.dump.arrays.ids import ID_NONE
-from shardviz.dump.read import DIGEST_LENGTH
+from shardviz.dump.records.base import DIGEST_LENGTH
 from shardviz.layout.ids import region_of
 
 if TYPE_CHECKING:

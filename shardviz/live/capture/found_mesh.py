@@ -37,13 +37,13 @@ def found_mesh(model: nn.Module) -> DeviceMesh:
     if len(set(of_all)) > 1:
         other = next(rank for rank, mesh in enumerate(of_all) if mesh != of_all[0])
         raise MeshError(
-            f"no mesh was given, and ranks are on different ones: rank 0 on {_said(of_all[0])}, rank {other} on "
-            f"{_said(of_all[other])}",
+            f"no mesh was given, and ranks are on different ones: rank 0 on {_described(of_all[0])}, rank {other} on "
+            f"{_described(of_all[other])}",
             HINT,
         )
     assert own is not None
     return own
 
 
-def _said(mesh: Mesh | None) -> str:
+def _described(mesh: Mesh | None) -> str:
     return f"{mesh} of ranks {listed(mesh.ranks, 4)}" if mesh is not None else "none"

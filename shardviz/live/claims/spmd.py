@@ -36,7 +36,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     kinds = _kinds(tensor)
     if not kinds:
         return None
-    dims = _dims(tensor)
+    dims = {axis: dim for dim, axes in enumerate(_spec(tensor)) for axis in axes}
     bare = [axis for axis, kind in kinds.items() if kind == "V" and axis not in dims]
     if bare:
         why = f"its layout: spmd_types has it vary along {_name(bare[0])} and does not say which dim is split"
@@ -80,11 +80,6 @@ def _kinds(tensor: torch.Tensor) -> dict[Any, str]:
     if not isinstance(found, dict):
         return {}
     return {axis: kind.value for axis, kind in found.items() if hasattr(axis, "layout") and axis.size() > 1}
-
-
-def _dims(tensor: torch.Tensor) -> dict[Any, int]:
-    """Return the dim that each axis splits."""
-    return {axis: dim for dim, axes in enumerate(_spec(tensor)) for axis in axes}
 
 
 def _spec(tensor: torch.Tensor) -> list[tuple[Any, ...]]:

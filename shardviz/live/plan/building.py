@@ -12,7 +12,7 @@ from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardviz.errors import ProbeError
-from shardviz.live.compat import fake_mode, has_ddp
+from shardviz.live.compat import fake_mode, has_ddp, replaced
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.talks import Talks
 from shardviz.text import bytes_text
@@ -79,7 +79,7 @@ class EarlyModel:
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong is said by what is raised
+        warnings.simplefilter("ignore")  # the exception names what is wrong
         yield
 
 
@@ -110,11 +110,8 @@ def _asked_for_ranks() -> Iterator[list[bool]]:
         asked.append(True)
         return before()
 
-    distributed.is_initialized = is_initialized
-    try:
+    with replaced(distributed, "is_initialized", is_initialized):
         yield asked
-    finally:
-        distributed.is_initialized = before
 
 
 def sharded(

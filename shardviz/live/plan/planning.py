@@ -38,7 +38,7 @@ class PlanJob:
     Attributes:
         probe: The probe.
         mesh: The mesh.
-        node: GPUs of a node; 0 where nobody said.
+        node: GPUs of a node; 0 where it is not given.
         optimizer: The optimizer whose state counts.
         batch: Shape and element type of the batch; None for the probe's own.
         with_step: Whether a step is planned.

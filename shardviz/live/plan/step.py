@@ -22,8 +22,9 @@ from shardviz.live.compat import (
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.memory import Memory
 from shardviz.live.plan.optimizers import dtype_of
+from shardviz.live.step.batch import as_written, batch_axes, own_batch, whole_batch
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import _passed, batch_axes, loss_of, own_batch, stages_of, whole_batch
+from shardviz.live.step.step import loss_of, stages_of
 from shardviz.plan.records import PeakRecord, SavedRecord
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _stepped(
         Memory(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets) as memory,
     ):
         if hasattr(probe, "step"):
-            probe.step(model, _passed(own), device_mesh)
+            probe.step(model, as_written(own), device_mesh)
         else:
             torch.autograd.backward(loss_of(probe, model, own))
     saved = tuple(SavedRecord(name, size) for name, size in memory.log.kept().items() if size)

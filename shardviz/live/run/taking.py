@@ -26,7 +26,7 @@ from shardviz.live.run.known.choosing import chosen
 from shardviz.live.run.known.sifting import Sifting, equal_buffers
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,11 @@ def take(seen: Seen, root: nn.Module, folder: Path | None = None, stage: Stage |
     _TIMES[what] += 1
     meeting = meet(f"{what}/{_TIMES[what]}", seen.options.patience)
     if not meeting.is_complete:
-        late = f"{_ranks(meeting.missing)} did not call it" if meeting.missing else "the ranks did not call it together"
+        late = (
+            f"{named_ranks(meeting.missing, 4)} did not call it"
+            if meeting.missing
+            else "the ranks did not call it together"
+        )
         return Note("not-captured", distributed.get_rank(), f"{name}: {late} within {seen.options.patience:g} s")
     return _taken(seen, root, name, folder or seen.options.dump(len(_TAKEN)), stage)
 
@@ -128,10 +132,6 @@ def name_of(root: nn.Module) -> str:
     kind = type(inside.module if isinstance(inside, FullyShardedDataParallel) else inside)
     bases = kind.__bases__
     return bases[1].__name__ if len(bases) == 2 and bases[0].__name__ == "FSDPModule" else kind.__name__
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, 4)}"
 
 
 def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> Reference:

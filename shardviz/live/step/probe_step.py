@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from shardviz.dump.records.step import WHOLE_LOSS
 from shardviz.errors import ProbeError
-from shardviz.live.capture.agreement import agreed_errors
+from shardviz.live.capture.agreement import agreed_errors, attempted
 from shardviz.live.capture.locals import local_tensors, of_tensor, unwrapped
 from shardviz.live.compat import clean_name, held_back
 from shardviz.live.followed import NONE, Followed
 from shardviz.live.step import placing
+from shardviz.live.step.batch import batch_axes, num_parts, own_batch, row_axes, unnamed_batch_axes, whole_batch
 from shardviz.live.step.masks import Mask, Masks, mask_records
-from shardviz.live.step.observe import adam_states, optimizer_states
 from shardviz.live.step.output_dims import merged_dims
-from shardviz.live.step.step import (
-    batch_axes,
-    calls,
-    gradients,
-    has_last_stage,
-    loss_of,
-    num_parts,
-    own_batch,
-    results,
-    row_axes,
-    sharded_step,
-    stages_of,
-    unnamed_batch_axes,
-    whole_batch,
-)
+from shardviz.live.step.own_optimizer import updated_reference, updated_shards
+from shardviz.live.step.step import calls, gradients, has_last_stage, loss_of, results, sharded_step, stages_of
 from shardviz.live.step.trace.noise import noise_of
 from shardviz.live.step.trace.written import add_replayed, add_sketches, add_trace
 from shardviz.live.step.unsharded.drawn import drawn_after_sharding, load
 from shardviz.live.step.unsharded.micro_batches import gradients_of_micro_batches
 from shardviz.live.step.unsharded.step import reference_of
-from shardviz.live.step.update import copied_gradients, distinct_gradients, update_of, updated
+from shardviz.live.step.update import copied_gradients
 from shardviz.text import listed
 
 if TYPE_CHECKING:
@@ -45,13 +32,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from shardviz.live.capture.locals import Local
     from shardviz.live.probe import ProbeOnRank
-    from shardviz.live.step.step import Batch, StepResult
+    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.step import StepResult
     from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded.step import UnshardedStep
-
-Done = TypeVar("Done")
 
 MAX_LISTED = 4
 FIRST_SEED = 1000
@@ -212,7 +197,7 @@ class ProbeStep:
             self._note(f"reductions over {over}: every rank saw the same batch, because the probe has no BATCH_AXES")
         unsharded = copied_gradients(list(local_tensors(reference.model)))
         of_parts = gradients_of_micro_batches(probe, setting.build, setting.batch, setting.parts, step, reference)
-        update = self._updated_reference(reference)
+        update = updated_reference(self.on, reference)
         is_compared = any(one.role == "param" for one in update)
         self._add_step(model, step, reference.step, setting.axes, is_compared=is_compared)
         if capture.rank == 0:
@@ -266,70 +251,15 @@ class ProbeStep:
     ) -> tuple[StepResult | None, str]:
         """Step the sharded model; return None and the first error if any rank raised one."""
         probe, mesh = self.on.probe, self.on.device_mesh
-        stages, failed = self._attempt(f"{what} stages", lambda: stages_of(probe, model, mesh))
+        stages, failed = attempted(lambda: stages_of(probe, model, mesh), self.on.job.folder, f"{what} stages")
         if stages is None:
             return None, failed
         has_output = has_last_stage(probe, stages, mesh)
-        return self._attempt(
-            what,
+        return attempted(
             lambda: sharded_step(probe, model, own, mesh, stages, has_output=has_output, seed=seed, followed=followed),
+            self.on.job.folder,
+            what,
         )
-
-    def _updated_reference(self, reference: UnshardedStep) -> list[Local]:
-        """Return the unsharded model's buffers after its step, and what the probe's optimizer makes of its weights."""
-        model, buffers = reference.model, self._buffers_after(reference)
-        if hasattr(self.on.probe, "optimizer"):
-            what, seen = "optimizer of the unsharded model", reference.step.seen
-            own, failed = self._attempt(what, lambda: updated(self.on.probe, model, self.on.device_mesh, seen))
-            if own is None:
-                self.on.capture.not_checked.append(("", f"the {what}: {failed}"))
-            else:
-                params = [local for local in local_tensors(model) if local.role == "param"]
-                return [*params, *optimizer_states(own, model, params), *buffers]
-        return buffers
-
-    def _buffers_after(self, reference: UnshardedStep) -> list[Local]:
-        """Return the unsharded model's buffers after a step on the whole batch; none where ranks' parts differ."""
-        whole = reference.whole if reference.is_mean_of_means and reference.whole is not None else reference
-        buffers = [local for local in local_tensors(whole.model) if local.role == "buffer"]
-        return buffers if whole.whole is None else []
-
-    def _attempt(self, what: str, work: Callable[[], Done]) -> tuple[Done | None, str]:
-        """Do work that may raise on some ranks only. If it raises on any rank, return None and the first error."""
-        done, failure = None, None
-        try:
-            done = work()
-        except Exception as error:
-            failure = error
-        errors = agreed_errors(failure, self.on.job.folder, what)
-        found = next((f"rank {rank} raised {text}" for rank, text in enumerate(errors) if text), "")
-        return (None, found) if found else (done, "")
-
-    def _updated(
-        self, model: nn.Module, before: list[Local], step: StepResult, *, is_compared: bool
-    ) -> tuple[list[Local], list[Local]]:
-        """Let the optimizer step. A probe without an optimizer gets Adam, and only Adam's state is kept.
-
-        Returns:
-            The tensors with the gradients to check; and the optimizer's state with the updated weights.
-        """
-        if not hasattr(self.on.probe, "optimizer"):
-            return before, adam_states(model, before)
-        before = copied_gradients(before)
-        own, failed = self._attempt("optimizer", lambda: updated(self.on.probe, model, self.on.device_mesh, step.seen))
-        if own is None:
-            if is_compared:
-                self.on.capture.raised.append(("optimizer", failed))
-            else:
-                alone = ("", f"the optimizer of the unsharded model: {failed}")
-                self.on.capture.not_checked = [note for note in self.on.capture.not_checked if note != alone]
-                self.on.capture.not_checked.append(("", f"the optimizer: {failed}"))
-            return before, []
-        after = list(local_tensors(unwrapped(model), self.on.job.mesh))
-        update = update_of(own, unwrapped(model), before, after)
-        self.on.capture.not_checked += [("", why) for why in update.not_checked]
-        self.on.capture.not_stepped += update.not_stepped
-        return distinct_gradients(before, after), update.tensors
 
     def _add_step(
         self, model: nn.Module, step: StepResult, reference: StepResult, axes: Mapping[str, int], *, is_compared: bool
@@ -339,7 +269,7 @@ class ProbeStep:
         kept = {id(param) for param in held_back(unwrapped(model))}
         named = unwrapped(model).named_parameters()
         self.on.capture.held_back += [clean_name(name) for name, param in named if id(param) in kept]
-        locals_, of_optimizer = self._updated(model, own, step, is_compared=is_compared)
+        locals_, of_optimizer = updated_shards(self.on, model, own, step, is_compared=is_compared)
         if step.output is not None and step.runs != reference.runs:
             times = f"{step.runs} times per step, but the unsharded model ran {reference.runs} times"
             why = f"the output: the model ran {times}"

@@ -33,7 +33,7 @@ def headline(finding: Finding, terminal: Terminal) -> list[Text]:
     head = line(
         (f"{terminal.glyphs.of(finding.severity)} {finding.kind}", BAD if is_error else WARNING),
         (f"  {printable(finding.title)}" if finding.title else "", "bold"),
-        (_ranks(finding.ranks), DIM),
+        (f"  {ranks_in_words(finding.ranks, 32)}" if finding.ranks else "", DIM),
     )
     return [head, *wrapped(printable(finding.summary), terminal.width, line("  "), 2)]
 
@@ -46,7 +46,3 @@ def _finding_lines(finding: Finding, terminal: Terminal) -> list[Text]:
         start = line((f"  {title:<{INDENT - 2}}", DIM))
         lines += wrapped(printable(text), terminal.width, start, INDENT)
     return lines
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"  {ranks_in_words(ranks, 32)}" if ranks else ""

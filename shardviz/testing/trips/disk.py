@@ -52,12 +52,11 @@ def saved_in(folder: Path) -> tuple[dict[str, Saved], list[str]]:
 
 
 def check_disk(
-    folder: Path, sent: Mapping[str, Entry], found: Mapping[str, Saved], trips: str
+    sent: Mapping[str, Entry], found: Mapping[str, Saved], trips: str
 ) -> tuple[list[Finding], dict[str, str]]:
     """Compare what is on disk with what was saved, each tensor under its own name.
 
     Args:
-        folder: Where it was saved.
         sent: What was saved, by name; optimizer state as `up.weight exp_avg`.
         found: What is on disk.
         trips: On which mesh it was saved, in words.

@@ -236,8 +236,8 @@ def _advised(finding: Finding, received: Received) -> Finding:
     details = (*finding.details, *([words.trips] if words.trips else []))
     if finding.kind not in ("foreign", "name-collision"):
         return replace(finding, details=details, fix=words.to_place, refs=())
-    said = f"{finding.sentence} {finding.held} "
-    others = [name for name in received.parts if name != finding.tensor and f"{name} " in said]
+    text = f"{finding.sentence} {finding.held} "
+    others = [name for name in received.parts if name != finding.tensor and f"{name} " in text]
     whose = max(others, key=len, default="")
     cause, fix = _why_swapped(received, finding.tensor, whose) if whose else (CHANGED, TO_KEEP)
     sentence = finding.sentence.replace("tensors of the unsharded model", "tensors")

@@ -245,8 +245,8 @@ def _stage_axes(locals_: Mapping[str, Local], mesh: DeviceMesh | None) -> list[s
     ]
 
 
-def with_parts(finding: Finding, parts: Sequence[Part], most: int = 4) -> Finding:
+def with_parts(finding: Finding, parts: Sequence[Part]) -> Finding:
     """Return a finding of exactly the ranks whose parts are wrong, with the rows of each."""
     wrong = [part for part in parts if part.fate != "right"]
-    where = listed((part.text for part in wrong), most)
+    where = listed((part.text for part in wrong), 4)
     return replace(finding, ranks=tuple(part.rank for part in wrong), details=(*finding.details, f"wrong: {where}"))

@@ -12,7 +12,8 @@ from shardviz.checkpoint.maps.families import find_map
 from shardviz.checkpoint.maps.inverse import towards
 from shardviz.checkpoint.maps.language import Name, Rule, names_in
 from shardviz.checkpoint.maps.made import Made, Op, leaves
-from shardviz.checkpoint.maps.matching import apply, filled, named, pattern_of
+from shardviz.checkpoint.maps.matching import apply
+from shardviz.checkpoint.maps.named import filled, named, pattern_of
 from shardviz.errors import ShardvizError
 from shardviz.reference.names import matched
 

@@ -158,7 +158,7 @@ class Trip:
         sent = self._entries(before, 0, own=False)
         found, refused = disk.saved_in(self.folder)
         called = _as_called(sent, self.names)
-        wrong, absent = disk.check_disk(self.folder, called, found, f"saved on {before.mesh}")
+        wrong, absent = disk.check_disk(called, found, f"saved on {before.mesh}")
         notes = tuple(disk.not_checked_text(absent, refused, len(sent)))
         done = len(sent) - len(absent)
         return of_all_ranks(replace(before, found=wrong, on_disk=done, notes=notes))[0]
@@ -196,7 +196,7 @@ class Trip:
         here, rank = str(plain_mesh(mesh)), distributed.get_rank()
         trips = f"saved on {before.mesh}, loaded on {here}"
         entries = self._entries(before, rank, own=here == before.mesh)
-        notes = [*before.notes, *_left_out(before, now, self.of, same=here == before.mesh)]
+        notes = [*before.notes, *_left_out(before, self.of, same=here == before.mesh)]
         targets = _targets(entries, old, now, self.salt)
         parts = parts_of_all(now.tensors, targets)
         roles = {name: before.sent[name].role for name in parts}
@@ -266,7 +266,7 @@ def _old_of(old: Contents, name: str, entry: Entry | None) -> Callable[[], NDArr
     return partial(filling.part_of, local, entry) if local is not None and entry is not None else None
 
 
-def _left_out(before: Before, now: Contents, of: set[What], *, same: bool) -> Iterator[str]:
+def _left_out(before: Before, of: set[What], *, same: bool) -> Iterator[str]:
     """Yield what was not compared."""
     if before.refused:
         name, why = next(iter(before.refused.items()))

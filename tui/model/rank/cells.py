@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardviz.dump.dump import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -132,7 +132,7 @@ def _glued(peeled: _Peeled) -> Iterator[_Peeled]:
     if any(len(segments) > 1 for segments in peeled.segments.values()):
         whole: dict[Place, tuple[Ranges, ...]] = {}
         for place, segments in peeled.segments.items():
-            whole[place] = (_joined(segments),)
+            whole[place] = (merged(range_ for segment in segments for range_ in segment),)
         yield _Peeled((*peeled.links, JOIN), peeled.axes, whole)
 
 
@@ -192,10 +192,6 @@ def _within(segment: Ranges, ranges: Ranges) -> Ranges:
         found += [(before + low - start, before + high - start) for low, high in cut if low < high]
         before += stop - start
     return merged(found)
-
-
-def _joined(segments: Sequence[Ranges]) -> Ranges:
-    return merged(range_ for segment in segments for range_ in segment)
 
 
 def _union(parts: Iterable[Ranges]) -> Ranges:

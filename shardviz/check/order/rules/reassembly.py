@@ -15,7 +15,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.hiding import is_of_places, unhidden
 from shardviz.check.order.rules.intent import order_of
-from shardviz.dump.dump import MAX_ELEMENTS, expand_runs
+from shardviz.dump.arrays.ids import MAX_ELEMENTS, expand_runs
 from shardviz.layout.notation import write
 from shardviz.layout.region import Region, index_of
 

@@ -10,7 +10,8 @@ import torch
 
 from shardviz.checkpoint.maps.inverse import towards
 from shardviz.checkpoint.maps.language import names_in, rules_of
-from shardviz.checkpoint.maps.matching import apply, named
+from shardviz.checkpoint.maps.matching import apply
+from shardviz.checkpoint.maps.named import named
 from shardviz.checkpoint.maps.settings import numbers_beside
 from shardviz.dump.records.tensors import Stamp
 from shardviz.errors import DumpError

@@ -50,7 +50,7 @@ MAX_TRACED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Claim:
     """What a rank says of its fragment of a parameter, for the others.
 
     Attributes:
@@ -144,8 +144,8 @@ def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart
         part: This rank's part of the model.
     """
     mine = {part.prefix + one.name: one for one in registry.fragments(engine)}
-    of_all = of_all_ranks({name: _said(one) for name, one in mine.items()})
-    names = list(dict.fromkeys(name for said in of_all for name in said))
+    of_all = of_all_ranks({name: _claim_of(one) for name, one in mine.items()})
+    names = list(dict.fromkeys(name for of_rank in of_all for name in of_rank))
     if not names:
         return
     stamps = _stamps(seen, of_all, names)
@@ -165,10 +165,10 @@ def add_masters(seen: Capture, engine: nn.Module, mesh: Mesh, part: PipelinePart
             _as_claimed(seen, local, one)
 
 
-def _said(one: Fragment) -> Said:
+def _claim_of(one: Fragment) -> Claim:
     own = one.weight[one.start : one.start + one.size] if one.is_whole else one.weight
     differs = not torch.equal(_bits(one.values.to(own.dtype)), _bits(own)) if own.shape == one.values.shape else True
-    return Said(
+    return Claim(
         one.ranks, one.shape, one.start, one.size, one.offset, one.part, differs, tuple(one.states), _buffer(one)
     )
 
@@ -177,9 +177,9 @@ def _buffer(one: Fragment) -> tuple[int, int]:
     return one.buffer, next((len(state) for state in one.buffers.values()), 0)
 
 
-def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str, Said]], mesh: Mesh) -> None:
+def _add_buffers(seen: Capture, mine: Iterable[Fragment], of_all: list[dict[str, Claim]], mesh: Mesh) -> None:
     """Write down the states of whole buffers that all ranks of a group have: that two are the same says a lot."""
-    on = [{said.buffer for said in of_rank.values()} for of_rank in of_all]
+    on = [{claim.buffer for claim in of_rank.values()} for of_rank in of_all]
     for number, one in {one.buffer: one for one in mine if one.buffers}.items():
         _, size = _buffer(one)
         if all((number, size) in on[rank] for rank in one.ranks):
@@ -196,19 +196,19 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view(torch.uint8) if values.numel() else values.view(-1).to(torch.uint8)
 
 
-def _stamps(seen: Capture, of_all: list[dict[str, Said]], names: Iterable[str]) -> dict[str, Stamp]:
+def _stamps(seen: Capture, of_all: list[dict[str, Claim]], names: Iterable[str]) -> dict[str, Stamp]:
     """Return the ids of all master copies, behind those of the model's own tensors."""
     first = max((stamp.last for stamp in seen.stamps.values()), default=0) + 1
     found: dict[str, Stamp] = {}
     for name in names:
-        shape = next(said[name].shape for said in of_all if name in said)
+        shape = next(of_rank[name].shape for of_rank in of_all if name in of_rank)
         called = f"{name}.{MASTER}"
         found[called] = Stamp(called, first, shape, "optim")
         first += math.prod(shape)
     return found
 
 
-def _add(seen: Capture, name: str, one: Fragment, peers: Mapping[int, Said], mesh: Mesh) -> Local:
+def _add(seen: Capture, name: str, one: Fragment, peers: Mapping[int, Claim], mesh: Mesh) -> Local:
     """Write down the values of a master copy and its moments, each with its place in the buffers of all ranks."""
     offset, part = _agreed(peers)
     claim, flat = None, None
@@ -220,7 +220,7 @@ def _add(seen: Capture, name: str, one: Fragment, peers: Mapping[int, Said], mes
         claim = of_flat_param(param, mesh)
     local = Local(f"{name}.{MASTER}", "optim", one.shape, one.values, claim, flat)
     seen.add_values(local, "initial")
-    kinds = next((said.states for said in peers.values() if said.states), ())
+    kinds = next((peer.states for peer in peers.values() if peer.states), ())
     for kind in kinds:
         values = one.states.get(kind, one.values[:0])
         seen.add_values(replace(local, name=f"{name}.{kind}", values=values), "initial")
@@ -230,7 +230,7 @@ def _add(seen: Capture, name: str, one: Fragment, peers: Mapping[int, Said], mes
     return local
 
 
-def _agreed(peers: Mapping[int, Said]) -> tuple[int, int]:
+def _agreed(peers: Mapping[int, Claim]) -> tuple[int, int]:
     """Return where in the buffers laid end to end most ranks have a parameter, and the size of one rank's buffer."""
     places = Counter((one.offset, one.part) for one in peers.values() if one.offset is not None and one.part)
     fits = [
@@ -240,18 +240,18 @@ def _agreed(peers: Mapping[int, Said]) -> tuple[int, int]:
     return max(offset, 0), part
 
 
-def _num_fitting(peers: Mapping[int, Said], offset: int, part: int) -> int:
+def _num_fitting(peers: Mapping[int, Claim], offset: int, part: int) -> int:
     return sum(_fits(one, rank, offset, part) for rank, one in peers.items())
 
 
-def _fits(one: Said, rank: int, offset: int, part: int) -> bool:
+def _fits(one: Claim, rank: int, offset: int, part: int) -> bool:
     """Whether a rank says that it has what its buffer has room for."""
     begin = one.ranks.index(rank) * part - offset
     start, stop = max(begin, 0), min(begin + part, math.prod(one.shape))
     return one.size == max(stop - start, 0) and (not one.size or one.start == start)
 
 
-def _tile(peers: Mapping[int, Said], offset: int, part: int) -> bool:
+def _tile(peers: Mapping[int, Claim], offset: int, part: int) -> bool:
     """Whether every rank says that it has its part of a parameter, no more and no less."""
     return all(_fits(one, rank, offset, part) for rank, one in peers.items())
 

@@ -34,7 +34,7 @@ def of_tensor(name: str, role: Role, tensor: torch.Tensor, mesh: Mesh | None) ->
     if held is None:
         return None
     shape = tuple(int(size) for size in tensor.ds_shape)  # type: ignore[attr-defined]
-    if why := _reason(tensor, held):
+    if why := _reason(held):
         return not_understood(name, role, tensor.new_empty(shape, device="meta"), why)
     param = _flat(name, shape, tensor, held)
     record = FlatRecord(shape, 0), param.total
@@ -61,7 +61,7 @@ def fragments(engine: nn.Module, model: nn.Module) -> Iterator[Fragment]:
             seen.add(id(tensor))
             group, at, size = optimizer.grad_position[optimizer.get_param_id(tensor)]
             on_disk = optimizer.fp32_partitioned_groups_flat[group].numel() < at + size
-            if not on_disk and not _reason(tensor, tensor.ds_tensor):  # type: ignore[attr-defined]
+            if not on_disk and not _reason(tensor.ds_tensor):  # type: ignore[attr-defined]
                 yield _fragment(clean_name(name), tensor, optimizer)
 
 
@@ -97,7 +97,7 @@ def _fragment(name: str, param: Any, optimizer: Any) -> Fragment:
     )
 
 
-def _reason(tensor: torch.Tensor, held: Any) -> str:
+def _reason(held: Any) -> str:
     """Return why a partition cannot be read; empty where it can."""
     if hasattr(held, "ds_quant_scale"):
         return "its elements: DeepSpeed ZeRO-3 holds them quantised"

@@ -87,7 +87,7 @@ def misfits(
     found: dict[str, Misfit] = {}
     for of_rank in of_all_ranks(mine):
         for name, misfit in of_rank.items():
-            found[name] = max(found.get(name, misfit), misfit, key=lambda said: said.weight)
+            found[name] = max(found.get(name, misfit), misfit, key=lambda one: one.weight)
     return found
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.live.step.step import loss_of, part_of
+from shardviz.live.step.batch import part_of
+from shardviz.live.step.step import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from shardviz.live.step.step import Batch
+    from shardviz.live.step.batch import Batch
 
 FIT = 1e-6
 """How far the mean of the parts' gradients may be from the whole's, relative to its norm."""

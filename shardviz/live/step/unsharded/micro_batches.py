@@ -14,8 +14,9 @@ import torch
 from shardviz.dump.records.step import of_micro_batch
 from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
+from shardviz.live.step.batch import part_of
 from shardviz.live.step.running import tensors_in
-from shardviz.live.step.step import gradients, loss_of, part_of
+from shardviz.live.step.step import gradients, loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardviz.live.capture.locals import Local
-    from shardviz.live.step.step import Batch, StepResult
+    from shardviz.live.step.batch import Batch
+    from shardviz.live.step.step import StepResult
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 MAX_PARTS = 16

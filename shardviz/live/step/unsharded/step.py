@@ -20,8 +20,9 @@ from shardviz.live.capture.agreement import of_all_ranks
 from shardviz.live.capture.locals import local_tensors
 from shardviz.live.compat import DTensor, quiet_redistribution
 from shardviz.live.followed import NONE, Followed
+from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.observe import observed
-from shardviz.live.step.step import StepResult, each, logged_by, loss_of, part_of
+from shardviz.live.step.step import StepResult, logged_by, loss_of
 from shardviz.live.step.trace.judged import Judged, Reference, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
 from shardviz.live.step.unsharded.means import is_weighted_mean
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardviz.layout.mesh import Mesh
     from shardviz.live.capture.locals import Local
-    from shardviz.live.step.step import Batch
+    from shardviz.live.step.batch import Batch
 
 EQUAL = 1e-12
 """If rows are independent, the relative difference between the mean of the parts' losses and the whole's loss."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.finding import named_ranks
 from shardviz.check.order.rules.intent import wanted_layout
-from shardviz.dump.dump import ID_NONE
+from shardviz.dump.arrays.ids import ID_NONE
 from shardviz.layout.notation import write
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.model.holders import Holders
@@ -148,7 +148,7 @@ def of_tensor(
     return replace(subject, findings=findings, exhibits=tuple(dict.fromkeys(one for one in exhibits if one)))
 
 
-def intended_layout(dump: Dump, tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut) -> Layout | None:
+def _intended_layout(tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut) -> Layout | None:
     """Return the layout that a tensor's author wants, if that is what the findings are about."""
     text = next((one.intended for one in findings if one.kind in OF_INTENT and one.intended), "")
     cases = laid_out.cases(tensor, findings[0].tensor) if text else ()
@@ -166,7 +166,7 @@ def drawn_sides(dump: Dump, tensor: Tensor, report: Report | None) -> Sides:
     laid_out = (report.laid_out if report else None) or LaidOut(dump)
     name = tensor.names[0]
     findings = report.findings_of.get(name, ()) if report else ()
-    wanted = intended_layout(dump, tensor, findings, laid_out) if findings else None
+    wanted = _intended_layout(tensor, findings, laid_out) if findings else None
     if wanted is not None:
         return sides_of_intended(dump, tensor, name, wanted, laid_out)
     return sides_of(dump, tensor, laid_out=laid_out)
@@ -176,7 +176,7 @@ def _beside_intended(
     subject: Subject, dump: Dump, tensor: Tensor, findings: Sequence[Finding], laid_out: LaidOut
 ) -> Subject:
     """Return the subject with what is held beside what is intended, where that is what is wrong."""
-    wanted = intended_layout(dump, tensor, findings, laid_out)
+    wanted = _intended_layout(tensor, findings, laid_out)
     if wanted is None:
         return subject
     return replace(

@@ -1,0 +1,113 @@
+"""One file of a dump, read as a record: its schema first, then its fields, and what is wrong with it in a line."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+
+from shardviz.dump import nearby
+from shardviz.dump.records.base import MAX_NUMBER, SCHEMA
+from shardviz.dump.write import PLAN_FILE, RUN_FILE
+from shardviz.errors import DumpError
+from shardviz.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shardviz.dump.records.files import RankRecord, RunRecord
+    from shardviz.plan.records import PlanRecord
+
+MAX_FILE = 1 << 30
+"""Bytes of a JSON file: a dump of 1,024 ranks has 32 MB in all, and large values lie beside it."""
+
+SHOWN = 300
+"""How many characters a message shows of the reason why a file is damaged."""
+
+_PERMISSIONS = "change the permissions of the dump's folder and its files"
+_ELSEWHERE = "write fewer values into it: shardviz probe --values, or values_limit"
+
+AnyRecord = TypeVar("AnyRecord", "RunRecord", "RankRecord", "PlanRecord")
+
+
+def plain_file(folder: Path, name: str) -> Path:
+    """Return the path of a file in a dump's folder; links and what is not a file are refused.
+
+    Raises:
+        DumpError: It is a link, or there and not a plain file.
+    """
+    path = folder / name
+    try:
+        is_link, is_other = path.is_symlink(), path.exists() and not path.is_file()
+    except OSError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror}", _PERMISSIONS) from error
+    if is_link:
+        raise DumpError(f"{path} is a link", "a dump's files are plain files; copy the target here")
+    if is_other:
+        raise DumpError(f"{path} is not a plain file", "remove it, or write the dump again")
+    return path
+
+
+def _content(folder: Path, name: str) -> bytes:
+    path = plain_file(folder, name)
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= MAX_FILE:
+                return file.read(size)
+        raise DumpError(f"{path} is {size:,} bytes, more than the {MAX_FILE:,} that are read", _ELSEWHERE)
+    except FileNotFoundError:
+        hint = nearby.inside(folder) if name == RUN_FILE else "write the dump again"
+        raise DumpError(f"{folder} is not a dump: it has no {name}", hint) from None
+    except OSError as error:
+        raise DumpError(f"cannot read {path}: {error.strerror}") from error
+
+
+class _Schema(msgspec.Struct):
+    schema: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
+
+
+def read_record(folder: Path, name: str, kind: type[AnyRecord]) -> AnyRecord:
+    """Read one file, and tell another version from damage before its fields are looked at."""
+    content, path = _content(folder, name), folder / name
+    try:
+        record = msgspec.json.decode(content, type=kind)
+        if record.schema == SCHEMA:
+            return record
+        schema = record.schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with damage(path):
+            schema = msgspec.json.decode(content, type=_Schema).schema
+    if schema != SCHEMA:
+        found = "no schema number" if schema == -1 else f"schema {schema}"
+        raise DumpError(f"{path}: {found}, expected schema {SCHEMA}", "read it with the shardviz that wrote it")
+    with damage(path):
+        return msgspec.json.decode(content, type=kind)
+
+
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Say which file something is wrong with, in one line that a terminal can show."""
+    try:
+        yield
+    except (DumpError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = printable(reason(error))
+        shown = what if len(what) <= SHOWN else what[:SHOWN] + "..."
+        other = "" if path.name in (RUN_FILE, PLAN_FILE) else ", or remove the file to check the other ranks"
+        raise DumpError(f"{path} is damaged: {shown}", f"write the dump again{other}") from error
+
+
+def reason(error: Exception) -> str:
+    """Return why a file could not be read, as a message says it."""
+    match error:
+        case DumpError():
+            return error.message
+        case RecursionError():
+            return "lists within lists without end, expected the fields of a dump"
+        case OSError():
+            return error.strerror or str(error)
+        case _:
+            return str(error)

@@ -1,0 +1,107 @@
+"""One tensor over all ranks: what each rank holds of it, and what its placements claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.dump.records.base import DIGEST_LENGTH
+from shardviz.layout.region import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardviz.dump.records.base import Moment, Role
+    from shardviz.dump.records.tensors import Body
+    from shardviz.layout.layout import Layout
+    from shardviz.text import Fold
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank holds of a tensor.
+
+    Attributes:
+        rank: The global rank.
+        body: Its record.
+        layout: What its placements claim; None for a plain tensor.
+        digests: For every name of the fold, 16 hex digits of the bytes' hash; empty where none was taken.
+    """
+
+    rank: int
+    body: Body
+    layout: Layout | None
+    digests: str = ""
+
+    @cached_property
+    def held(self) -> Region | None:
+        """The region that it holds, where the ids are a product of ranges in every dim."""
+        return Region(self.body.held) if self.body.held is not None else None
+
+    def digest(self, index: int) -> str:
+        """Return the digest of the fold's name number `index`; empty where none was taken."""
+        return self.digests[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor over all ranks, or several layers' whose records are the same on every rank.
+
+    Attributes:
+        fold: Its name, or the folded names of identical layers.
+        role: What it is to the model.
+        moment: When it was captured.
+        shards: What each rank holds, by rank, rising; in a plan made when it is asked for.
+    """
+
+    fold: Fold
+    role: Role
+    moment: Moment
+    shards: Mapping[int, Shard]
+
+    @property
+    def name(self) -> str:
+        """The name, or the folded names: `layers.[0-31].wq.weight`."""
+        return str(self.fold)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every name."""
+        return self.fold.names()
+
+    @property
+    def first(self) -> Shard:
+        """The shard of the lowest rank that has the tensor."""
+        return next(iter(self.shards.values()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape, as the lowest rank sees it."""
+        return self.first.body.shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type, as the lowest rank sees it."""
+        return self.first.body.dtype
+
+    @property
+    def claimed(self) -> Layout | None:
+        """The layout that the placements claim on the lowest rank; None for a plain tensor."""
+        return self.first.layout
+
+    @cached_property
+    def distinct(self) -> list[Shard]:
+        """One shard for each claim and each shape of a part, by rank, rising."""
+        found: dict[tuple[int, tuple[int, ...]], Shard] = {}
+        for shard in self.shards.values():
+            found.setdefault((id(shard.layout), shard.body.local_shape), shard)
+        return list(found.values())
+
+    @cached_property
+    def by_claim(self) -> dict[Layout | None, list[Shard]]:
+        """The shards by what they claim: more than one key where ranks disagree or meshes are disjoint."""
+        groups: dict[Layout | None, list[Shard]] = {}
+        for shard in self.shards.values():
+            groups.setdefault(shard.layout, []).append(shard)
+        return groups

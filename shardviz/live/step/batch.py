@@ -1,0 +1,134 @@
+"""The batch of a step: the axes over which it is split, and this rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardviz.errors import ProbeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardviz.layout.mesh import Mesh
+
+Batch = tuple[Any, ...]
+
+DATA_AXES = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard")
+"""Prefixes of the names of mesh axes over which training splits its batch."""
+
+
+def batch_axes(probe: ModuleType, mesh: Mesh) -> dict[str, int]:
+    """Return the axes over which the batch is split, outermost first, each with the dim that it splits.
+
+    Raises:
+        MeshError: The mesh has no such axis.
+        ProbeError: A dim is not a whole number from 0.
+    """
+    named = getattr(probe, "BATCH_AXES", ())
+    axes = dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 0)
+    for axis, dim in axes.items():
+        mesh.axis_index(axis)
+        if type(dim) is not int or dim < 0:
+            raise ProbeError(
+                f"BATCH_AXES splits dim {dim!r} over {axis}", "count dims from 0: BATCH_AXES = {'dp': 0, 'cp': 1}"
+            )
+    return axes
+
+
+def whole_batch(probe: ModuleType, axes: Mapping[str, int], mesh: Mesh, *, double: bool = True) -> Batch:
+    """Return the probe's batch, in float64 or as it is, the same on every rank.
+
+    What is beyond a multiple of a dim's parts is dropped: a mean over unequal parts is not the mean of the whole.
+
+    Raises:
+        ProbeError: There are fewer rows than parts.
+    """
+    torch.manual_seed(1)
+    batch = probe.batch()
+    counts = num_parts(axes, mesh)
+    return tuple(each(part, lambda tensor: _whole(tensor, counts, double=double)) for part in _as_tuple(batch))
+
+
+def num_parts(axes: Mapping[str, int], mesh: Mesh) -> dict[int, int]:
+    """Return the number of parts of every dim that axes split."""
+    counts: dict[int, int] = {}
+    for axis, dim in axes.items():
+        counts[dim] = counts.get(dim, 1) * mesh.axis_size(axis)
+    return counts
+
+
+def row_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the axes over which whole rows are shared out, all of one dim; the others split rows, as for a sequence.
+
+    These are the axes of dim 0; where there are none, those that are named like data parallelism.
+    """
+    by_name = [dim for axis, dim in axes.items() if axis.startswith(DATA_AXES)]
+    dim = 0 if 0 in axes.values() or not by_name else by_name[0]
+    return tuple(axis for axis in axes if axes[axis] == dim)
+
+
+def _as_tuple(batch: Any) -> Batch:
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a part of a batch with every tensor in it changed, also inside a dict."""
+    if isinstance(part, Mapping):
+        return {key: each(value, change) for key, value in part.items()}
+    return change(part) if torch.is_tensor(part) else part
+
+
+def _whole(tensor: torch.Tensor, counts: Mapping[int, int], *, double: bool) -> torch.Tensor:
+    for dim, parts in counts.items():
+        if has_dim(tensor, dim):
+            size = tensor.shape[dim]
+            if size < parts:
+                rows = "rows" if dim == 0 else f"elements in dim {dim}"
+                raise ProbeError(f"the batch has {size} {rows} for {parts} ranks", f"return at least {parts} {rows}")
+            tensor = tensor.narrow(dim, 0, size // parts * parts)
+    return tensor.double() if double and tensor.is_floating_point() else tensor
+
+
+def has_dim(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a tensor of a batch is split along a dim: one that lacks it, or that is broadcast along it, is not."""
+    return tensor.ndim > dim and (dim == 0 or tensor.shape[dim] > 1)
+
+
+def unnamed_batch_axes(probe: ModuleType, mesh: Mesh) -> tuple[str, ...]:
+    """Return axes named like data parallelism, if the probe does not define BATCH_AXES.
+
+    Ranks that see the same batch have the same gradients, reduced or not, so a missing reduction would not show.
+    """
+    if hasattr(probe, "BATCH_AXES"):
+        return ()
+    return tuple(axis for axis in mesh.axes if axis.startswith(DATA_AXES) and mesh.axis_size(axis) > 1)
+
+
+def own_batch(batch: Batch, axes: Mapping[str, int], mesh: DeviceMesh) -> Batch:
+    """Return this rank's part of the batch: in each dim that of its coordinate on the dim's axes, outermost first."""
+    for dim in dict.fromkeys(axes.values()):
+        parts, mine = 1, 0
+        for axis in (axis for axis in axes if axes[axis] == dim):
+            size = mesh[axis].size()
+            parts, mine = parts * size, mine * size + mesh.get_local_rank(axis)
+        batch = part_of(batch, mine, parts, dim)
+    return batch
+
+
+def part_of(batch: Batch, number: int, parts: int, dim: int = 0) -> Batch:
+    """Return one of several equal parts of a batch, by default of its rows."""
+    return tuple(
+        each(part, lambda tensor: tensor.chunk(parts, dim)[number] if has_dim(tensor, dim) else tensor)
+        for part in batch
+    )
+
+
+def as_written(batch: Batch) -> Any:
+    """Return a batch as the probe wrote it: a batch of one tensor is passed as that tensor."""
+    return batch[0] if len(batch) == 1 else batch
