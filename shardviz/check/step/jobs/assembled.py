@@ -167,33 +167,43 @@ class JobEvidence(Evidence):
         return first_in_forward(self.calls) or first_in_backward(self.calls)
 
 
-def assembled(
-    one: JobTrace, job: JobTrace, judging: Judging, belongings: Mapping[str, Belonging]
-) -> tuple[Dump, tuple[str, ...]]:
-    """Return a dump of a job beside one of a single process, and the gradients that only samples were kept of.
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of both jobs.
+
+    Attributes:
+        params: Those of the job that the other is laid beside, whole.
+        grads: Their gradients.
+        belongings: Where the other job's belong that claim nothing.
+    """
+
+    params: Mapping[str, Weight]
+    grads: Mapping[str, Weight]
+    belongings: Mapping[str, Belonging]
+
+
+def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
+    """Return a dump of a job beside another, and the gradients that are not there whole.
 
     Args:
-        one: The job of one process.
-        job: The other.
-        judging: What each rank has at every place.
-        belongings: Where weights belong that claim nothing.
+        job: The job.
+        judging: What each of its ranks has at every place.
+        weights: Both jobs' weights.
     """
     found = Assembling(job, judging.mesh)
-    sampled = _add_gradients(found, one, job, belongings)
-    _add_vectors(found, one)
+    sampled = _add_gradients(found, job, weights)
+    _add_vectors(found, weights.params)
     for place in _odd(judging):
         _add_place(found, judging, place)
     return found.dump(judging), sampled
 
 
-def _add_gradients(
-    found: Assembling, one: JobTrace, job: JobTrace, belongings: Mapping[str, Belonging]
-) -> tuple[str, ...]:
+def _add_gradients(found: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:
     """Add the gradients of weights that are there whole."""
     first = min(job.ranks)
     parts = by_name(job.ranks, "grad")
     sampled = []
-    for name, whole in one.ranks[0].weights("grad"):
+    for name, whole in weights.grads.items():
         own = parts.get(name, {})
         kept = [weight.values for weight in (whole, *own.values())]
         if any(values is None or not values.is_whole for values in kept):
@@ -201,7 +211,7 @@ def _add_gradients(
             continue
         _add_weight(found, first, name, "reference", whole, None)
         for rank, weight in own.items():
-            belonging = belongings.get(name)
+            belonging = weights.belongings.get(name)
             layout = weight.layout or (belonging.layout if belonging is not None else None)
             _add_weight(found, rank, name, "step", weight, layout)
             if layout is None and belonging is not None:
@@ -209,9 +219,9 @@ def _add_gradients(
     return tuple(sampled)
 
 
-def _add_vectors(found: Assembling, one: JobTrace) -> None:
+def _add_vectors(found: Assembling, params: Mapping[str, Weight]) -> None:
     """Add the weights that may be added to what a module returns: biases."""
-    for name, whole in one.ranks[0].weights("param"):
+    for name, whole in params.items():
         if whole.values is not None and whole.values.is_whole and len(whole.shape) == 1:
             values = whole.values
             found.add(min(found.job.ranks), name, ("reference", "param"), whole.shape, values.values, values.dtype)

@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 MAX_LISTED = 4
 
 
-def findings_on(dump: Dump, judging: Judging) -> Iterator[Finding | NotChecked]:
+def findings_on(dump: Dump, judging: Judging, other: str) -> Iterator[Finding | NotChecked]:
     """Yield what is wrong, causes before consequences.
 
     Args:
         dump: Both jobs, assembled.
         judging: What each rank has at every place.
+        other: What the other job is called.
     """
     evidence = JobEvidence(dump, tuple(compared(dump)))
     first = evidence.divergence
     if first is not None and first.direction == "forward":
-        yield _in_forward(evidence, judging, first)
+        yield _in_forward(evidence, judging, first, other)
         return
     results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
@@ -50,7 +51,7 @@ def findings_on(dump: Dump, judging: Judging) -> Iterator[Finding | NotChecked]:
     yield from (finding for _, finding in found)
 
 
-def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence) -> Finding | NotChecked:
+def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, other: str) -> Finding | NotChecked:
     call = first.call
     if draws(judging, call.module, call.number):
         name = call.module or "the model itself"
@@ -61,7 +62,7 @@ def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence) -> F
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
-    base = Finding("wrong-value", "error", name, ranks, "its step is not that of one process", generic=True)
+    base = Finding("wrong-value", "error", name, ranks, f"its step is not that of {other}", generic=True)
     return of_output(evidence, first, base)
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.slices import places_of
-from shardviz.check.step.jobs.traces import float_of, with_first_module
+from shardviz.check.step.jobs.traces import float_of
 from shardviz.check.step.jobs.values import Kept, in_both
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,18 +54,37 @@ class Belonging:
     regions: Mapping[int, Region]
 
 
-def belongings_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> dict[str, Belonging]:
-    """Return where weights belong that claim nothing."""
-    full = dict(whole.weights("param"))
-    found = {}
-    for name, parts in by_name(ranks, "param").items():
-        if name in full and all(part.layout is None for part in parts.values()):
-            fits = [_fitting(full[name], part, mesh, rank) for rank, part in parts.items()]
-            shared = [one for one in fits[0] if all(one in other for other in fits[1:])]
-            belonging = _split(mesh, full[name].shape, shared[0]) if shared else _by_rows(full[name], parts)
-            if belonging is not None:
-                found[name] = belonging
-    return found
+def belongings_of(
+    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], mesh: Mesh
+) -> dict[str, Belonging]:
+    """Return where weights belong that claim nothing.
+
+    Args:
+        full: The first job's weights.
+        parts: What ranks of the second have of each.
+        mesh: Its mesh.
+    """
+    plain = [name for name in parts if name in full and all(part.layout is None for part in parts[name].values())]
+    found = {name: _belonging(full[name], parts[name], mesh) for name in plain}
+    return {name: belonging for name, belonging in found.items() if belonging is not None}
+
+
+def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
+    fits = [_fitting(whole, part, mesh, rank) for rank, part in parts.items()]
+    shared = [one for one in fits[0] if all(one in other for other in fits[1:])]
+    return _split(mesh, whole.shape, shared[0]) if shared else _by_rows(whole, parts)
+
+
+def chosen_weight(
+    ways: Sequence[tuple[Placements, Weight]], parts: Mapping[int, Weight], mesh: Mesh
+) -> tuple[Placements, Weight]:
+    """Return the way to put a plain weight together that makes it the other job's; the first where none does."""
+    for way, whole in ways if len(ways) > 1 and parts else ():
+        is_plain = all(part.layout is None for part in parts.values())
+        belonging = _belonging(whole, parts, mesh) if is_plain else None
+        if (belonging is not None or not is_plain) and _other("", whole, parts, belonging) is None:
+            return way, whole
+    return ways[0]
 
 
 def _split(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Belonging:
@@ -103,12 +122,10 @@ def _fitting(whole: Weight, part: Weight, mesh: Mesh, rank: int) -> list[Placeme
 
 
 def other_weights(
-    whole: OfRank, ranks: Mapping[int, OfRank], belongings: Mapping[str, Belonging]
+    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
 ) -> tuple[list[OtherWeight], int]:
     """Return the weights that differ before the step, and how many could be compared."""
-    full = dict(whole.weights("param"))
-    parts = by_name(ranks, "param")
-    both = [name for name in full if name in parts and full[name].values is not None]
+    both = [name for name, whole in full.items() if name in parts and whole.values is not None]
     found = (_other(name, full[name], parts[name], belongings.get(name)) for name in both)
     return [one for one in found if one is not None], len(both)
 
@@ -182,10 +199,14 @@ class Rows:
     problem: str = ""
 
 
-def rows_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> Rows:
-    """Compare what both models are given: each rank a split of it, or rows of it in any order."""
-    given = whole.batch
-    batches = {rank: own.batch for rank, own in with_first_module(whole, ranks).items() if own.batch}
+def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
+    """Compare what both models are given: each rank a split of it, or rows of it in any order.
+
+    Args:
+        given: What the first job's model is given.
+        batches: What ranks of the second are.
+        mesh: The second job's mesh.
+    """
     if not given or not batches:
         return Rows()
     if all(_is_split(given, own, mesh, rank) for rank, own in batches.items()) and _agree(given, batches, mesh):
