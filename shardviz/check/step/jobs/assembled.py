@@ -13,6 +13,7 @@ from shardviz.check.step.jobs.starts import by_name
 from shardviz.check.step.jobs.values import ON_GPU
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
+from shardviz.check.step.trace.readers import blamed_by_weights
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records import Body, FlatRecord, LayoutRecord, MeshRecord, RankRecord, TensorRecord, of_point
@@ -164,7 +165,8 @@ class JobEvidence(Evidence):
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward; in backward where all of forward is right."""
-        return first_in_forward(self.calls) or first_in_backward(self.calls)
+        backward = first_in_backward(self.calls)
+        return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
 
 
 @dataclass(frozen=True, slots=True)

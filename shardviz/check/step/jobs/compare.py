@@ -9,7 +9,8 @@ import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped, ranks_by_name
-from shardviz.check.step.jobs.assembled import Weights, assembled
+from shardviz.check.step.compared import compared
+from shardviz.check.step.jobs.assembled import JobEvidence, Weights, assembled
 from shardviz.check.step.jobs.choosing import chosen
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
@@ -17,7 +18,7 @@ from shardviz.check.step.jobs.judging import Judging
 from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
 from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.step.jobs.whole_job import WholeJob
-from shardviz.check.step.runs.departure import Departure, StepDifference
+from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
 from shardviz.text import counted, listed
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ def _beside(one: WholeJob, job: WholeJob, judging: Judging, weights: Weights) ->
         return Attempt(_not_compared(why), is_complete=False)
     dump, sampled = assembled(job.job, judging, weights)
     other = "one process" if one.is_of_one else one.name
-    results = list(findings_on(dump, judging, other))
+    evidence = JobEvidence(dump, tuple(compared(dump)))
+    results = list(findings_on(evidence, judging, other))
     found = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     found = sorted(found, key=lambda finding: not finding.module)
     not_compared = [result for result in results if isinstance(result, NotChecked)]
@@ -204,6 +206,7 @@ def _beside(one: WholeJob, job: WholeJob, judging: Judging, weights: Weights) ->
         dtypes,
         tuple(not_compared),
         "the jobs agree",
+        Beside(evidence, tuple(found), other),
     )
     return Attempt(difference, bool(found) and not found[0].generic, not not_compared)
 

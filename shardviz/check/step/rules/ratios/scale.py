@@ -220,7 +220,7 @@ def least_scale(one: Compared) -> float:
 
 
 def _explains(one: Compared, factors: Mapping[int, float]) -> bool:
-    """Whether factors leave little of the differences, and of what is there: rounding alone is some number times all."""
+    """Whether factors leave little of the differences, and of what is there: rounding alone has some factor, too."""
     pairs = [(one.reduced[rank], one.wanted_of(rank), factor) for rank, factor in factors.items()]
     off = sum(float(np.sum(np.square(got - wanted))) for got, wanted, _ in pairs)
     left = sum(float(np.sum(np.square(got - factor * wanted))) for got, wanted, factor in pairs)
