@@ -54,6 +54,21 @@ class Belonging:
     regions: Mapping[int, Region]
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to put a weight together.
+
+    Attributes:
+        placements: How ranks share it along each axis.
+        weight: The whole.
+        order: The rows of the parts, one behind the other, in the whole's order; None where that is their own.
+    """
+
+    placements: Placements
+    weight: Weight
+    order: NDArray[np.int64] | None = None
+
+
 def belongings_of(
     full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], mesh: Mesh
 ) -> dict[str, Belonging]:
@@ -75,16 +90,34 @@ def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belong
     return _split(mesh, whole.shape, shared[0]) if shared else _by_rows(whole, parts)
 
 
-def chosen_weight(
-    ways: Sequence[tuple[Placements, Weight]], parts: Mapping[int, Weight], mesh: Mesh
-) -> tuple[Placements, Weight]:
-    """Return the way to put a plain weight together that makes it the other job's; the first where none does."""
-    for way, whole in ways if len(ways) > 1 and parts else ():
+def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
+    """Return the way to put a plain weight together that makes it the other job's; the first where none does.
+
+    Args:
+        ways: Every way to put it together.
+        parts: What ranks of the other job have.
+        mesh: Its mesh.
+    """
+    every = [*ways, *(other for one in ways if (other := _in_order_of(one, parts)) is not None)]
+    for way in every if len(every) > 1 and parts else ():
         is_plain = all(part.layout is None for part in parts.values())
-        belonging = _belonging(whole, parts, mesh) if is_plain else None
-        if (belonging is not None or not is_plain) and _other("", whole, parts, belonging) is None:
-            return way, whole
+        belonging = _belonging(way.weight, parts, mesh) if is_plain else None
+        if (belonging is not None or not is_plain) and _other("", way.weight, parts, belonging) is None:
+            return way
     return ways[0]
+
+
+def _in_order_of(one: Way, parts: Mapping[int, Weight]) -> Way | None:
+    """Return a weight with its rows as a rank has them that has all of them: ranks may be given heads of each part."""
+    whole = one.weight.values
+    for part in parts.values():
+        own = part.values
+        if whole is None or own is None or own.shape != whole.shape or not (whole.is_whole and own.is_whole):
+            continue
+        found = places_of(own.values, whole.values, _allowed(whole, own))
+        if found is not None and found[0] == 0 and len(set(found[1].tolist())) == len(found[1]) and found[1].min() >= 0:
+            return Way(one.placements, replace(one.weight, values=whole.reordered(found[1])), found[1])
+    return None
 
 
 def _split(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Belonging:
@@ -100,8 +133,8 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
         if whole.values is None or part.values is None or not (whole.values.is_whole and part.values.is_whole):
             return None
         found = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
-        if found is None or np.any(found[1] < 0) or len(set(found[1].tolist())) < len(found[1]):
-            return None
+        if found is None or np.any(found[1] < 0) or np.any(np.diff(found[1]) <= 0):
+            return None  # slices that a rank has in another order are in no region
         dim, at = found
         spans = merged((row, row + 1) for row in at.tolist())
         around = Region.whole(whole.shape).dims

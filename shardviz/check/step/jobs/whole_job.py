@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardviz.check.step.jobs.starts import by_name, chosen_weight
+from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
 from shardviz.check.step.jobs.together import put_as, put_together, together
 from shardviz.check.step.jobs.traces import Weight, is_pipeline, with_first_module
 
@@ -111,27 +111,26 @@ class WholeJob:
         gradients = by_name(self.job.ranks, "grad")
         params, grads = {}, {}
         for name, parts in by_name(self.job.ranks, "param").items():
-            way, params[name] = self._weight(parts, beside.get(name, {}), mesh)
+            way = self._weight(parts, beside.get(name, {}), mesh)
+            params[name] = way.weight
             if name in gradients:
-                grads[name] = self._gradient(gradients[name], way, params[name].shape)
+                grads[name] = self._gradient(gradients[name], way)
         return params, grads
 
-    def _weight(
-        self, parts: Mapping[int, Weight], beside: Mapping[int, Weight], mesh: Mesh
-    ) -> tuple[Placements, Weight]:
+    def _weight(self, parts: Mapping[int, Weight], beside: Mapping[int, Weight], mesh: Mesh) -> Way:
         first, values = next(iter(parts.values())), _values(parts)
         if values is None or all(part.layout is not None for part in parts.values()):
-            return (), Weight(first.shape, None, _as_claimed(parts))
-        ways = [
-            (one.way, Weight(one.values.shape, None, one.values)) for one in together(values, self.mesh, is_exact=True)
-        ]
-        return chosen_weight(ways, beside, mesh) if ways else ((), Weight(first.shape, None, None))
+            return Way((), Weight(first.shape, None, _as_claimed(parts)))
+        found = together(values, self.mesh, is_exact=True)
+        ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in found]
+        return chosen_weight(ways, beside, mesh) if ways else Way((), Weight(first.shape, None, None))
 
-    def _gradient(self, parts: Mapping[int, Weight], way: Placements, shape: tuple[int, ...]) -> Weight:
-        values = _values(parts)
+    def _gradient(self, parts: Mapping[int, Weight], way: Way) -> Weight:
+        values, shape = _values(parts), way.weight.shape
         if values is None or all(part.layout is not None for part in parts.values()):
             return Weight(shape, None, _as_claimed(parts))
-        return Weight(shape, None, put_as(values, self.mesh, way) if way else None)
+        whole = put_as(values, self.mesh, way.placements) if way.placements else None
+        return Weight(shape, None, whole if whole is None or way.order is None else whole.reordered(way.order))
 
 
 def _values(parts: Mapping[int, Weight]) -> dict[int, Kept] | None:
