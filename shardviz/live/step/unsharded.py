@@ -23,8 +23,9 @@ from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.means import is_weighted_mean
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, each, logged_by, loss_of, part_of
-from shardviz.live.step.trace.judged import Judged, Reference, judged
+from shardviz.live.step.trace.judged import Judged, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
+from shardviz.live.step.trace.reference import Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

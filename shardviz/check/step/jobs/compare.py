@@ -19,7 +19,7 @@ from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_
 from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_first_module
 from shardviz.check.step.jobs.whole_job import WholeJob
 from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
-from shardviz.text import counted, listed
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -79,9 +79,7 @@ def _compared(ours: JobTrace | None, theirs: JobTrace | None, before: Dump, afte
         return None if ours is theirs else _not_compared("the step, module by module: only one dump has a trace of it")
     missing = ours.dump.files.missing_ranks or theirs.dump.files.missing_ranks
     if missing:
-        return _not_compared(
-            f"the step, module by module: no trace of rank{'s' * (len(missing) > 1)} {listed(missing, MAX_LISTED)}"
-        )
+        return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
     first = WholeJob(ours, mesh_of_job(before, ours), "the first run")
     second = WholeJob(theirs, mesh_of_job(after, theirs), "the second run")
     if first.is_of_one or second.is_of_one:
