@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.jobs.added import added_at
 from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.traces import Place
 from shardviz.check.step.jobs.values import ON_GPU
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
@@ -20,16 +22,16 @@ from shardviz.dump.records import Body, FlatRecord, LayoutRecord, MeshRecord, Ra
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.judging import Judging
     from shardviz.check.step.jobs.starts import Belonging
-    from shardviz.check.step.jobs.traces import JobTrace, Place, Weight
+    from shardviz.check.step.jobs.traces import JobTrace, Weight
     from shardviz.check.step.trace.divergence import Divergence
-    from shardviz.dump.records import Moment, Role
+    from shardviz.dump.records import Moment, PointRecord, Role
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -113,7 +115,7 @@ class Assembling:
 
     def dump(self, judging: Judging) -> Dump:
         """Return the dump, with what every rank has at every place."""
-        records = {}
+        records, odd = {}, _odd(judging)
         for rank, record in self.job.dump.files.ranks.items():
             own = self.ranks.get(rank, _Rank())
             records[rank] = RankRecord(
@@ -125,12 +127,20 @@ class Assembling:
                 layouts=tuple(own.layouts),
                 bodies=tuple(own.bodies),
                 tensors=tuple(own.tensors),
-                trace=tuple(judging.records(rank)),
+                trace=tuple(_with_added(judging, odd, rank)),
                 narrowed_to=self.narrowed_to,
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
         run = structs.replace(self.job.dump.files.run, mesh=mesh)
         return dump_of(InMemory(self.job.dump.files.path, run, records, arrays=self.arrays))
+
+
+def _with_added(judging: Judging, odd: Sequence[Place], rank: int) -> Iterator[PointRecord]:
+    """Yield what a rank has at every place; of the first wrong ones also what is in them too often."""
+    for one in judging.records(rank):
+        place = Place(one.module, one.call, one.what, one.index)
+        name, times = added_at(judging, place, rank) if place in odd and one.state == "odd" else ("", 0)
+        yield structs.replace(one, added=name, times=times) if name else one
 
 
 def _layout(own: _Rank, layout: Layout) -> int | None:
