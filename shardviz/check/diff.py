@@ -107,7 +107,8 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
     elif not any(before.at(moment) and after.at(moment) for moment in MOMENTS):
         results += [result for role in ROLES for result in _layout_changes(before, after, role)]
     changes = dict.fromkeys(result for result in results if isinstance(result, Change))
-    not_compared = (*(result for result in results if isinstance(result, NotChecked)), *step.not_compared)
+    left = [result for result in results if isinstance(result, NotChecked)]
+    not_compared = (*(one for one in left if not (_is_of_values(one) and step.beside)), *step.not_compared)
     return Difference(
         tuple(changes),
         _only_in(other, one, after),
@@ -121,6 +122,11 @@ def compare(before: Dump, after: Dump, reports: tuple[Report, Report] | None = N
 def _is_trace_alone(dump: Dump) -> bool:
     """Whether a dump has the trace of a job's step and nothing else: the job is one process."""
     return not dump.tensors and any(("", NO_WEIGHTS) in record.not_checked for record in dump.files.ranks.values())
+
+
+def _is_of_values(one: NotChecked) -> bool:
+    """Whether a tensor's values could not be compared: those that two jobs' steps begin with are, in another way."""
+    return bool(one.tensor) and one.about == "values"
 
 
 def _only_in(report: Report, other: Report, dump: Dump) -> tuple[Finding, ...]:

@@ -4,9 +4,10 @@ Two dumps are compared by their layouts, contents and findings; a job with a
 checkpoint by the hashes in the job's dump, and it is drawn beside it: which
 rank claims which part, and which bytes of which file have it.
 
-Of two jobs that `shardviz run --trace` followed, one of them a single process,
-their steps are compared, too: the weights and rows that they start from, then
-the first module, forward or backward, that is wrong in one, and why.
+Of two jobs that `shardviz run --trace` followed, on one rank or on many, their
+steps are compared, too: the weights and rows that they start from, then the
+first module, forward or backward, that is wrong in one, and why. The page of
+-o FILE.html has the step as a tree, with that module opened.
 
 Exits with 1 where they differ, with --strict also where a tensor could not be
 compared, with 2 where nothing in them could be compared.
@@ -19,6 +20,7 @@ examples:
   shardviz diff job.shardviz checkpoints/step-1000 -o beside.html
   shardviz diff job.shardviz checkpoints/step-1000 up.weight -o up.svg
   shardviz diff one four
+  shardviz diff two four -o step.html
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = kinds_of(args.before, args.after, args.map)
     is_json = args.output is not None and args.output.suffix == ".json"
     style = args.format or ("json" if is_json else format_of(args.output))
-    if style in FORMATS and kinds != "a job and a checkpoint":
+    if style in FORMATS and kinds != "a job and a checkpoint" and (style, kinds) != ("html", "dumps"):
         refuse_picture(kinds)
     if args.tensor is not None and style != "svg":
         raise ShardvizError(
@@ -111,12 +113,20 @@ def compared(
         DumpError: One of them is not a dump.
     """
     from shardviz.check.diff import compare
-    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json
+    from shardviz.commands.common.drawing import refuse_picture
+    from shardviz.commands.common.dumps import read_dump, terminal_for, write_answer, write_json, write_markup
+    from shardviz.picture.html.difference import difference_html
+    from shardviz.picture.model.step_beside import step_json
     from shardviz.picture.text.difference import difference_lines
 
     difference = compare(read_dump(before), read_dump(after))
     if style == "json":
-        write_json(difference.to_json(), output)
+        found = difference.to_json()
+        write_json(found | {"step": found["step"] | step_json(difference.step)}, output)
+    elif style == "html":
+        if difference.step.beside is None:
+            refuse_picture("dumps without the steps of two jobs")
+        write_markup(difference_html(f"{before.name} and {after.name}", difference.step), output)
     else:
         terminal = terminal_for(colour, output)
         write_answer(difference_lines(difference, terminal), terminal, output)

@@ -7,10 +7,10 @@ the checkpoint that the job loads, or with what the model held before it was
 sharded. What the job prints goes to stderr.
 
 --trace follows one step: what goes in and out of every module, and the
-gradients of both, on every rank. `shardviz diff ONE OTHER` of two such jobs,
-one of them a single process, names the first module where they part: for a
-loss that is not the single-GPU run's. Hooks only read, and no number of the
-job changes; each rank keeps 2^24 numbers of activations, of weights and of
+gradients of both, on every rank. `shardviz diff ONE OTHER` of two such jobs
+names the first module where they part: for a loss that is not the single-GPU
+run's, or not that of fewer ranks. Hooks only read, and no number of the job
+changes; each rank keeps 2^24 numbers of activations, of weights and of
 their gradients at most, of large tensors a sample.
 
 --stamp checks the job's own loader instead. It destroys values: what the job

@@ -5,16 +5,23 @@ import json
 import numpy as np
 import pytest
 
+from shardviz.check.diff import Difference
 from shardviz.check.finding import Finding
+from shardviz.check.step.compared import compared
+from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
 from shardviz.dump.records.files import RankRecord, RunRecord
 from shardviz.dump.records.tensors import Body, MeshRecord, TensorRecord
 from shardviz.dump.records.trace import PointRecord, of_point
 from shardviz.dump.write import prepare_folder, write_rank, write_run
+from shardviz.picture.html.difference import difference_html
 from shardviz.picture.html.step_tree import modules_section
+from shardviz.picture.model.step_beside import step_json
 from shardviz.picture.model.step_heat import StepHeat, step_heats
 from shardviz.picture.model.step_tree import step_tree
+from shardviz.picture.text.difference import difference_lines
 from shardviz.picture.text.step_tree import heat_lines, step_lines
 from shardviz.picture.text.terminal import ASCII, UNICODE, Terminal
 
@@ -131,3 +138,19 @@ def test_a_step_that_was_not_followed_says_so(dump, tmp_path):
     empty = dump_of(read_files(folder))
     assert "was not followed" in lines_of(empty, [])[0]
     assert modules_section(step_tree(empty, []), []) == ""
+
+
+def test_two_jobs_steps_are_a_page_text_and_json(dump):
+    evidence = Evidence(dump, tuple(compared(dump)))
+    first = Departure("sharded", FOUND.module, "", "the second run: its output is off", "a sum is missing", 2)
+    step = StepDifference((first,), 3, agreement="the jobs agree", beside=Beside(evidence, (FOUND,), "the first run"))
+    page = difference_html("two and four", step)
+    assert "first wrong module" in page
+    assert "the first run&#x27;s" in page or "the first run's" in page
+    assert "the unsharded model" not in page
+    said = "\n".join(one.plain for one in difference_lines(Difference((), (), (), (), 0, step), Terminal(100, UNICODE)))
+    assert "first wrong module" in said
+    assert "✓ the first run's" in said
+    found = step_json(step)
+    assert found["calls"]
+    assert "beside" not in step.to_json()

@@ -12,6 +12,7 @@ from shardviz.check.step.forward.activations import Activations
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.calls import Calls
 from shardviz.check.step.trace.forward import first_in_forward, first_unlike_others
+from shardviz.check.step.trace.readers import blamed_by_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,8 @@ class Evidence:
             return first_in_forward(self.calls)
         if not self.loss_is_right:
             return first_in_forward(self.calls) if not outputs else None
-        return first_in_backward(self.calls) or (first_unlike_others(self.calls) if self.is_narrow else None)
+        first = blamed_by_weights(first_in_backward(self.calls), self.calls, self.gradients)
+        return first or (first_unlike_others(self.calls) if self.is_narrow else None)
 
     @cached_property
     def is_narrow(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +70,7 @@ def _absent(name: str, absent: tuple[int, ...], num_present: int) -> Finding:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
+    return named_ranks(ranks, MAX_LISTED)
 
 
 def _without(dump: Dump, gradient: Tensor, name: str) -> tuple[int, ...]:

@@ -44,7 +44,8 @@ class PointRecord(Record, frozen=True):
         type: The module's class in the unsharded model.
         near: How far an element was allowed to be off.
         scale: What all gradients of this rank's activations are the unsharded model's times.
-        added: What an `odd` output has too often: `input`, or a module within, whose output it is; else empty.
+        added: What an `odd` output has too often: `input`, or a module within, whose output it is; of an input's
+            gradient, the module beside it whose output's gradient is in it too often; else empty.
         times: How many times too often, -1 where it is not there at all.
     """
 

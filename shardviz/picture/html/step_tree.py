@@ -27,36 +27,40 @@ def modules_section(tree: StepTree, heats: Sequence[StepHeat]) -> str:
     """Write the calls of a step's modules; nothing where it was not followed."""
     if not tree.num_calls:
         return ""
-    about = f"{counted(tree.num_calls, 'call')} of modules in the order in which they ran, beside the unsharded model's"
+    about = f"{counted(tree.num_calls, 'call')} of modules in the order in which they ran, beside {tree.reference}'s"
     whole = tree.num_calls <= MOST_CALLS
-    nodes = "".join(_node(root, is_whole=whole) for root in tree.roots)
+    nodes = "".join(_node(root, tree.reference, is_whole=whole) for root in tree.roots)
     return section(
-        "modules", "Step by module", element("p", words(about), class_="soft"), *map(_heat, heats), element("ul", nodes)
+        "modules",
+        "Step by module",
+        element("p", words(about), class_="soft"),
+        *(_heat(heat, tree.reference) for heat in heats),
+        element("ul", nodes),
     )
 
 
-def _node(node: Node, *, is_whole: bool) -> str:
-    line = _line(node)
+def _node(node: Node, reference: str, *, is_whole: bool) -> str:
+    line = _line(node, reference)
     if not node.children or not (is_whole or node.has_first):
         return element("li", line)
-    inner = element("ul", "".join(_node(child, is_whole=is_whole) for child in node.children))
+    inner = element("ul", "".join(_node(child, reference, is_whole=is_whole) for child in node.children))
     is_open = "" if node.has_first or not node.call.module else None
     return element("li", element("details", element("summary", line), inner, open=is_open))
 
 
-def _line(node: Node) -> str:
+def _line(node: Node, reference: str) -> str:
     glyph = UNICODE.of(node.verdict) if node.verdict != "unknown" else UNICODE.unknown
     name = element("strong" if node.is_first else "span", words(node.name))
-    sides = "; ".join(f"{SHORT[side]}: {side_text(node, side)}" for side in SIDES if node.state(side))
+    sides = "; ".join(f"{SHORT[side]}: {side_text(node, side, reference)}" for side in SIDES if node.state(side))
     first = element("strong", " first wrong module", class_="wrong") if node.is_first else ""
     kind = element("span", words(f" {node.call.type}"), class_="soft")
     detail = element("span", words(f" {sides}"), class_="soft") if node.verdict == "error" else ""
     return f"{glyph} {name}{kind}{first}{detail}"
 
 
-def _heat(heat: StepHeat) -> str:
+def _heat(heat: StepHeat, reference: str) -> str:
     title = f"{ranks_in_words(heat.ranks, 40)}, {list(heat.shape)} of {heat.layout}"
-    heads = (("has", "has"), ("due", "unsharded model"), ("off", "difference"))
+    heads = (("has", "has"), ("due", reference.removeprefix("the ")), ("off", "difference"))
     fields = "".join(
         element("td", _field(heat.levels(name, LEVELS), wrong=name == "off"), class_="heat") for name, _ in heads
     )

@@ -91,7 +91,11 @@ def _largest(field: NDArray[np.float64]) -> float:
 
 def step_heats(dump: Dump) -> list[StepHeat]:
     """Return what ranks have at the first wrong place; nothing where there is none, or its values are not kept."""
-    evidence = Evidence(dump, tuple(compared(dump)))
+    return heats_of(Evidence(dump, tuple(compared(dump))))
+
+
+def heats_of(evidence: Evidence) -> list[StepHeat]:
+    """Return what ranks have at the first wrong place that evidence shows."""
     first = evidence.divergence
     if first is None:
         return []

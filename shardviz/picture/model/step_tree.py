@@ -23,8 +23,10 @@ SIDES: tuple[What, ...] = ("input", "output", "gradient of output", "gradient of
 
 SHORT = {"input": "in", "output": "out", "gradient of output": "grad out", "gradient of input": "grad in"}
 
+UNSHARDED = "the unsharded model"
+
 IN_WORDS: dict[State, str] = {
-    "right": "the unsharded model's",
+    "right": "{}'s",
     "pending": "terms of a sum",
     "moved": "in another order",
     "repeated": "slices several times",
@@ -32,7 +34,7 @@ IN_WORDS: dict[State, str] = {
     "cut": "cut from the graph",
     "none": "no gradient came",
 }
-"""What ranks have of the unsharded model's values, in words."""
+"""What ranks have of the values that they are compared with, in words."""
 
 Verdict = Literal["good", "error", "unknown"]
 
@@ -106,10 +108,12 @@ class StepTree:
     Attributes:
         roots: Those made in no other, in order.
         finding: What is wrong first, where a finding names a module.
+        reference: What its values are compared with.
     """
 
     roots: tuple[Node, ...]
     finding: Finding | None = None
+    reference: str = UNSHARDED
 
     @property
     def num_calls(self) -> int:
@@ -149,17 +153,18 @@ def _seen(nodes: Sequence[Node], opened: frozenset[tuple[str, int]]) -> Iterator
             yield from _seen(node.children, opened)
 
 
-def step_tree(dump: Dump, findings: Sequence[Finding]) -> StepTree:
+def step_tree(dump: Dump, findings: Sequence[Finding], reference: str = UNSHARDED) -> StepTree:
     """Return the calls of a dump's step; without any where it was not followed.
 
     Args:
         dump: The dump.
         findings: What the check found; the first that names a module says which call is the first wrong one.
+        reference: What the step is compared with.
     """
     finding = next((one for one in findings if one.module), None)
     calls = Calls.of(dump).in_order
     wrong = _first_wrong(calls, finding.module) if finding is not None else None
-    return StepTree(_nested(calls, wrong), finding)
+    return StepTree(_nested(calls, wrong), finding, reference)
 
 
 def _first_wrong(calls: Sequence[Call], module: str) -> Call | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardviz.picture.model.step_beside import step_of
 from shardviz.picture.text.findings import findings_lines
+from shardviz.picture.text.step_tree import heat_lines, tree_lines
 from shardviz.picture.text.terminal import BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, fold, printable
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from shardviz.check.diff import Difference
     from shardviz.check.step.runs.departure import StepDifference
-    from shardviz.picture.text.terminal import Terminal
+from shardviz.picture.text.terminal import Terminal
 
 
 def difference_lines(difference: Difference, terminal: Terminal) -> list[Text]:
@@ -47,12 +49,25 @@ def _step_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
             text = f"{counted(one.following, 'call')} of other modules differ too, as a consequence or around it"
             lines += wrapped(text, terminal.width, line(("  follows ", DIM)), 10)
         lines.append(line(""))
+    lines += _picture_lines(step, terminal)
     if step.num_compared:
-        lines += wrapped(_agreement(step), terminal.width, line((f"{terminal.glyphs.good} ", GOOD)), 2)
+        lines += wrapped(agreement(step), terminal.width, line((f"{terminal.glyphs.good} ", GOOD)), 2)
     return lines
 
 
-def _agreement(step: StepDifference) -> str:
+def _picture_lines(step: StepDifference, terminal: Terminal) -> list[Text]:
+    """Return the modules of a job's step around the first wrong one, and what one rank has beside the other job's."""
+    tree, heats = step_of(step)
+    if tree is None or tree.finding is None:
+        return []
+    lines = [*tree_lines(tree, terminal), line("")]
+    for heat in heats[:1]:
+        lines += [*heat_lines(heat, terminal.glyphs, tree.reference), line("")]
+    return lines
+
+
+def agreement(step: StepDifference) -> str:
+    """Say at how many places two steps agree, and how nearly."""
     dtypes = f" ({' beside '.join(dict.fromkeys(step.precision))})" if any(step.precision) else ""
     text = f"step: {step.agreement} at {counted(step.num_compared, 'place')}{dtypes}"
     if not step.farthest:

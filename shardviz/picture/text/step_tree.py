@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.picture.model.holders import ranks_in_words
-from shardviz.picture.model.step_tree import IN_WORDS, SHORT, SIDES
+from shardviz.picture.model.step_tree import IN_WORDS, SHORT, SIDES, UNSHARDED
 from shardviz.picture.text.terminal import ASCII, BAD, DIM, GOOD, WARNING, line, wrapped
 from shardviz.text import counted, printable
 
@@ -31,24 +31,30 @@ def step_lines(tree: StepTree, heats: Sequence[StepHeat], terminal: Terminal) ->
     """Return the tree, what is wrong first, and its numbers."""
     if not tree.num_calls:
         return [line((f"{terminal.glyphs.unknown} {NONE}", WARNING))]
-    about = f"{counted(tree.num_calls, 'call')} of modules, as they ran"
-    lines = [line((about, "bold")), *wrapped(_key(terminal.glyphs), terminal.width, line(""), 0)]
-    shown = tree.lines()
-    lines += [node_line(node, terminal.glyphs) for node in shown[:MOST_LINES]]
-    if len(shown) > MOST_LINES:
-        lines.append(line((f"{terminal.glyphs.more} {len(shown) - MOST_LINES:,} more", DIM)))
+    lines = tree_lines(tree, terminal)
     if tree.finding is not None:
         head = line("", (f"{terminal.glyphs.error} ", BAD))
         lines += [line(""), *wrapped(printable(tree.finding.summary), terminal.width, head, 2)]
         lines += wrapped(printable(tree.finding.cause), terminal.width, line(("  cause  ", DIM)), 9)
     for heat in heats:
-        lines += [line(""), *heat_lines(heat, terminal.glyphs)]
+        lines += [line(""), *heat_lines(heat, terminal.glyphs, tree.reference)]
     return lines
 
 
-def _key(glyphs: Glyphs) -> str:
+def tree_lines(tree: StepTree, terminal: Terminal) -> list[Text]:
+    """Return the calls, those around the first wrong one open."""
+    about = f"{counted(tree.num_calls, 'call')} of modules, as they ran"
+    key = wrapped(_key(terminal.glyphs, tree.reference), terminal.width, line(""), 0)
+    shown = tree.lines()
+    lines = [line((about, "bold")), *key, *(node_line(node, terminal.glyphs) for node in shown[:MOST_LINES])]
+    if len(shown) > MOST_LINES:
+        lines.append(line((f"{terminal.glyphs.more} {len(shown) - MOST_LINES:,} more", DIM)))
+    return lines
+
+
+def _key(glyphs: Glyphs, reference: str) -> str:
     names = ", ".join(SHORT[side] for side in SIDES)
-    signs = f"{glyphs.good} the unsharded model's, + terms of a sum, ~ another order, {glyphs.differs} slices repeated"
+    signs = f"{glyphs.good} {reference}'s, + terms of a sum, ~ another order, {glyphs.differs} slices repeated"
     return f"{names}: {signs}, {glyphs.error} something else, | cut from the graph, 0 no gradient came"
 
 
@@ -68,20 +74,21 @@ def _mark(node: Node, side: str, glyphs: Glyphs) -> str:
     return str(getattr(glyphs, mark, mark)) if len(mark) > 1 else mark
 
 
-def side_text(node: Node, side: str) -> str:
+def side_text(node: Node, side: str, reference: str = UNSHARDED) -> str:
     """Say what ranks have at a side of a call, and how they share it."""
     state = node.state(side)  # type: ignore[arg-type]
     layout = node.layout(side)  # type: ignore[arg-type]
-    return f"{IN_WORDS[state]}  {layout}".rstrip() if state is not None else "not followed"
+    return f"{IN_WORDS[state].format(reference)}  {layout}".rstrip() if state is not None else "not followed"
 
 
-def heat_lines(heat: StepHeat, glyphs: Glyphs) -> list[Text]:
+def heat_lines(heat: StepHeat, glyphs: Glyphs, reference: str = UNSHARDED) -> list[Text]:
     """Write what ranks have, what is due and the difference next to each other, the largest darkest."""
     levels = IN_ASCII if glyphs == ASCII else LEVELS
     fields = [_drawn(heat.levels(field, len(levels)), levels) for field in ("has", "due", "off")]
-    width = max(len(fields[0][0]), len("unsharded model"))
+    due = reference.removeprefix("the ")
+    width = max(len(fields[0][0]), len(due))
     title = f"{ranks_in_words(heat.ranks, MOST_RANKS)}, {list(heat.shape)} of {heat.layout}"
-    heads = ("has", "unsharded model", "difference")
+    heads = ("has", due, "difference")
     lines = [line((printable(title), "bold")), line((" ".join(f"{head:<{width + 1}}" for head in heads).rstrip(), DIM))]
     for row in zip(*fields, strict=True):
         cells = [f"{text:<{width + 1}} " for text in row]

@@ -1,4 +1,4 @@
-"""`python -m tests.bugs.places [--later] [--narrow] [--talk] [WORD ...]`: run faults and right programs."""
+"""`python -m tests.bugs.places [--later|--unseen] [--narrow] [--talk] [WORD ...]`: run faults and right programs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.bugs.pairs.running import reports_on
 from tests.bugs.places import table
 from tests.bugs.places.judging import verdict_on
 from tests.bugs.places.later import table as later
+from tests.bugs.places.unseen import table as unseen
 from tests.bugs.running import lines_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def show(report: Report | str, *, is_shown: bool) -> None:
 
 def main(words: list[str], options: list[str]) -> None:
     """Run what the words name, or all."""
-    of = later if "--later" in options else table
+    of = {"--later": later, "--unseen": unseen}.get(next(iter({"--later", "--unseen"} & {*options}), ""), table)
     how = {"narrow": "--narrow" in options, "talk": "--talk" in options}
     faults = [one for one in of.FAULTS if not words or any(word in f"{one.program.name}/{one.name}" for word in words)]
     programs = [one for one in of.PROGRAMS if not words or any(word in one.name for word in words)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.forward.reason import Reason
 from shardviz.dump.records.base import WEIGHTS
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ class Pipeline:
         """Name the ranks at a coordinate with their stages."""
         ranks = self.ranks_at(coord)
         numbers = f"stage{'s' * (len(self.stages[coord]) > 1)} {listed(self.stages[coord], MAX_LISTED)}"
-        return f"{numbers} (rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)})"
+        return f"{numbers} ({named_ranks(ranks, MAX_LISTED)})"
 
     def what(self, coord: int) -> str:
         """Say which layers the ranks at a coordinate have."""

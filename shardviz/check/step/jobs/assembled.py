@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardviz.check.step.evidence import Evidence
+from shardviz.check.step.jobs.added import added_at
 from shardviz.check.step.jobs.starts import by_name
+from shardviz.check.step.jobs.traces import Place
 from shardviz.check.step.jobs.values import ON_GPU
 from shardviz.check.step.trace.backward import first_in_backward
 from shardviz.check.step.trace.forward import first_in_forward
+from shardviz.check.step.trace.readers import blamed_by_weights
 from shardviz.dump.dump import Dump, dump_of
 from shardviz.dump.read import DumpFiles
 from shardviz.dump.records.files import RankRecord
@@ -21,16 +24,17 @@ from shardviz.dump.records.trace import of_point
 from shardviz.errors import DumpError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from shardviz.check.step.jobs.judging import Judging
     from shardviz.check.step.jobs.starts import Belonging
-    from shardviz.check.step.jobs.traces import JobTrace, Place, Weight
+    from shardviz.check.step.jobs.traces import JobTrace, Weight
     from shardviz.check.step.trace.divergence import Divergence
     from shardviz.dump.records.base import Moment, Role
+    from shardviz.dump.records.trace import PointRecord
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Mesh
     from shardviz.layout.region import Region
@@ -114,7 +118,7 @@ class Assembling:
 
     def dump(self, judging: Judging) -> Dump:
         """Return the dump, with what every rank has at every place."""
-        records = {}
+        records, odd = {}, _odd(judging)
         for rank, record in self.job.dump.files.ranks.items():
             own = self.ranks.get(rank, _Rank())
             records[rank] = RankRecord(
@@ -126,12 +130,20 @@ class Assembling:
                 layouts=tuple(own.layouts),
                 bodies=tuple(own.bodies),
                 tensors=tuple(own.tensors),
-                trace=tuple(judging.records(rank)),
+                trace=tuple(_with_added(judging, odd, rank)),
                 narrowed_to=self.narrowed_to,
             )
         mesh = MeshRecord(self.mesh.axes, self.mesh.shape, self.mesh.ranks)
         run = structs.replace(self.job.dump.files.run, mesh=mesh)
         return dump_of(InMemory(self.job.dump.files.path, run, records, arrays=self.arrays))
+
+
+def _with_added(judging: Judging, odd: Sequence[Place], rank: int) -> Iterator[PointRecord]:
+    """Yield what a rank has at every place; of the first wrong ones also what is in them too often."""
+    for one in judging.records(rank):
+        place = Place(one.module, one.call, one.what, one.index)
+        name, times = added_at(judging, place, rank) if place in odd and one.state == "odd" else ("", 0)
+        yield structs.replace(one, added=name, times=times) if name else one
 
 
 def _layout(own: _Rank, layout: Layout) -> int | None:
@@ -166,36 +178,47 @@ class JobEvidence(Evidence):
     @cached_property
     def divergence(self) -> Divergence | None:
         """The first wrong module: in forward; in backward where all of forward is right."""
-        return first_in_forward(self.calls) or first_in_backward(self.calls)
+        backward = first_in_backward(self.calls)
+        return first_in_forward(self.calls) or blamed_by_weights(backward, self.calls, self.gradients)
 
 
-def assembled(
-    one: JobTrace, job: JobTrace, judging: Judging, belongings: Mapping[str, Belonging]
-) -> tuple[Dump, tuple[str, ...]]:
-    """Return a dump of a job beside one of a single process, and the gradients that only samples were kept of.
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of both jobs.
+
+    Attributes:
+        params: Those of the job that the other is laid beside, whole.
+        grads: Their gradients.
+        belongings: Where the other job's belong that claim nothing.
+    """
+
+    params: Mapping[str, Weight]
+    grads: Mapping[str, Weight]
+    belongings: Mapping[str, Belonging]
+
+
+def assembled(job: JobTrace, judging: Judging, weights: Weights) -> tuple[Dump, tuple[str, ...]]:
+    """Return a dump of a job beside another, and the gradients that are not there whole.
 
     Args:
-        one: The job of one process.
-        job: The other.
-        judging: What each rank has at every place.
-        belongings: Where weights belong that claim nothing.
+        job: The job.
+        judging: What each of its ranks has at every place.
+        weights: Both jobs' weights.
     """
     found = Assembling(job, judging.mesh)
-    sampled = _add_gradients(found, one, job, belongings)
-    _add_vectors(found, one)
+    sampled = _add_gradients(found, job, weights)
+    _add_vectors(found, weights.params)
     for place in _odd(judging):
         _add_place(found, judging, place)
     return found.dump(judging), sampled
 
 
-def _add_gradients(
-    found: Assembling, one: JobTrace, job: JobTrace, belongings: Mapping[str, Belonging]
-) -> tuple[str, ...]:
+def _add_gradients(found: Assembling, job: JobTrace, weights: Weights) -> tuple[str, ...]:
     """Add the gradients of weights that are there whole."""
     first = min(job.ranks)
     parts = by_name(job.ranks, "grad")
     sampled = []
-    for name, whole in one.ranks[0].weights("grad"):
+    for name, whole in weights.grads.items():
         own = parts.get(name, {})
         kept = [weight.values for weight in (whole, *own.values())]
         if any(values is None or not values.is_whole for values in kept):
@@ -203,7 +226,7 @@ def _add_gradients(
             continue
         _add_weight(found, first, name, "reference", whole, None)
         for rank, weight in own.items():
-            belonging = belongings.get(name)
+            belonging = weights.belongings.get(name)
             layout = weight.layout or (belonging.layout if belonging is not None else None)
             _add_weight(found, rank, name, "step", weight, layout)
             if layout is None and belonging is not None:
@@ -211,9 +234,9 @@ def _add_gradients(
     return tuple(sampled)
 
 
-def _add_vectors(found: Assembling, one: JobTrace) -> None:
+def _add_vectors(found: Assembling, params: Mapping[str, Weight]) -> None:
     """Add the weights that may be added to what a module returns: biases."""
-    for name, whole in one.ranks[0].weights("param"):
+    for name, whole in params.items():
         if whole.values is not None and whole.values.is_whole and len(whole.shape) == 1:
             values = whole.values
             found.add(min(found.job.ranks), name, ("reference", "param"), whole.shape, values.values, values.dtype)

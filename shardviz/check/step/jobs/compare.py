@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardviz.check.finding import Finding, NotChecked
 from shardviz.check.grouping import grouped, ranks_by_name
-from shardviz.check.step.jobs.assembled import assembled
+from shardviz.check.step.compared import compared
+from shardviz.check.step.jobs.assembled import JobEvidence, Weights, assembled
+from shardviz.check.step.jobs.choosing import chosen
 from shardviz.check.step.jobs.findings import findings_on
 from shardviz.check.step.jobs.grid import mesh_of_job
 from shardviz.check.step.jobs.judging import Judging
-from shardviz.check.step.jobs.starts import belongings_of, other_weights, rows_of
-from shardviz.check.step.jobs.traces import counts_per_forward, is_pipeline, trace_of
-from shardviz.check.step.runs.departure import Departure, StepDifference
-from shardviz.text import counted, listed
+from shardviz.check.step.jobs.starts import Rows, belongings_of, by_name, other_weights, rows_of
+from shardviz.check.step.jobs.traces import counts_per_forward, trace_of, with_first_module
+from shardviz.check.step.jobs.whole_job import WholeJob
+from shardviz.check.step.runs.departure import Beside, Departure, StepDifference
+from shardviz.text import counted, listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardviz.check.step.jobs.starts import Belonging, OtherWeight
-    from shardviz.check.step.jobs.traces import JobTrace, OfRank, Place, Point
+    from shardviz.check.step.jobs.starts import OtherWeight
+    from shardviz.check.step.jobs.traces import JobTrace, Place, Point
     from shardviz.dump.dump import Dump
-    from shardviz.layout.mesh import Mesh
 
 MAX_LISTED = 3
 MAX_ROWS = 1 << 24
 """No longer tensor is put into the order of another job's rows."""
-NO_OTHER = (
-    "the step, module by module: one of the two jobs has to be a single process: shardviz run --trace -o one -- python "
-    "train.py"
+TWO_PIPELINES = (
+    "the step, module by module: both jobs are pipelines; compare each with a job without stages: shardviz run --trace "
+    "-o one -- python train.py"
 )
+WITHOUT_GRADIENT = "its gradient: only a sample of it was kept, or ranks have different ones"
+UNSHARDED = "the unsharded model"
+WHICH_IS_RIGHT = "Which of the two is right they do not show; one process does: shardviz run --trace -- python train.py"
+BEST, PLACED, AGREEING = 3, 2, 1
 WEIGHTS = "the jobs' weights agree"
 BAD = ("odd", "repeated", "cut", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One job laid beside the other.
+
+    Attributes:
+        difference: In what it differs.
+        is_explained: Whether a rule says why.
+        is_complete: Whether all of both was compared.
+    """
+
+    difference: StepDifference
+    is_explained: bool = False
+    is_complete: bool = True
+
+    @property
+    def worth(self) -> int:
+        """How much it says: a cause, then a place, then that all agrees, then that there is nothing to compare by."""
+        kinds = [one.kind for one in self.difference.departures]
+        if not kinds:
+            return AGREEING
+        return (BEST if self.is_explained else PLACED) if kinds[0] == "sharded" else 0
 
 
 def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
@@ -47,44 +77,61 @@ def compare_jobs(before: Dump, after: Dump) -> StepDifference | None:
 def _compared(ours: JobTrace | None, theirs: JobTrace | None, before: Dump, after: Dump) -> StepDifference | None:
     if ours is None or theirs is None:
         return None if ours is theirs else _not_compared("the step, module by module: only one dump has a trace of it")
-    if ours.is_of_one:
-        return _compare(ours, theirs, mesh_of_job(after, theirs), "the second run")
-    if theirs.is_of_one:
-        return _compare(theirs, ours, mesh_of_job(before, ours), "the first run")
-    return _not_compared(NO_OTHER)
+    missing = ours.dump.files.missing_ranks or theirs.dump.files.missing_ranks
+    if missing:
+        return _not_compared(f"the step, module by module: no trace of {named_ranks(missing, MAX_LISTED)}")
+    first = WholeJob(ours, mesh_of_job(before, ours), "the first run")
+    second = WholeJob(theirs, mesh_of_job(after, theirs), "the second run")
+    if first.is_of_one or second.is_of_one:
+        return _compare(*((first, second) if first.is_of_one else (second, first))).difference
+    return _of_two_large(first, second)
 
 
 def _not_compared(why: str) -> StepDifference:
     return StepDifference(not_compared=(NotChecked("", why, "step"),))
 
 
-def _compare(one: JobTrace, job: JobTrace, mesh: Mesh, which: str) -> StepDifference:
-    """Compare a job with one of a single process.
+def _of_two_large(first: WholeJob, second: WholeJob) -> StepDifference:
+    """Lay either job beside the other: what one does wrong is seen from the one that does it right."""
+    if first.is_pipeline and second.is_pipeline:
+        return _not_compared(TWO_PIPELINES)
+    if first.is_pipeline or second.is_pipeline:
+        return _compare(*((second, first) if first.is_pipeline else (first, second))).difference
+    one = _compare(first, second)
+    if one.worth == BEST or (one.is_complete and one.worth == AGREEING):
+        return one.difference
+    return max(one, _compare(second, first), key=lambda attempt: attempt.worth).difference
+
+
+def _compare(one: WholeJob, job: WholeJob) -> Attempt:
+    """Lay a job beside another.
 
     Args:
-        one: The job of one process.
-        job: The other.
-        mesh: Its mesh.
-        which: What it is called.
+        one: The other: what its ranks have together.
+        job: The job that is looked at, rank by rank.
     """
-    missing = job.dump.files.missing_ranks or one.dump.files.missing_ranks
-    if missing:
-        return _not_compared(
-            f"the step, module by module: no trace of rank{'s' * (len(missing) > 1)} {listed(missing, MAX_LISTED)}"
-        )
-    whole = one.ranks[0]
-    belongings = belongings_of(whole, job.ranks, mesh)
-    others, num_weights = other_weights(whole, job.ranks, belongings)
+    params, grads = one.weights(job.job.ranks, job.mesh)
+    parts = by_name(job.job.ranks, "param")
+    belongings = belongings_of(params, parts, job.mesh)
+    others, num_weights = other_weights(params, parts, belongings)
     if others:
-        departure = _of_weights(others, num_weights, which)
-        return StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS)
-    rows = rows_of(whole, job.ranks, mesh)
+        departure = _of_weights(others, num_weights, job.name)
+        return Attempt(StepDifference((departure,), num_weights - len(others), agreement=WEIGHTS))
+    rows = _rows_of(one, job)
     if rows.problem:
         why = "another batch, another order of data or another batch size per rank: give both jobs the same rows in all"
-        departure = Departure("batch", "", "", f"{which}: {rows.problem}", why)
-        return StepDifference((departure,), num_weights, agreement=WEIGHTS)
-    judging = _judging(whole, job.ranks, mesh, rows.order)
-    return _beside(one, job, judging, belongings, which, num_weights)
+        departure = Departure("batch", "", "", f"{job.name}: {rows.problem}", why)
+        return Attempt(StepDifference((departure,), num_weights, agreement=WEIGHTS))
+    judging = _judging(one, job, rows.order)
+    return _beside(one, job, judging, Weights(params, grads, belongings))
+
+
+def _rows_of(one: WholeJob, job: WholeJob) -> Rows:
+    """Return how the ranks of a job share the rows of the other, put together in the first way that they are shared."""
+    ranks = with_first_module(one.first_module, job.job.ranks)
+    batches = {rank: own.batch for rank, own in ranks.items() if own.batch}
+    found = [rows_of(given, batches, job.mesh) for given in one.batches()]
+    return next((rows for rows in found if not rows.problem), next(iter(found), Rows()))
 
 
 def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Departure:
@@ -106,15 +153,18 @@ def _of_weights(others: Sequence[OtherWeight], total: int, which: str) -> Depart
     return Departure("weights", first.name, "", sentence, why)
 
 
-def _judging(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh, order: NDArray[np.int64] | None) -> Judging:
-    counts = counts_per_forward(whole)
-    if is_pipeline(ranks):
+def _judging(one: WholeJob, job: WholeJob, order: NDArray[np.int64] | None) -> Judging:
+    counts = counts_per_forward(one.counts)
+    if one.is_pipeline or job.is_pipeline:
         counts = {name: count for name, count in counts.items() if name}  # a stage is called what the model is
-    of_ranks = {rank: own.points(counts) for rank, own in ranks.items()}
-    points = whole.points(counts)
+    of_ranks = {rank: own.points(counts) for rank, own in job.job.ranks.items()}
+    choices = one.choices(counts)
     if order is not None:
-        points = {place: _reordered(point, place, of_ranks, order) for place, point in points.items()}
-    return Judging(points, of_ranks, mesh)
+        choices = {
+            place: [(way, _reordered(point, place, of_ranks, order)) for way, point in ways]
+            for place, ways in choices.items()
+        }
+    return Judging(chosen(choices, of_ranks, job.mesh), of_ranks, job.mesh)
 
 
 def _reordered(
@@ -131,30 +181,40 @@ def _reordered(
     return type(point)(whole.reordered(rows), point.needs_grad, point.tensor, point.order, point.type, point.draws)
 
 
-def _beside(
-    one: JobTrace, job: JobTrace, judging: Judging, belongings: Mapping[str, Belonging], which: str, num_weights: int
-) -> StepDifference:
+def _beside(one: WholeJob, job: WholeJob, judging: Judging, weights: Weights) -> Attempt:
     if not judging.found:
-        return _not_compared("the step, module by module: the two models have no module of one name")
-    dump, sampled = assembled(one, job, judging, belongings)
-    results = list(findings_on(dump, judging))
+        why = "the step, module by module: the two models have no module of one name"
+        return Attempt(_not_compared(why), is_complete=False)
+    dump, sampled = assembled(job.job, judging, weights)
+    other = "one process" if one.is_of_one else one.name
+    evidence = JobEvidence(dump, tuple(compared(dump)))
+    results = list(findings_on(evidence, judging, other))
     found = grouped([result for result in results if isinstance(result, Finding)], ranks_by_name(dump))
     found = sorted(found, key=lambda finding: not finding.module)
-    departures = [_departure(finding, judging, which) for finding in found]
     not_compared = [result for result in results if isinstance(result, NotChecked)]
-    not_compared += [NotChecked(name, "its gradient: only a sample of it was kept", "step") for name in sampled]
-    not_compared += [*_without_numbers(judging), *_left_out((one, job))]
+    not_compared += [NotChecked(name, WITHOUT_GRADIENT, "step") for name in sampled]
+    not_compared += [*_without_numbers(judging, one), *_apart(judging, one), *_left_out((one.job, job.job))]
     right = [place for place, found in judging.found.items() if not any(state in BAD for state in found.state.values())]
     dtypes = tuple(" and ".join(_dtypes(points)) for points in (judging.whole, *list(judging.ranks.values())[:1]))
-    return StepDifference(
-        tuple(departures),
-        num_weights + len(right),
+    difference = StepDifference(
+        tuple(_departure(finding, judging, one, job) for finding in found),
+        len(weights.params) + len(right),
         judging.drift,
         max((judging.found[place].near / (_size(judging, place) or 1.0) for place in right), default=0.0),
         dtypes,
         tuple(not_compared),
         "the jobs agree",
+        Beside(evidence, tuple(found), other),
     )
+    return Attempt(difference, bool(found) and not found[0].generic, not not_compared)
+
+
+def _apart(judging: Judging, one: WholeJob) -> Iterator[NotChecked]:
+    """Yield how many places have values that cannot be put together: copies that are not equal, for one."""
+    lost = [place for place in judging.places if place not in judging.whole]
+    if lost and not one.is_of_one:
+        why = f"{counted(len(lost), 'place')} of the step: the parts that ranks of {one.name} have do not fit together"
+        yield NotChecked("", why, "step")
 
 
 def _size(judging: Judging, place: Place) -> float:
@@ -166,11 +226,10 @@ def _dtypes(points: Mapping[Place, Point]) -> list[str]:
     return sorted({point.values.dtype for point in points.values() if point.values is not None})
 
 
-def _without_numbers(judging: Judging) -> Iterator[NotChecked]:
+def _without_numbers(judging: Judging, one: WholeJob) -> Iterator[NotChecked]:
     if judging.num_not_finite:
-        why = (
-            f"{counted(judging.num_not_finite, 'place')} of the step: the job of one process has NaN or infinity there"
-        )
+        who = "the job of one process" if one.is_of_one else one.name
+        why = f"{counted(judging.num_not_finite, 'place')} of the step: {who} has NaN or infinity there"
         yield NotChecked("", why, "step")
 
 
@@ -179,14 +238,17 @@ def _left_out(jobs: Sequence[JobTrace]) -> list[NotChecked]:
     return [NotChecked("", why, "step") for why in dict.fromkeys(reasons)]
 
 
-def _departure(finding: Finding, judging: Judging, which: str) -> Departure:
+def _departure(finding: Finding, judging: Judging, one: WholeJob, job: WholeJob) -> Departure:
     odd = {
         (place.module, place.call)
         for place, found in judging.found.items()
         if any(state in BAD for state in found.state.values())
     }
     module = finding.module or finding.tensor
-    first = f"{which}: {finding.summary}"
+    first = f"{job.name}: {finding.summary}"
     why = f"{finding.cause}. {finding.fix[:1].upper()}{finding.fix[1:]}" if finding.fix else finding.cause
     following = len(odd) - 1 if finding.module else 0
+    if not one.is_of_one:
+        first, why = (text.replace(UNSHARDED, one.name) for text in (first, why))
+        why += f". {WHICH_IS_RIGHT}"
     return Departure("sharded", module, "", first, why, max(following, 0))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding, NotChecked
-from shardviz.check.step.compared import compared
-from shardviz.check.step.jobs.assembled import JobEvidence
 from shardviz.check.step.jobs.random import check_masks, draws
 from shardviz.check.step.no_gradient import check_no_gradient
 from shardviz.check.step.rules.ratios.all_gradients import of_all_gradients
@@ -18,24 +16,24 @@ from shardviz.text import listed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardviz.check.step.jobs.assembled import JobEvidence
     from shardviz.check.step.jobs.judging import Judging
     from shardviz.check.step.trace.divergence import Divergence
-    from shardviz.dump.dump import Dump
 
 MAX_LISTED = 4
 
 
-def findings_on(dump: Dump, judging: Judging) -> Iterator[Finding | NotChecked]:
+def findings_on(evidence: JobEvidence, judging: Judging, other: str) -> Iterator[Finding | NotChecked]:
     """Yield what is wrong, causes before consequences.
 
     Args:
-        dump: Both jobs, assembled.
+        evidence: Both jobs, assembled.
         judging: What each rank has at every place.
+        other: What the other job is called.
     """
-    evidence = JobEvidence(dump, tuple(compared(dump)))
     first = evidence.divergence
     if first is not None and first.direction == "forward":
-        yield _in_forward(evidence, judging, first)
+        yield _in_forward(evidence, judging, first, other)
         return
     results = [(one, result) for one in evidence.results for result in explained(evidence, one)]
     yield from (result for _, result in results if isinstance(result, NotChecked))
@@ -50,7 +48,7 @@ def findings_on(dump: Dump, judging: Judging) -> Iterator[Finding | NotChecked]:
     yield from (finding for _, finding in found)
 
 
-def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence) -> Finding | NotChecked:
+def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence, other: str) -> Finding | NotChecked:
     call = first.call
     if draws(judging, call.module, call.number):
         name = call.module or "the model itself"
@@ -61,7 +59,7 @@ def _in_forward(evidence: JobEvidence, judging: Judging, first: Divergence) -> F
         return check_masks(judging, call.module, call.number) or NotChecked(call.module, why, "step")
     ranks = tuple(sorted(call.points))
     name = first.module or "the model itself"
-    base = Finding("wrong-value", "error", name, ranks, "its step is not that of one process", generic=True)
+    base = Finding("wrong-value", "error", name, ranks, f"its step is not that of {other}", generic=True)
     return of_output(evidence, first, base)
 
 

@@ -84,7 +84,13 @@ class Judging:
         places = [place for place in self.whole if any(place in own for own in self.ranks.values())]
         forward = sorted((one for one in places if not _is_gradient(one)), key=self._order)
         backward = sorted((one for one in places if _is_gradient(one)), key=self._order, reverse=True)
-        return {place: found for place in (*forward, *backward) if (found := self._judged(place)) is not None}
+        return {place: found for place in (*forward, *backward) if (found := self.judged(place)) is not None}
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """The places at which any rank has values."""
+        by_rank = (own.items() for own in self.ranks.values())
+        return list(dict.fromkeys(place for own in by_rank for place, point in own if point.values is not None))
 
     def _order(self, place: Place) -> int:
         return self.whole[place].order
@@ -135,7 +141,8 @@ class Judging:
     def _base(self, *sides: Kept) -> float:
         return max(one.tolerance for one in sides)
 
-    def _judged(self, place: Place) -> Found | None:
+    def judged(self, place: Place) -> Found | None:
+        """Return what the ranks have at a place; None where nothing can be judged."""
         whole = self.whole[place].values
         own = {rank: points[place] for rank, points in self.ranks.items() if place in points}
         values = {rank: point.values for rank, point in own.items() if point.values is not None}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.forward.slices import places_of
-from shardviz.check.step.jobs.traces import float_of, with_first_module
+from shardviz.check.step.jobs.traces import float_of
 from shardviz.check.step.jobs.values import Kept, in_both
 from shardviz.layout.candidates import placements_of
 from shardviz.layout.layout import Layout
 from shardviz.layout.region import Region, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,18 +54,70 @@ class Belonging:
     regions: Mapping[int, Region]
 
 
-def belongings_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> dict[str, Belonging]:
-    """Return where weights belong that claim nothing."""
-    full = dict(whole.weights("param"))
-    found = {}
-    for name, parts in by_name(ranks, "param").items():
-        if name in full and all(part.layout is None for part in parts.values()):
-            fits = [_fitting(full[name], part, mesh, rank) for rank, part in parts.items()]
-            shared = [one for one in fits[0] if all(one in other for other in fits[1:])]
-            belonging = _split(mesh, full[name].shape, shared[0]) if shared else _by_rows(full[name], parts)
-            if belonging is not None:
-                found[name] = belonging
-    return found
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to put a weight together.
+
+    Attributes:
+        placements: How ranks share it along each axis.
+        weight: The whole.
+        order: The rows of the parts, one behind the other, in the whole's order; None where that is their own.
+    """
+
+    placements: Placements
+    weight: Weight
+    order: NDArray[np.int64] | None = None
+
+
+def belongings_of(
+    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], mesh: Mesh
+) -> dict[str, Belonging]:
+    """Return where weights belong that claim nothing.
+
+    Args:
+        full: The first job's weights.
+        parts: What ranks of the second have of each.
+        mesh: Its mesh.
+    """
+    plain = [name for name in parts if name in full and all(part.layout is None for part in parts[name].values())]
+    found = {name: _belonging(full[name], parts[name], mesh) for name in plain}
+    return {name: belonging for name, belonging in found.items() if belonging is not None}
+
+
+def _belonging(whole: Weight, parts: Mapping[int, Weight], mesh: Mesh) -> Belonging | None:
+    fits = [_fitting(whole, part, mesh, rank) for rank, part in parts.items()]
+    shared = [one for one in fits[0] if all(one in other for other in fits[1:])]
+    return _split(mesh, whole.shape, shared[0]) if shared else _by_rows(whole, parts)
+
+
+def chosen_weight(ways: Sequence[Way], parts: Mapping[int, Weight], mesh: Mesh) -> Way:
+    """Return the way to put a plain weight together that makes it the other job's; the first where none does.
+
+    Args:
+        ways: Every way to put it together.
+        parts: What ranks of the other job have.
+        mesh: Its mesh.
+    """
+    every = [*ways, *(other for one in ways if (other := _in_order_of(one, parts)) is not None)]
+    for way in every if len(every) > 1 and parts else ():
+        is_plain = all(part.layout is None for part in parts.values())
+        belonging = _belonging(way.weight, parts, mesh) if is_plain else None
+        if (belonging is not None or not is_plain) and _other("", way.weight, parts, belonging) is None:
+            return way
+    return ways[0]
+
+
+def _in_order_of(one: Way, parts: Mapping[int, Weight]) -> Way | None:
+    """Return a weight with its rows as a rank has them that has all of them: ranks may be given heads of each part."""
+    whole = one.weight.values
+    for part in parts.values():
+        own = part.values
+        if whole is None or own is None or own.shape != whole.shape or not (whole.is_whole and own.is_whole):
+            continue
+        found = places_of(own.values, whole.values, _allowed(whole, own))
+        if found is not None and found[0] == 0 and len(set(found[1].tolist())) == len(found[1]) and found[1].min() >= 0:
+            return Way(one.placements, replace(one.weight, values=whole.reordered(found[1])), found[1])
+    return None
 
 
 def _split(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Belonging:
@@ -81,8 +133,8 @@ def _by_rows(whole: Weight, parts: Mapping[int, Weight]) -> Belonging | None:
         if whole.values is None or part.values is None or not (whole.values.is_whole and part.values.is_whole):
             return None
         found = places_of(part.values.values, whole.values.values, _allowed(whole.values, part.values))
-        if found is None or np.any(found[1] < 0) or len(set(found[1].tolist())) < len(found[1]):
-            return None
+        if found is None or np.any(found[1] < 0) or np.any(np.diff(found[1]) <= 0):
+            return None  # slices that a rank has in another order are in no region
         dim, at = found
         spans = merged((row, row + 1) for row in at.tolist())
         around = Region.whole(whole.shape).dims
@@ -103,12 +155,10 @@ def _fitting(whole: Weight, part: Weight, mesh: Mesh, rank: int) -> list[Placeme
 
 
 def other_weights(
-    whole: OfRank, ranks: Mapping[int, OfRank], belongings: Mapping[str, Belonging]
+    full: Mapping[str, Weight], parts: Mapping[str, Mapping[int, Weight]], belongings: Mapping[str, Belonging]
 ) -> tuple[list[OtherWeight], int]:
     """Return the weights that differ before the step, and how many could be compared."""
-    full = dict(whole.weights("param"))
-    parts = by_name(ranks, "param")
-    both = [name for name in full if name in parts and full[name].values is not None]
+    both = [name for name, whole in full.items() if name in parts and whole.values is not None]
     found = (_other(name, full[name], parts[name], belongings.get(name)) for name in both)
     return [one for one in found if one is not None], len(both)
 
@@ -182,10 +232,14 @@ class Rows:
     problem: str = ""
 
 
-def rows_of(whole: OfRank, ranks: Mapping[int, OfRank], mesh: Mesh) -> Rows:
-    """Compare what both models are given: each rank a split of it, or rows of it in any order."""
-    given = whole.batch
-    batches = {rank: own.batch for rank, own in with_first_module(whole, ranks).items() if own.batch}
+def rows_of(given: list[Kept], batches: Mapping[int, list[Kept]], mesh: Mesh) -> Rows:
+    """Compare what both models are given: each rank a split of it, or rows of it in any order.
+
+    Args:
+        given: What the first job's model is given.
+        batches: What ranks of the second are.
+        mesh: The second job's mesh.
+    """
     if not given or not batches:
         return Rows()
     if all(_is_split(given, own, mesh, rank) for rank, own in batches.items()) and _agree(given, batches, mesh):

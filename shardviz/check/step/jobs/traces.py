@@ -189,10 +189,10 @@ def trace_of(dump: Dump) -> JobTrace | None:
     return JobTrace(traced, {rank: OfRank(rank, traced) for rank in sorted(traced.files.ranks)})
 
 
-def counts_per_forward(trace: OfRank) -> dict[str, int]:
-    """Return how often each module is called in one forward of the model."""
-    forwards = max(trace.counts.get("", 1), 1)
-    return {name: count // forwards if count % forwards == 0 else count for name, count in trace.counts.items()}
+def counts_per_forward(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return how often each module is called in one forward of the model, given how often it was called in the step."""
+    forwards = max(counts.get("", 1), 1)
+    return {name: count // forwards if count % forwards == 0 else count for name, count in counts.items()}
 
 
 def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
@@ -200,10 +200,8 @@ def is_pipeline(ranks: Mapping[int, OfRank]) -> bool:
     return len({frozenset(own.counts) for own in ranks.values()}) > 1
 
 
-def with_first_module(whole: OfRank, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
+def with_first_module(first: str, ranks: Mapping[int, OfRank]) -> dict[int, OfRank]:
     """Return the ranks that call what the model calls first: what others are given is not the batch."""
-    calls = {one.module: one.order for one in reversed(whole.records) if one.module and one.what != "batch"}
-    first = min(calls, key=calls.__getitem__, default="")
     return {rank: own for rank, own in ranks.items() if first in own.counts} if is_pipeline(ranks) else dict(ranks)
 
 

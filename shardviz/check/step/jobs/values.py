@@ -63,6 +63,10 @@ class Kept:
         """Whether all elements are there."""
         return self.values.size == math.prod(self.shape)
 
+    def with_values(self, values: NDArray[np.float64]) -> Kept:
+        """Return the same elements with other values."""
+        return replace(self, values=values)
+
     def reordered(self, order: NDArray[np.int64]) -> Kept:
         """Return the tensor with its rows in another order: row `order[i]` becomes row `i`."""
         inverse = np.argsort(order)
@@ -76,20 +80,27 @@ def joined(parts: Sequence[Kept | None]) -> Kept | None:
     present = [part for part in parts if part is not None]
     if len(present) < len(parts) or len(parts) < 2:
         return present[0] if present and len(parts) == 1 else None
-    first = present[0]
-    alike = all(_fits(first, part) for part in present)
-    if not alike or not first.shape:
+    return joined_along(0, present)
+
+
+def joined_along(dim: int, parts: Sequence[Kept]) -> Kept | None:
+    """Return parts as one tensor, one behind the other along a dim; None where they do not fit."""
+    first = parts[0]
+    if len(first.shape) <= dim or not all(_fits(dim, first, part) for part in parts):
         return None
-    starts = np.cumsum([0, *(part.shape[0] for part in present)])
-    at = np.concatenate([part.at[0] + start for part, start in zip(present, starts[:-1], strict=True)])
-    values = np.concatenate([part.values for part in present])
-    shape = int(starts[-1]), *first.shape[1:]
-    return replace(first, shape=shape, at=(at, *first.at[1:]), values=values)
+    starts = np.cumsum([0, *(part.shape[dim] for part in parts)])
+    at = np.concatenate([part.at[dim] + start for part, start in zip(parts, starts[:-1], strict=True)])
+    values = np.concatenate([part.values for part in parts], dim)
+    shape = *first.shape[:dim], int(starts[-1]), *first.shape[dim + 1 :]
+    return replace(first, shape=shape, at=(*first.at[:dim], at, *first.at[dim + 1 :]), values=values)
 
 
-def _fits(first: Kept, part: Kept) -> bool:
-    rest = zip(first.at[1:], part.at[1:], strict=True) if len(first.at) == len(part.at) else None
-    return rest is not None and first.shape[1:] == part.shape[1:] and all(np.array_equal(*pair) for pair in rest)
+def _fits(dim: int, first: Kept, part: Kept) -> bool:
+    """Whether two parts have the same elements along all dims but one."""
+    return len(first.at) == len(part.at) and all(
+        at == dim or (first.shape[at] == part.shape[at] and np.array_equal(first.at[at], part.at[at]))
+        for at in range(len(first.at))
+    )
 
 
 def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -115,6 +126,11 @@ def in_both(whole: Kept, part: Kept, region: Region) -> tuple[NDArray[np.float64
     if any(not len(one) for one in ours):
         return None
     return whole.values[np.ix_(*ours)], part.values[np.ix_(*theirs)]
+
+
+def places_in_whole(part: Kept, region: Region) -> tuple[NDArray[np.int64], ...]:
+    """Return where in a tensor the elements are that are kept of a part of it, along each dim."""
+    return tuple(_in_whole(spans, at) for spans, at in zip(region.dims, part.at, strict=True))
 
 
 def _in_whole(spans: Ranges, at: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from shardviz.check.finding import NotChecked
+    from shardviz.check.finding import Finding, NotChecked
+    from shardviz.check.step.evidence import Evidence
 
 Kind = Literal["weights", "drawn", "batch", "unsharded", "sharded"]
 """In what the runs differ: the weights that they start from; those that were drawn after sharding; the batch; the
@@ -40,6 +41,21 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A job's step beside another's, to be drawn.
+
+    Attributes:
+        evidence: What ranks have of the other's at every place.
+        findings: What is wrong there, the first wrong module first.
+        reference: What the other job is called.
+    """
+
+    evidence: Evidence
+    findings: tuple[Finding, ...]
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepDifference:
     """How the steps of two runs compare.
 
@@ -51,6 +67,7 @@ class StepDifference:
         precision: The element types of the runs' activations.
         not_compared: What was not compared, and why.
         agreement: Who agrees at the places that were compared.
+        beside: One job's step beside the other's; None where probes' steps, or nothing, was compared.
     """
 
     departures: tuple[Departure, ...] = ()
@@ -60,11 +77,13 @@ class StepDifference:
     precision: tuple[str, ...] = ()
     not_compared: tuple[NotChecked, ...] = ()
     agreement: str = "the unsharded models agree"
+    beside: Beside | None = field(default=None, compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return any(not one.is_expected for one in self.departures)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `shardviz diff --format json` prints of the steps."""
-        found = asdict(self)
-        return found | {"departures": [asdict(one) for one in self.departures]}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "beside"}
+        lists = {name: [asdict(one) for one in found[name]] for name in ("departures", "not_compared")}
+        return found | lists

@@ -19,18 +19,37 @@ INPUT = "input"
 def check_added(evidence: Evidence, first: Divergence) -> Finding | None:
     """Return the finding if every wrong rank's output has one term too often, all of them as often."""
     point = first.point
-    if point is None or point.what != "output":
+    if point is None or point.what not in ("output", "gradient of input"):
         return None
+    call = next(one for one in evidence.calls.by_module[point.module] if one.number == point.call)
     own = {
         rank: one
-        for rank, points in first.call.points.items()
+        for rank, points in call.points.items()
         for one in points
         if (one.what, one.index) == (point.what, point.index) and one.state not in ("right", "pending")
     }
     terms = {(one.added, one.times) for one in own.values()}
     if len(terms) != 1 or not point.added:
         return None
-    return _finding(evidence, first, point.added, point.times, tuple(sorted(own)))
+    ranks = tuple(sorted(own))
+    if point.what == "output":
+        return _finding(evidence, first, point.added, point.times, ranks)
+    return _around(first, point.added, ranks) if point.times == -1 else None
+
+
+def _around(first: Divergence, added: str, ranks: tuple[int, ...]) -> Finding:
+    """Return that a gradient lacks what should flow around the modules of a call."""
+    name = first.module or "the model itself"
+    return Finding(
+        "wrong-value",
+        "error",
+        name,
+        ranks,
+        f"the gradient of the input of {name} lacks that of the output of {added}, which should flow back to it",
+        cause=f"{name} adds its input to the output of {added}, and the graph is cut there: a residual is taken by "
+        ".detach(), .data or no_grad, or passed through a collective without a backward",
+        fix=f"in {name}, add the input itself, or pass it through a collective of torch.distributed.nn.functional",
+    )
 
 
 def _finding(evidence: Evidence, first: Divergence, added: str, times: int, ranks: tuple[int, ...]) -> Finding:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from shardviz.check.step.advice import UNEXPLAINED
 from shardviz.check.step.trace.calls import is_within
+from shardviz.check.step.trace.divergence import pending_axis
 
 if TYPE_CHECKING:
     from shardviz.check.step.advice import Advice
     from shardviz.check.step.evidence import Evidence
     from shardviz.check.step.trace.divergence import Divergence
+    from shardviz.dump.records.trace import PointRecord
 
 
 def advice_on(evidence: Evidence, first: Divergence) -> Advice:
@@ -67,10 +69,23 @@ def _in_forward(evidence: Evidence, first: Divergence, name: str) -> Advice:
             f"look at {name}: gather over {axis} what it needs of the other ranks, in the order of their coordinates, "
             "and count positions from the rank's first in the whole",
         )
+    pending = _pending_before(evidence, first)
+    if pending is not None:
+        return (
+            f"{UNEXPLAINED} in {name}, although its inputs are right",
+            f"look at {name} first: whether it sums what {first.after} returns over {pending_axis(pending)}, before it "
+            "uses it, and what it does with the sum",
+        )
     return (
         f"{UNEXPLAINED} in {name}, although its inputs are right",
         f"look at {name} first: where it differs from the unsharded model, and the collectives in it",
     )
+
+
+def _pending_before(evidence: Evidence, first: Divergence) -> PointRecord | None:
+    """Return the terms of a sum that the last right call in a module returns to it."""
+    inner = [one for one in evidence.calls.within(first.call) if one.module == first.after]
+    return inner[-1].point("output", "pending") if inner and first.way == "between" else None
 
 
 def _split_inputs(evidence: Evidence, first: Divergence) -> tuple[str, int] | None:

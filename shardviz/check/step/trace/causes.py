@@ -18,6 +18,7 @@ from shardviz.check.step.rules.terms import added_too_often, mixed_shards
 from shardviz.check.step.trace.added import check_added
 from shardviz.check.step.trace.scale import check_times
 from shardviz.check.step.trace.slices import check_other_part, check_own_statistics
+from shardviz.check.step.trace.weights import check_order_of_weights
 from shardviz.dump.records.trace import of_point
 from shardviz.errors import ShardvizError
 from shardviz.layout.layout import Layout
@@ -56,7 +57,7 @@ def cause_of(evidence: Evidence, calls: Calls, found: Divergence) -> Finding | N
         )
         if explained is not None:
             return explained
-    return check_added(evidence, found)
+    return check_added(evidence, found) or check_order_of_weights(evidence, found)
 
 
 def _beside_a_vector(evidence: Evidence, one: Compared) -> Finding | None:

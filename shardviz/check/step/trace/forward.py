@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from shardviz.check.step.trace.divergence import Divergence, pending_axis
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardviz.check.step.trace.calls import Call, Calls
     from shardviz.dump.records.trace import What
 
@@ -54,11 +56,20 @@ def _within(call: Call) -> Divergence:
 
 
 def _between(calls: Calls, call: Call) -> Divergence:
-    """Blame the nearest module around a call whose inputs are right, or not known."""
-    outer = next((one for one in calls.around(call) if not one.is_bad("input")), call)
-    before = [one for one in calls.within(outer) if one.order < call.order and not one.is_bad("output")]
+    """Blame the nearest module around a call whose inputs are right, or not known; else it arrives wrong there."""
     point = call.point("input", "odd", "repeated")
-    return Divergence("forward", "between", outer, point, before[-1].module if before else "", call.module)
+    around = [call, *calls.around(call)]
+    outer = next((one for one in around[1:] if not one.is_bad("input")), None)
+    if outer is None:
+        first = around[-1]
+        return Divergence("forward", "between", first, point, _right_before(calls.in_order, call), first.module)
+    return Divergence("forward", "between", outer, point, _right_before(calls.within(outer), call), call.module)
+
+
+def _right_before(calls: Sequence[Call], call: Call) -> str:
+    """Return the name of the last of some calls before one whose output is right; empty where there is none."""
+    before = [one for one in calls if one.order < call.order and not one.is_bad("output")]
+    return before[-1].module if before else ""
 
 
 def _unsummed(calls: Calls, at: int) -> Divergence | None:

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardviz.check.finding import Finding
+from shardviz.check.step.rules.ratios.scale import ratio_to_wanted, times_text
 from shardviz.check.step.trace.advice import advice_on
 from shardviz.check.step.trace.calls import is_within
 from shardviz.check.step.trace.causes import cause_of
+from shardviz.check.step.trace.scale import times_in_backward
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,11 +88,28 @@ def of_output(evidence: Evidence, first: Divergence, finding: Finding) -> Findin
     )
 
 
-def _explained(evidence: Evidence, first: Divergence) -> Finding | None:
+def _explained(evidence: Evidence, first: Divergence, found: Sequence[Found] = ()) -> Finding | None:
     """Return what a rule says of the first wrong values, where they are not a sum that is pending."""
     if first.way in ("unsummed", "cut", "lost"):
         return None
-    return cause_of(evidence, evidence.calls, first)
+    return cause_of(evidence, evidence.calls, first) or _of_weights(first, found)
+
+
+def _of_weights(first: Divergence, found: Sequence[Found]) -> Finding | None:
+    """Return that a module multiplies a gradient in backward, where its own weights' gradients say by what."""
+    own = [(one, ratio_to_wanted(one, one.reduced)) for one, _ in found if _is_weight_of(first, one)]
+    ratios = {ratio for _, ratio in own}
+    ratio = ratios.pop() if len(ratios) == 1 else None
+    if first.direction != "backward" or ratio is None or ratio == 1:
+        return None
+    one = own[0][0]
+    cause, fix = times_in_backward(first.module, ratio, "")
+    summary = f"the gradient of {one.name} is {times_text(ratio)} {one.whose}"
+    return Finding("wrong-scale", "error", one.name, one.wrong, summary, cause=cause, fix=fix)
+
+
+def _is_weight_of(first: Divergence, one: Compared) -> bool:
+    return one.role == "grad" and one.name.rpartition(".")[0] == first.module
 
 
 def where(first: Divergence) -> str:
@@ -131,7 +150,7 @@ def _in_backward(first: Divergence, name: str) -> str:
 
 def _of_gradients(evidence: Evidence, first: Divergence, found: Sequence[Found]) -> list[Found]:
     """Return one finding of the first wrong module in backward, and those gradients that do not follow from it."""
-    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first) is not None
+    is_proven = first.way in ("unsummed", "cut", "lost") or _explained(evidence, first, found) is not None
     follow = [
         (one, finding)
         for one, finding in found
@@ -142,7 +161,7 @@ def _of_gradients(evidence: Evidence, first: Divergence, found: Sequence[Found])
     ids = {id(finding) for _, finding in follow}
     rest = [(one, finding) for one, finding in found if id(finding) not in ids]
     one, nearest = max(follow, key=lambda pair: _order_of(evidence, pair[0].name))
-    return [*rest, (one, _folded(evidence, first, nearest, len(follow) - 1))]
+    return [*rest, (one, _folded(evidence, first, nearest, found, len(follow) - 1))]
 
 
 def _order_of(evidence: Evidence, weight: str) -> int:
@@ -164,8 +183,8 @@ def _follows(evidence: Evidence, first: Divergence, weight: str) -> bool:
     return _order_of(evidence, weight) <= first.call.order
 
 
-def _folded(evidence: Evidence, first: Divergence, nearest: Finding, others: int) -> Finding:
-    cause = _explained(evidence, first)
+def _folded(evidence: Evidence, first: Divergence, nearest: Finding, found: Sequence[Found], others: int) -> Finding:
+    cause = _explained(evidence, first, found)
     sentence = where(first)
     also = f"so the gradient of {nearest.tensor} is wrong" + (f", and {others} others" if others else "")
     if cause is None:

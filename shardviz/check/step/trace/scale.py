@@ -81,7 +81,19 @@ def _advice(evidence: Evidence, first: Divergence, ratio: Fraction, axes: str) -
             f"{parts}, the number of micro-batches, once more than the loss is",
             f"divide the loss by {parts} and nothing else: not what is sent between stages",
         )
-    return _in_backward(name, ratio, axes) if first.direction == "backward" else _in_forward(name, ratio, axes)
+    if first.direction == "backward":
+        return times_in_backward(name, ratio, axes)
+    if (first.way, first.before) == ("between", first.module) and first.after:
+        return _on_the_way(first.after, name)
+    return _in_forward(name, ratio, axes)
+
+
+def _on_the_way(after: str, name: str) -> Advice:
+    return (
+        f"What {after} returns is right, and arrives at {name} times another number: it is scaled on the way, as where "
+        "one stage of a pipeline sends to the next",
+        f"look at what is done between {after} and {name}: what is sent and received, and what is divided there",
+    )
 
 
 def _in_forward(name: str, ratio: Fraction, axes: str) -> Advice:
@@ -99,7 +111,8 @@ def _in_forward(name: str, ratio: Fraction, axes: str) -> Advice:
     )
 
 
-def _in_backward(name: str, ratio: Fraction, axes: str) -> Advice:
+def times_in_backward(name: str, ratio: Fraction, axes: str) -> Advice:
+    """Return cause and fix of a gradient that is multiplied by a number in a module's backward."""
     over = f" over {axes}" if axes else ""
     if ratio >= 1:
         return (

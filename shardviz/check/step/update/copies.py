@@ -16,7 +16,7 @@ from shardviz.check.step.compared import laid_out, rounding_of
 from shardviz.check.step.rules.reductions import ranks_by_part
 from shardviz.check.step.update.reasons import FIT, factors_of, scaled
 from shardviz.check.step.words import claimed_text, number
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -224,4 +224,4 @@ def _with_gradient(dump: Dump, one: Compared) -> tuple[int, ...]:
 
 
 def _where(one: Compared, ranks: Sequence[int]) -> str:
-    return "" if len(ranks) == len(one.values) else f" on rank{'s' * (len(ranks) > 1)} {listed(ranks, MAX_LISTED)}"
+    return "" if len(ranks) == len(one.values) else f" on {named_ranks(ranks, MAX_LISTED)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardviz.check.step.words import number
-from shardviz.text import listed
+from shardviz.text import listed, named_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ def _decayed(dump: Dump, one: Compared) -> Why | None:
         return None
     more = "decayed more" if factor < 0 else "decayed less"
     if len(one.wrong) < len(one.values):
-        ranks = f"rank{'s' * (len(one.wrong) > 1)} {listed(one.wrong, MAX_LISTED)}"
+        ranks = named_ranks(one.wrong, MAX_LISTED)
         return Why(
             f"on {ranks} its step differs from the unsharded model's by {number(factor)} times the weight itself: "
             f"it is {more} there, and as it should be elsewhere",

@@ -1,7 +1,8 @@
-"""A wrong output that is the unsharded model's and something of the module once too often, or without it.
+"""A wrong value that is the unsharded model's and something near it once too often, or without it.
 
 What a module returns is often a sum: of what it was given and what modules in it return. Where each rank adds one of
-these before ranks are summed, or one is left out, the difference is that one times a whole number.
+these before ranks are summed, or one is left out, the difference is that one times a whole number. The gradient of an
+input is a sum, too: of what the module sends back, and of what goes around it, as a residual does.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ FEWEST = 4
 
 
 def added_at(judged: Judged, place: Place) -> tuple[str, int]:
-    """Return what is in an output a number of times too often, and that number; an empty name where nothing is.
+    """Return what is in a value a number of times too often, and that number; an empty name where nothing is.
 
     Args:
         judged: The step.
-        place: The output's. What the module was given goes by the name `input`.
+        place: An output's, or that of an input's gradient. What the module was given goes by the name `input`.
     """
     values, whole = judged.own[place].values, judged.reference.points[place].values
-    if place.what != "output" or values is None or whole is None or values.numel() < FEWEST:
+    terms = {"output": _terms, "gradient of input": _terms_around}.get(place.what)
+    if terms is None or values is None or whole is None or values.numel() < FEWEST:
         return "", 0
     near = judged.near(place)
     for _, region in placements_of(tuple(whole.shape), tuple(values.shape), judged.mesh, judged.rank):
-        excess = values.to(whole.dtype) - part_of(whole, region)
-        for name, term in _terms(judged, place, values):
+        excess = values.to(whole.dtype) - part_of(whole, region) * judged.scale(place, judged.rank)
+        for name, term in terms(judged, place, values):
             times = _times(excess, term.to(whole.dtype), near)
             if times:
                 return name, times
@@ -52,6 +54,17 @@ def _terms(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple
         is_term = is_input or (is_inner and judged.state(other) == "right")
         if is_term and point.values is not None and point.values.shape == values.shape:
             yield "input" if is_input else other.module, point.values
+
+
+def _terms_around(judged: Judged, place: Place, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what flows around a module: what comes back to the modules beside it, and to the one that they are in."""
+    parent = place.module.rpartition(".")[0]
+    for other, point in judged.own.items():
+        is_beside = other.module.rpartition(".")[0] == parent and other.module != place.module
+        is_near = other.what == "gradient of output" and (is_beside or other.module == parent)
+        is_term = is_near and bool(parent) and judged.state(other) == "right"
+        if is_term and point.values is not None and point.values.shape == values.shape:
+            yield other.module, point.values
 
 
 def _times(excess: torch.Tensor, term: torch.Tensor, near: float) -> int:

@@ -14,15 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardviz.dump.records.trace import PointRecord
 from shardviz.layout.candidates import placements_of
-from shardviz.layout.layout import Layout
-from shardviz.layout.notation import write
 from shardviz.layout.placements import Partial
 from shardviz.live.capture.agreement import of_all_ranks
-from shardviz.live.step.trace.added import added_at
 from shardviz.live.step.trace.fitting import Allowed, fitting, part_of, placements_of_sum
-from shardviz.live.step.trace.joined import num_calls, points_of
+from shardviz.live.step.trace.joined import points_of
 from shardviz.live.step.trace.slices import Slices, places_in
 
 if TYPE_CHECKING:
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Mesh
     from shardviz.live.step.trace.joined import Place, Point
     from shardviz.live.step.trace.recorded import Trace
+    from shardviz.live.step.trace.reference import Reference
 
 MAX_EXCHANGED = 1 << 18
 """Of what no part fits, ranks exchange so many elements, to try whether they are the terms of a sum."""
@@ -56,40 +53,6 @@ LARGEST_NOISE = 0.25
 NUMBER = re.compile(r"\d+")
 MAX_DENOMINATOR = 64
 """The number that gradients are multiplied by is a ratio of small numbers: sizes of axes, numbers of micro-batches."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The unsharded model's points.
-
-    Attributes:
-        counts: How often each module is called in one forward of the whole batch.
-        points: What it has at every place.
-        order: When each call of a module ended.
-        types: The class of every module.
-    """
-
-    counts: Mapping[str, int]
-    points: Mapping[Place, Point]
-    order: Mapping[tuple[str, int], int]
-    types: Mapping[str, str]
-
-    @staticmethod
-    def of(trace: Trace, parts: int = 1, dim: int = 0) -> Reference:
-        """Return the points of a run of the unsharded model, part by part of its batch or in one.
-
-        Args:
-            trace: The run.
-            parts: The number of parts.
-            dim: The dim of the batch that was parted.
-        """
-        counts = {name: count // parts for name, count in num_calls(trace).items()}
-        order: dict[tuple[str, int], int] = {}
-        done: dict[str, int] = {}
-        for at, name in enumerate(trace.order[: len(trace.order) // parts]):
-            order[name, done.get(name, 0)] = at
-            done[name] = done.get(name, 0) + 1
-        return Reference(counts, points_of(trace, counts, dim), order, trace.types)
 
 
 @dataclass(frozen=True)
@@ -149,14 +112,15 @@ class Judged:
     def _own_scale(self) -> tuple[int, float]:
         """Return the scale of the last gradient on this rank that is the unsharded model's times a number, and when."""
         last = [place for place in self.places if place.what == "gradient of output"]
-        for place in sorted(last, key=self._order, reverse=True):
+        for place in sorted(last, key=self.order, reverse=True):
             values, whole = self.own[place].values, self._wanted(place)
             if values is not None and whole is not None and bool(whole.any()):
                 for scale in _scales(values, whole, self.mesh, self.rank, self.near(place)):
-                    return self._order(place), scale
+                    return self.order(place), scale
         return -1, 1.0
 
-    def _order(self, place: Place) -> int:
+    def order(self, place: Place) -> int:
+        """Return when the call ended in the unsharded model."""
         return self.reference.order.get((place.module, place.call), 0)
 
     def near(self, place: Place) -> float:
@@ -202,7 +166,7 @@ class Judged:
         """Return the placements of what is the terms of a sum along one axis. Every rank calls this."""
         sent: dict[Place, torch.Tensor] = {}
         left = MAX_EXCHANGED
-        for place in sorted(odd, key=self._order):
+        for place in sorted(odd, key=self.order):
             values = self.own[place].values
             if values is not None and 0 < values.numel() <= left:
                 sent[place] = values.cpu()
@@ -262,8 +226,8 @@ class Judged:
         """
         of_all = of_all_ranks([place for place in self.places if self.state(place) == "odd"])
         odd = dict.fromkeys(place for own in of_all for place in own)
-        forward = sorted((one for one in odd if not one.what.startswith("gradient")), key=self._order)
-        backward = sorted((one for one in odd if one.what.startswith("gradient")), key=self._order, reverse=True)
+        forward = sorted((one for one in odd if not one.what.startswith("gradient")), key=self.order)
+        backward = sorted((one for one in odd if one.what.startswith("gradient")), key=self.order, reverse=True)
         found: list[Place] = []
         elements = 0
         for place in (*forward[:MAX_ODD], *backward[:MAX_ODD], *self._moved[:MAX_ODD]):
@@ -283,7 +247,7 @@ class Judged:
         of_all = of_all_ranks(outputs)
         in_order = {NUMBER.sub("*", at.module) for own in of_all for at, state in own.items() if state == "right"}
         moved = dict.fromkeys(at for own in of_all for at, state in own.items() if state == "moved")
-        return sorted((at for at in moved if NUMBER.sub("*", at.module) in in_order), key=self._order)
+        return sorted((at for at in moved if NUMBER.sub("*", at.module) in in_order), key=self.order)
 
     def values_of_odd(self) -> Iterator[tuple[Place, torch.Tensor, tuple[int, ...]]]:
         """Yield the odd places that this rank has, with its values and the shape of the unsharded model's."""
@@ -309,33 +273,6 @@ class Judged:
         if slices is not None:
             return "moved" if slices.is_whole else "repeated"
         return "odd"
-
-    def records(self) -> list[PointRecord]:
-        """Return what this rank writes down of the step."""
-        added = {place: added_at(self, place) for place in self.odd if place in self.own}
-        return [
-            PointRecord(
-                place.module,
-                place.what,
-                self._order(place),
-                self.state(place),
-                place.call,
-                place.tensor,
-                self.own[place].tensor,
-                self._text(place),
-                self.reference.types.get(place.module, ""),
-                self.near(place) if self.moved is not None else 0.0,
-                self.scale(place, self.rank),
-                *added.get(place, ("", 0)),
-            )
-            for place in self.places
-        ]
-
-    def _text(self, place: Place) -> str:
-        whole, placements = self._wanted(place), self.layouts.get(place)
-        if whole is None or placements is None or self.own[place].values is None:
-            return ""
-        return write(Layout.from_placements(self.mesh, tuple(whole.shape), placements))
 
 
 def judged(

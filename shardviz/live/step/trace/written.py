@@ -8,9 +8,12 @@ from msgspec import structs
 
 from shardviz.dump.arrays.sketch import apart, sketch
 from shardviz.dump.records.step import of_replay
-from shardviz.dump.records.trace import SketchRecord, of_point
+from shardviz.dump.records.trace import PointRecord, SketchRecord, of_point
+from shardviz.layout.layout import Layout
+from shardviz.layout.notation import write
 from shardviz.live.capture.locals import Local
 from shardviz.live.capture.stamp import dtype_name
+from shardviz.live.step.trace.added import added_at
 from shardviz.live.step.trace.replayed import replayed
 
 if TYPE_CHECKING:
@@ -21,19 +24,48 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardviz.live.capture.capture import Capture
+    from shardviz.live.step.trace.joined import Place
     from shardviz.live.step.trace.judged import Judged
     from shardviz.live.step.unsharded.step import UnshardedStep
 
 
 def add_trace(capture: Capture, judged: Judged) -> None:
     """Record what a rank has at every point of a step; rank 0 also the unsharded model's values of odd points."""
-    capture.trace += judged.records()
+    capture.trace += _records(judged)
     for place, values, shape in judged.values_of_odd():
         name = of_point(place.module, place.what, place.call, place.tensor)
         capture.add_values(Local(name, "activation", shape, values), "step")
     for place, whole in judged.wholes_of_odd() if capture.rank == 0 else ():
         name = of_point(place.module, place.what, place.call, place.tensor)
         capture.add_values(Local(name, "activation", tuple(whole.shape), whole), "reference")
+
+
+def _records(judged: Judged) -> Iterator[PointRecord]:
+    """Yield what a rank has at every place of the unsharded model's values."""
+    added = {place: added_at(judged, place) for place in judged.odd if place in judged.own}
+    for place in judged.places:
+        yield PointRecord(
+            place.module,
+            place.what,
+            judged.order(place),
+            judged.state(place),
+            place.call,
+            place.tensor,
+            judged.own[place].tensor,
+            _layout_text(judged, place),
+            judged.reference.types.get(place.module, ""),
+            judged.near(place) if judged.moved is not None else 0.0,
+            judged.scale(place, judged.rank),
+            *added.get(place, ("", 0)),
+        )
+
+
+def _layout_text(judged: Judged, place: Place) -> str:
+    """Return how ranks share a place, in the notation; empty where that is not known."""
+    whole, placements = judged.reference.points[place].values, judged.layouts.get(place)
+    if whole is None or placements is None or judged.own[place].values is None:
+        return ""
+    return write(Layout.from_placements(judged.mesh, tuple(whole.shape), placements))
 
 
 def add_replayed(capture: Capture, judged: Judged, reference: UnshardedStep) -> None:

@@ -23,8 +23,9 @@ from shardviz.live.followed import NONE, Followed
 from shardviz.live.step.batch import each, part_of
 from shardviz.live.step.observe import observed
 from shardviz.live.step.step import StepResult, logged_by, loss_of
-from shardviz.live.step.trace.judged import Judged, Reference, judged
+from shardviz.live.step.trace.judged import Judged, judged
 from shardviz.live.step.trace.noise import moved, moved_tensor
+from shardviz.live.step.trace.reference import Reference
 from shardviz.live.step.unsharded.means import is_weighted_mean
 
 if TYPE_CHECKING:

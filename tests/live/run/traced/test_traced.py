@@ -80,6 +80,31 @@ RIGHT = [
 ]
 
 
+TWO_RIGHT = [
+    (Job("tp=2", "hand"), Job("dp=2,tp=2", "hand")),
+    (Job("dp=2", "fsdp"), Job("tp=2", "hand")),
+    (Job("dp=2", "ddp", "interleaved"), Job("dp=4", "ddp", "interleaved")),
+    (Job("dp=2", "fsdp", "parts"), Job("dp=4", "ddp")),
+    (Job("dp=2,tp=2", "hand"), Job("pp=2", "pp")),
+    (Job("dp=2", "fsdp", "bfloat16"), Job("tp=2", "hand", "bfloat16")),
+]
+TWO_APART = [
+    (
+        Job("tp=2", "hand"),
+        Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("the second run", "not summed over tp")),
+    ),
+    (
+        Job("dp=2,tp=2", "hand", "unsummed", place="layers.1.mlp", words=("the first run", "not summed over tp")),
+        Job("dp=2", "fsdp"),
+    ),
+    (
+        Job("dp=4", "ddp", "unreduced", place="layers.1.norm2.weight", words=("the first run", "reduced this")),
+        Job("dp=2", "fsdp"),
+    ),
+    (Job("dp=2", "ddp"), Job("dp=2", "fsdp", "other_seed", place="embed.weight", words=("already before the step",))),
+]
+
+
 def run(folder, name, *job):
     command = (sys.executable, "-m", "shardviz", "run", "--trace", "-o", str(folder / name), "--", *job)
     done = subprocess.run(
@@ -111,9 +136,7 @@ def alone(tmp_path_factory):
 
 
 def step_of(alone, folder, job):
-    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.num_ranks))
-    many = run(folder, "many", *ranks, str(SCRIPT), job.mesh, job.way, job.does)
-    step, _ = diff(alone(job.alone), many)
+    step, _ = diff(alone(job.alone), run_on_ranks(folder, "many", job))
     return step
 
 
@@ -142,6 +165,31 @@ def test_right_jobs_agree(alone, tmp_path, job):
     assert step["departures"] == []
     assert step["num_compared"] > 40
     assert step["not_compared"] == []
+
+
+def run_on_ranks(folder, name, job):
+    ranks = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.num_ranks))
+    return run(folder, name, *ranks, str(SCRIPT), job.mesh, job.way, job.does)
+
+
+@nightly
+@pytest.mark.parametrize("pair", TWO_RIGHT, ids=lambda pair: f"{pair[0]} beside {pair[1]}")
+def test_right_jobs_on_several_ranks_agree(tmp_path, pair):
+    step, _ = diff(*(run_on_ranks(tmp_path, name, job) for name, job in zip(("one", "other"), pair, strict=True)))
+    assert step["departures"] == []
+    assert step["num_compared"] > 40
+    assert step["not_compared"] == []
+
+
+@nightly
+@pytest.mark.parametrize("pair", TWO_APART, ids=lambda pair: f"{pair[0]} beside {pair[1]}")
+def test_what_one_of_two_jobs_on_several_ranks_does_wrong_is_named(tmp_path, pair):
+    step, _ = diff(*(run_on_ranks(tmp_path, name, job) for name, job in zip(("one", "other"), pair, strict=True)))
+    first, wrong = step["departures"][0], next(job for job in pair if job.place)
+    said = f"{first['sentence']} {first['why']}"
+    assert first["module"] == wrong.place, said
+    assert all(word in said for word in wrong.words), said
+    assert first["kind"] != "sharded" or "Which of the two is right they do not show" in said
 
 
 @nightly

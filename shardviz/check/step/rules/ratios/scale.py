@@ -220,11 +220,12 @@ def least_scale(one: Compared) -> float:
 
 
 def _explains(one: Compared, factors: Mapping[int, float]) -> bool:
-    """Whether little is left of the differences when values are divided by their factors: not rounding alone fits."""
+    """Whether factors leave little of the differences, and of what is there: rounding alone has some factor, too."""
     pairs = [(one.reduced[rank], one.wanted_of(rank), factor) for rank, factor in factors.items()]
     off = sum(float(np.sum(np.square(got - wanted))) for got, wanted, _ in pairs)
     left = sum(float(np.sum(np.square(got - factor * wanted))) for got, wanted, factor in pairs)
-    return left <= LEFT * off
+    there = sum(float(np.sum(np.square(got))) for got, _, _ in pairs)
+    return left <= LEFT * min(off, there)
 
 
 def _is_loss_scale(factors: Iterable[float]) -> bool:

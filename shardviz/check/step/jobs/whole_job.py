@@ -1,0 +1,147 @@
+"""A job as a whole: what its ranks have together is what another job is laid beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardviz.check.step.jobs.starts import Way, by_name, chosen_weight
+from shardviz.check.step.jobs.together import put_as, put_together, together
+from shardviz.check.step.jobs.traces import Weight, is_pipeline, with_first_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardviz.check.step.jobs.traces import JobTrace, OfRank, Place, Point
+    from shardviz.check.step.jobs.values import Kept
+    from shardviz.layout.candidates import Placements
+    from shardviz.layout.mesh import Mesh
+
+MAX_BATCHES = 8
+"""A batch is put together in no more ways."""
+
+Choice = tuple["Placements", "Point"]
+
+
+@dataclass(frozen=True)
+class WholeJob:
+    """A job that another one is laid beside.
+
+    Attributes:
+        job: Its trace.
+        mesh: Its mesh.
+        name: What it is called: the first run, or the second.
+    """
+
+    job: JobTrace
+    mesh: Mesh
+    name: str
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether the job is one process."""
+        return self.job.is_of_one
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether its ranks have other modules."""
+        return is_pipeline(self.job.ranks)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How often each module was called, on the rank that called it most often."""
+        found: dict[str, int] = {}
+        for own in self.job.ranks.values():
+            for module, count in own.counts.items():
+                found[module] = max(found.get(module, 0), count)
+        return found
+
+    @cached_property
+    def first_module(self) -> str:
+        """The module whose call ended first."""
+        own = self.job.ranks[min(self.job.ranks)]
+        calls = {one.module: one.order for one in reversed(own.records) if one.module and one.what != "batch"}
+        return min(calls, key=calls.__getitem__, default="")
+
+    def batches(self) -> Iterator[list[Kept]]:
+        """Yield what the model was given, in every way in which the parts of ranks can be put together."""
+        given = {rank: own.batch for rank, own in with_first_module(self.first_module, self.job.ranks).items()}
+        given = {rank: own for rank, own in given.items() if own}
+        first = {rank: own[0] for rank, own in given.items()}
+        for one in [*together(first, self.mesh, is_exact=True)][:MAX_BATCHES]:
+            others = [self._alike(given, index, one.way) for index in range(1, min(map(len, given.values())))]
+            whole = [one.values, *(other for other in others if other is not None)]
+            if len(whole) == 1 + len(others):
+                yield whole
+
+    def _alike(self, given: Mapping[int, list[Kept]], index: int, way: Placements) -> Kept | None:
+        return put_as({rank: own[index] for rank, own in given.items()}, self.mesh, way)
+
+    def choices(self, counts: Mapping[str, int]) -> dict[Place, list[Choice]]:
+        """Return the ways in which what ranks have at each place can be put together."""
+        of_ranks = {rank: own.points(counts) for rank, own in self.job.ranks.items()}
+        places = dict.fromkeys(place for own in of_ranks.values() for place in own)
+        found = {}
+        for place in places:
+            points = {rank: own[place] for rank, own in of_ranks.items() if place in own}
+            found[place] = self._ways(points)
+        return found
+
+    def _ways(self, points: Mapping[int, Point]) -> list[Choice]:
+        first = next(iter(points.values()))
+        parts = {rank: point.values for rank, point in points.items() if point.values is not None}
+        point = replace(
+            first,
+            needs_grad=any(one.needs_grad for one in points.values()),
+            draws=any(one.draws for one in points.values()),
+        )
+        if len(parts) < len(points):
+            return [((), replace(point, values=None))]
+        return [(one.way, replace(point, values=one.values)) for one in together(parts, self.mesh)]
+
+    def weights(self, others: Mapping[int, OfRank], mesh: Mesh) -> tuple[dict[str, Weight], dict[str, Weight]]:
+        """Return its weights before the step and their gradients.
+
+        Args:
+            others: The ranks of the other job, beside whose weights plain tensors are put together.
+            mesh: The other job's mesh.
+        """
+        beside = by_name(others, "param")
+        gradients = by_name(self.job.ranks, "grad")
+        params, grads = {}, {}
+        for name, parts in by_name(self.job.ranks, "param").items():
+            way = self._weight(parts, beside.get(name, {}), mesh)
+            params[name] = way.weight
+            if name in gradients:
+                grads[name] = self._gradient(gradients[name], way)
+        return params, grads
+
+    def _weight(self, parts: Mapping[int, Weight], beside: Mapping[int, Weight], mesh: Mesh) -> Way:
+        first, values = next(iter(parts.values())), _values(parts)
+        if values is None or all(part.layout is not None for part in parts.values()):
+            return Way((), Weight(first.shape, None, _as_claimed(parts)))
+        found = together(values, self.mesh, is_exact=True)
+        ways = [Way(one.way, Weight(one.values.shape, None, one.values)) for one in found]
+        return chosen_weight(ways, beside, mesh) if ways else Way((), Weight(first.shape, None, None))
+
+    def _gradient(self, parts: Mapping[int, Weight], way: Way) -> Weight:
+        values, shape = _values(parts), way.weight.shape
+        if values is None or all(part.layout is not None for part in parts.values()):
+            return Weight(shape, None, _as_claimed(parts))
+        whole = put_as(values, self.mesh, way.placements) if way.placements else None
+        return Weight(shape, None, whole if whole is None or way.order is None else whole.reordered(way.order))
+
+
+def _values(parts: Mapping[int, Weight]) -> dict[int, Kept] | None:
+    values = {rank: part.values for rank, part in parts.items() if part.values is not None}
+    return values if len(values) == len(parts) else None
+
+
+def _as_claimed(parts: Mapping[int, Weight]) -> Kept | None:
+    """Return a weight put together as its placements claim; None where that does not come out even."""
+    values = _values(parts)
+    layouts = {rank: part.layout for rank, part in parts.items() if part.layout is not None}
+    if values is None or any(layout.partial for layout in layouts.values()):
+        return None
+    return put_together(values, layouts)

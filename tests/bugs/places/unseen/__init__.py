@@ -1,0 +1,1 @@
+"""Faults and right twins that the rules were not written for."""
