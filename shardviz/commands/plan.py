@@ -111,7 +111,7 @@ def _choose(args: argparse.Namespace) -> int:
     from shardviz.plan.choice import bytes_of, choice_lines
 
     if not args.gpus:
-        raise ShardvizError("--memory says which meshes of --gpus fit", "name at least 1 GPU: --gpus 1024")
+        raise ShardvizError("--gpus 0: no mesh has 0 ranks", "name at least 1 GPU: --gpus 1024")
     if args.mesh or args.lock or args.output:
         raise ShardvizError("--gpus plans many meshes, and writes no dump", "leave out --mesh, --lock and -o")
     memory = bytes_of(args.memory) if args.memory else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,11 +55,13 @@ __all__ = [
     "follow_modules_by",
     "fsdp_units",
     "fully_shard",
+    "futures_answered",
     "has_ddp",
     "has_storage",
     "held_back",
     "id_without_memory",
     "in_backward",
+    "is_compiled",
     "load_hooks",
     "local_of",
     "looks_for_unused",
@@ -76,6 +78,8 @@ __all__ = [
     "torch_placement",
     "unit_of",
     "use_public_names",
+    "without_compiling",
+    "without_pinned_memory",
     "working_out_shapes",
     "world_of",
 ]
@@ -458,7 +462,7 @@ def fake_world(rank: int, num_ranks: int) -> Iterator[None]:
 
     distributed.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
     try:
-        with _ddp_unasked():
+        with _ddp_unasked(), _one_empty_part():
             yield
     finally:
         distributed.destroy_process_group()
@@ -514,33 +518,107 @@ def pipelines_alone() -> Iterator[None]:
         yield
 
 
+class _PartOfBucket:
+    """What a hook of DistributedDataParallel sees of a bucket: the interface of torch's `GradBucket`."""
+
+    def __init__(self, buffer: torch.Tensor, params: Sequence[torch.Tensor], at: int, *, is_last: bool) -> None:
+        self._buffer = buffer
+        self._params = list(params)
+        self._at = at
+        self._is_last = is_last
+
+    def index(self) -> int:
+        """Return its place in the order in which buckets are reduced."""
+        return self._at
+
+    def buffer(self) -> torch.Tensor:
+        """Return its gradients, one after the other."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Take another tensor instead."""
+        self._buffer = buffer
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradients it has."""
+        return self._params
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients, each in the shape of its parameter."""
+        cut = torch.split(self._buffer, [one.numel() for one in self._params])
+        return [own.view(one.shape) for own, one in zip(cut, self._params, strict=True)]
+
+    def is_last(self) -> bool:
+        """Whether no other bucket comes after it."""
+        return self._is_last
+
+
 def ddp_alone(model: nn.Module) -> list[torch.Tensor]:
     """Let DistributedDataParallel reduce its buckets by calls of `all_reduce`: a fake world's own answers crash it.
 
-    Its first step has one bucket for all gradients; they are reduced as in the steps that follow. A model that has a
-    hook of its own keeps it. Tried on torch 2.13.0, whose `FakeWork` has no future with tensors.
+    Its first step has one bucket for all gradients; they are reduced as in the steps that follow, by the model's own
+    hook where it has one. `_comm_hooks` and `_register_comm_hook`, tried on torch 2.13.0, whose `FakeWork` has a
+    future without tensors.
 
     Returns:
         The buckets that were reduced, once they are.
     """
-    from torch import distributed
-
     found: list[torch.Tensor] = []
 
     def reduce(ddp: Any, bucket: Any) -> Any:
         found.append(bucket.buffer())
         later = _buckets(ddp, bucket.parameters()[::-1]) if _builds_again(ddp) else [bucket.parameters()]
-        for part in bucket.buffer().split([sum(map(torch.numel, own)) for own in later]):
-            distributed.all_reduce(part, group=ddp.process_group)
+        parts = torch.split(bucket.buffer(), [sum(map(torch.numel, own)) for own in later])
+        hook, state = next(iter(ddp._comm_hooks), (_all_reduced, ddp.process_group))
+        for at, (part, own) in enumerate(zip(parts, later, strict=True)):
+            hook(state, _PartOfBucket(part, own, at, is_last=at == len(later) - 1))
         done: Any = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
-    reduce.__annotations__ = {}  # torch compares them with its own classes
     for module in _ddps(model):
         with suppress(RuntimeError):
-            module.register_comm_hook(module, reduce)
+            torch._C._distributed_c10d._register_comm_hook(module.reducer, module, reduce)
     return found
+
+
+def _all_reduced(group: Any, bucket: _PartOfBucket) -> None:
+    torch.distributed.all_reduce(bucket.buffer(), group=group)
+
+
+class _Answered:
+    """What an `all_reduce` that does not wait returns, with a future that has its tensors."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def get_future(self) -> Any:
+        """Return a future that is there."""
+        done: Any = torch.futures.Future()
+        done.set_result([self._tensor])
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+@contextmanager
+def futures_answered() -> Iterator[None]:
+    """Let futures of `all_reduce` have their tensors, for hooks that go on with them: a fake world's have none."""
+    from torch import distributed
+
+    before: Any = distributed.all_reduce
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = before(tensor, *args, **kwargs)
+        return None if work is None else _Answered(work, tensor)
+
+    distributed.all_reduce = all_reduce
+    try:
+        yield
+    finally:
+        distributed.all_reduce = before
 
 
 def ddp_buckets(model: nn.Module) -> Iterator[tuple[int, bool]]:
@@ -582,10 +660,13 @@ def _buckets(ddp: Any, params: Sequence[torch.Tensor]) -> list[list[torch.Tensor
 def _ddp_unasked() -> Iterator[None]:
     """Let DistributedDataParallel not ask other ranks, which do not exist, nor hold back what its first step reduces.
 
-    `_verify_param_shape_across_processes`, `_sync_module_states` and `_set_static_graph`, in torch 2.4.1 to 2.13.0.
+    Its hooks are called by `ddp_alone`, and may be those that need a GPU. `_verify_param_shape_across_processes`,
+    `_sync_module_states`, `_set_static_graph`, `_register_comm_hook` and `_check_comm_hook`, in torch 2.4.1 to 2.13.0.
     """
+    from torch import distributed
     from torch.nn.parallel import distributed as ddp
 
+<<<<<<< HEAD
     skipped = (
         (ddp, "_verify_param_shape_across_processes"),
         (ddp, "_sync_module_states"),
@@ -594,7 +675,59 @@ def _ddp_unasked() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name in skipped:
             stack.enter_context(replaced(owner, name, lambda *_, **__: None))
+=======
+    kind: Any = ddp.DistributedDataParallel
+    check = kind._check_comm_hook
+
+    def checked(self: Any, hook: Any) -> None:
+        if not getattr(hook, "__name__", "").startswith("bf16_compress"):  # which torch refuses where it has no CUDA
+            check(self, hook)
+
+    def skipped(*_: object, **__: object) -> None: ...
+
+    names = ((ddp, "_verify_param_shape_across_processes"), (ddp, "_sync_module_states"), (kind, "_set_static_graph"))
+    instead: list[tuple[Any, str, Any]] = [(owner, name, skipped) for owner, name in names]
+    instead += [(distributed, "_register_comm_hook", skipped), (kind, "_check_comm_hook", checked)]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in instead]
+    for owner, name, own in instead:
+        setattr(owner, name, own)
+    try:
+>>>>>>> plan
         yield
+
+
+@contextmanager
+def _one_empty_part() -> Iterator[None]:
+    """Let FSDP2 give all ranks that have nothing of a parameter one empty tensor: torch makes one for each of them.
+
+    `_chunk_with_empty`, in torch 2.6 to 2.13.0: two minutes of a plan on 100,000 ranks.
+    """
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_param as params
+    except ImportError:  # torch 2.4 and 2.5
+        yield
+        return
+    own: Any = params
+    before = own._chunk_with_empty
+
+    def chunked(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+        found = list(torch.chunk(tensor, num_chunks, dim=dim))
+        return found + [found[0].new_empty(0)] * (num_chunks - len(found))
+
+    own._chunk_with_empty = chunked
+    try:
+        yield
+    finally:
+        own._chunk_with_empty = before
+
+
+def without_compiling() -> Any:
+    """Return a context in which compiled code runs as it was written: what has no values cannot be compiled.
+
+    `torch.compiler.set_stance`, from torch 2.6 on.
+    """
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    return nullcontext() if stance is None else stance("force_eager")
 
 
 def real_tensors() -> Any:
@@ -693,37 +826,57 @@ def has_ddp(model: nn.Module) -> bool:
     return bool(_ddps(model))
 
 
-def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
-    """Yield what FSDP gathers together: a module's name, bytes on one rank, whether it stays gathered until backward.
+def fsdp_units(model: nn.Module) -> Iterator[tuple[str, int, bool, bool]]:
+    """Yield what FSDP gathers together: a module's name, bytes on one rank, and how it is kept.
 
-    Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, and `_orig_size` of its
-    parameters; of FSDP1 the length of a handle's flat parameter. `_auto_reshard_after_forward` of FSDP2 keeps a module
-    inside of no other one gathered, from its first forward on. Tried on torch 2.13.0.
+    That is whether it stays gathered until backward, and whether its shards are in the CPU's memory.
+
+    Reads `_fsdp_param_group` of FSDP2's state, its `mp_policy` and `post_forward_mesh_info`, `_orig_size` and
+    `offload_to_cpu` of its parameters; of FSDP1 the length of a handle's flat parameter, and `_offload_params`.
+    `_auto_reshard_after_forward` of FSDP2 keeps a module inside of no other one gathered, from its first forward on.
+    Tried on torch 2.13.0.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
-        find: Any = getattr(module, "_get_fsdp_state", None)
-        state = find() if callable(find) else None
+        state = _fsdp_state(module)
         is_kept = getattr(state, "_auto_reshard_after_forward", False) and module not in inside
         inside.update(module.modules() if state is not None and module not in inside else ())
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
+        for group in _fsdp_groups(state):
             params = getattr(group, "fsdp_params", ())
             dtype = getattr(getattr(group, "mp_policy", None), "param_dtype", None)
             sizes = (one._orig_size.numel() * (dtype or one.sharded_param.dtype).itemsize for one in params)
             if params:
-                yield clean_name(name), sum(sizes), is_kept or group.post_forward_mesh_info is None
+                stays = is_kept or group.post_forward_mesh_info is None
+                yield clean_name(name), sum(sizes), stays, all(one.offload_to_cpu for one in params)
         if isinstance(module, FullyShardedDataParallel) and getattr(module, "_handle", None) is not None:
             yield from _unit_of_handle(name, module._handle)
 
 
-def _unit_of_handle(name: str, handle: Any) -> Iterator[tuple[str, int, bool]]:
+def _unit_of_handle(name: str, handle: Any) -> Iterator[tuple[str, int, bool, bool]]:
     flat, strategy = handle.flat_param, str(handle._sharding_strategy)
     if handle.uses_sharded_strategy:
         size = flat._unpadded_unsharded_size.numel() * flat.dtype.itemsize
-        yield clean_name(name), size, "FULL_SHARD" not in strategy and "HYBRID_SHARD" not in strategy
+        stays = "FULL_SHARD" not in strategy and "HYBRID_SHARD" not in strategy
+        yield clean_name(name), size, stays, bool(getattr(handle, "_offload_params", False))
+
+
+def without_pinned_memory(model: nn.Module) -> None:
+    """Let FSDP2 not pin what it offloads, which takes a GPU: `pin_memory` of its parameters, in torch 2.13.0."""
+    groups = (group for module in model.modules() for group in _fsdp_groups(_fsdp_state(module)))
+    for group in groups:
+        for param in getattr(group, "fsdp_params", ()):
+            param.pin_memory = False
+
+
+def _fsdp_state(module: nn.Module) -> Any:
+    find: Any = getattr(module, "_get_fsdp_state", None)
+    return find() if callable(find) else None
+
+
+def _fsdp_groups(state: Any) -> list[Any]:
+    return list(getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)])
 
 
 def unit_of(name: str) -> str | None:

@@ -18,11 +18,13 @@ class UnitRecord(Record, frozen=True):
         name: The module that was wrapped; empty for the model itself.
         bytes: Bytes of the gathered parameters, in the element type in which they are gathered.
         stays: Whether they stay gathered from their forward to their backward.
+        on_cpu: Whether their shards, with gradients and optimizer state, are in the CPU's memory.
     """
 
     name: str
     bytes: Count
     stays: bool = False
+    on_cpu: bool = False
 
 
 class BucketRecord(Record, frozen=True):

@@ -57,7 +57,7 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     amounts = Amounts(ranks)
     plan = ranks.plan
     yield line((f"plan of {printable(probe)} on mesh {ranks.mesh}", "bold"))
-    nodes = f" on {counted(-(-len(ranks) // plan.node), 'node')} of {plan.node}" if plan.node else ""
+    nodes = f" on {_nodes(len(ranks), plan.node)}" if plan.node else ""
     first, *others = plan.how or ("",)
     for text in (f"{counted(len(ranks), 'rank')}{nodes}; {printable(first)}", *map(printable, others)):
         yield from _sentence(text, width)
@@ -68,6 +68,12 @@ def plan_lines(probe: str, ranks: PlannedRanks, width: int) -> Iterator[Text]:
     yield line("")
     yield from _traffic(plan, ranks, width)
     yield from _bubble(ranks)
+
+
+def _nodes(ranks: int, node: int) -> str:
+    """Return how many nodes there are, and how full the last one is where ranks do not fill it."""
+    left = ranks % node
+    return f"{counted(-(-ranks // node), 'node')} of {node}{f', the last with {left}' if left else ''}"
 
 
 def _sentence(text: str, width: int, start: str = "", indent: int = 2) -> list[Text]:
@@ -143,6 +149,11 @@ def _gathered(part: PlanPart, width: int) -> Iterator[Text]:
     units = f"{counted(len(part.units), 'unit')}{most if part.peak is None else ''}"
     largest_text = f"the largest is {_named(largest.name)}, {bytes_text(largest.bytes)}"
     yield from _sentence(f"FSDP gathers {units}; {largest_text}{kept}", width)
+    offloaded = sum(unit.on_cpu for unit in part.units)
+    if offloaded:
+        of_units = "all units" if offloaded == len(part.units) else f"{offloaded} of them"
+        text = f"{of_units} have parameters, gradients and optimizer state in the CPU's memory: no GPU has them"
+        yield from _sentence(text, width)
 
 
 def _buckets(part: PlanPart, width: int) -> Iterator[Text]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shardviz.dump.costs.comms import received
 from shardviz.text import cut
@@ -31,7 +35,7 @@ class Sent:
         bytes: What they are about, together.
         received: Bytes that a rank receives.
         size: Ranks of a group.
-        nodes: How many nodes a group spans; 0 where the size of a node is not given.
+        nodes: How many nodes a group spans at most; 0 where the size of a node is not given.
         modules: The modules that call it, numbers left out.
     """
 
@@ -80,7 +84,7 @@ def _of_part(part: PlanPart, mesh: Mesh, node: int) -> dict[tuple[Axes, str, str
             one.bytes + (before.bytes if before else 0),
             received(one) + (before.received if before else 0),
             one.size,
-            nodes_of(mesh, one.axes, part.record.rank, node),
+            nodes_of(mesh, one.axes, node),
             modules if kind in modules else (*modules, kind),
         )
     return found
@@ -97,8 +101,12 @@ def kind_of(module: str) -> str:
     return module if number is None else f"{before}*{after}"
 
 
-def nodes_of(mesh: Mesh, axes: Axes, rank: int, node: int) -> int:
-    """Return how many nodes a rank's group along some axes spans, ranks being laid on nodes in their order."""
+@lru_cache(maxsize=256)
+def nodes_of(mesh: Mesh, axes: Axes, node: int) -> int:
+    """Return how many nodes a group along some axes spans at most, ranks being laid on nodes in their order."""
     if not node or not axes:
         return 0
-    return len({one // node for one in mesh.group_of(rank, *axes)})
+    places = [mesh.axes.index(axis) for axis in axes]
+    laid = np.moveaxis(np.array(mesh.ranks).reshape(mesh.shape), places, range(-len(places), 0)) // node
+    groups = np.sort(laid.reshape(-1, math.prod(mesh.axis_size(axis) for axis in axes)), axis=1)
+    return 1 + int((np.diff(groups, axis=1) > 0).sum(axis=1).max())

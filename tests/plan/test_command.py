@@ -151,7 +151,7 @@ def test_a_plan_replaces_its_own_default_folder(mine: Path, capfd: pytest.Captur
 def test_code_that_reads_values_is_planned_without_a_step(mine: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mine.write_text(HEAD + "def loss(model, x): return model(x).sum() * float(x.sum().item())\n")
     text = " ".join(printed(capfd, "plan", str(mine)).split())
-    assert "planned without activations and collectives: a step without values raised DataDependent" in text
+    assert "the step reads a value, and a plan has none: DataDependent" in text
     assert "(mine.py, line 12: def loss(model, x)" in text
     assert "parameters" in text
 

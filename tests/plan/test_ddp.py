@@ -140,6 +140,33 @@ def test_a_model_too_large_for_values_is_planned(
     assert "raised" not in text
 
 
+HOOKED = """
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+AXES = BATCH_AXES = ("dp",)
+MESH = (8,)
+def build(): return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+def parallelize(model, mesh):
+    model = DistributedDataParallel(model, process_group=mesh.get_group("dp"), bucket_cap_mb=8)
+    model.register_comm_hook(None, bf16_compress_hook)
+    return model
+def batch(): return torch.randn(8, 1024)
+"""
+
+
+def test_a_hook_that_halves_what_is_sent_is_called_for_each_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hooked.py").write_text(HOOKED)
+    assert main(["plan", "hooked.py"]) == 0
+    text = " ".join(capfd.readouterr().out.split())
+    assert "all_reduce along dp backward 2 8 MiB 14 MiB" in text  # 16 MiB of gradients in 2 buckets, in bfloat16
+    assert "raised" not in text
+
+
 def test_a_step_that_reads_what_it_used_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

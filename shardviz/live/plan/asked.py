@@ -14,7 +14,7 @@ from shardviz.errors import ShardvizError
 from shardviz.live.capture.capture import Capture
 from shardviz.live.capture.locals import Local, local_tensors, unwrapped
 from shardviz.live.capture.pipeline_parts import PipelinePart
-from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units
+from shardviz.live.compat import clean_name, ddp_buckets, fake_world, fsdp_units, is_compiled, without_compiling
 from shardviz.live.plan.building import sharded, size_of, unsharded
 from shardviz.live.plan.optimizers import states
 from shardviz.live.plan.step import planned_step
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 ALL: tuple[Means, ...] = ("meta", "fakes", "values")
+COMPILED = "the step is planned without torch.compile: compiled code may keep less of a forward"
+
 MORE: tuple[Means, ...] = ("fakes", "values")
 """How a model is built, in the order in which it is tried."""
 
@@ -84,7 +86,7 @@ def answer(question: Question, rank: int) -> Reply:
     warnings.filterwarnings("ignore", module=r"(torch|shardviz)\.")
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(1)
-    with fake_world(rank, question.mesh.size):
+    with fake_world(rank, question.mesh.size), without_compiling():
         return _Rank(question, rank).reply()
 
 
@@ -104,7 +106,7 @@ class _Rank:
         """Return what this rank has."""
         built, step = self._built_and_stepped()
         self.capture.add_mesh(self.mesh)
-        units = tuple(UnitRecord(name, size, stays) for name, size, stays in fsdp_units(unwrapped(built.model)))
+        units = tuple(UnitRecord(*unit) for unit in fsdp_units(unwrapped(built.model)))
         buckets = tuple(BucketRecord(size, views) for size, views in ddp_buckets(built.model))
         self.capture.add_ties(built.model)
         self._record(built, step if step is not None and not step.failed else None)
@@ -116,7 +118,8 @@ class _Rank:
             self.capture.collectives += step.comms.records(self.question.mesh, self.rank)
         self.capture.schedule += step.schedule
         part = PlanPart(self.capture.record(), {}, units, buckets, step.saved, step.peak)
-        return Reply(part, built.refused, step.failed, self.question.with_step)
+        compiled = (COMPILED,) if any(map(is_compiled, built.model.modules())) else ()
+        return Reply(part, (*built.refused, *step.notes, *compiled), step.failed, self.question.with_step)
 
     def _built_and_stepped(self) -> tuple[Built, PlannedStep | None]:
         """Build the model and step it; what cannot be stepped from the meta device may be by other means."""

@@ -31,6 +31,9 @@ MAX_VALUES = 1 << 28
 
 AT_FAULT = "make what it calls work on the meta device"
 
+BY_HAND = "call build() and parallelize() by hand: the traceback shows where"
+NO_GPU = "a plan has no GPU: leave out what asks for one, and take the device from mesh.device_type"
+
 
 @dataclass(frozen=True)
 class Built:
@@ -159,9 +162,7 @@ def sharded(
         except BaseException as error:  # torch's CheckpointException is not derived from Exception
             on = {"meta": "on the meta device", "fakes": "under FakeTensorMode", "values": "with values"}[one]
             refused.append(f"{call} {on} raised {one_line(error)}")
-    raise ProbeError(
-        "; ".join((refused[-1], *talks.said)), "call build() and parallelize() by hand: the traceback shows where"
-    )
+    raise ProbeError("; ".join((refused[-1], *talks.said)), NO_GPU if "cuda" in refused[-1].lower() else BY_HAND)
 
 
 def _built(build: Callable[[], nn.Module], means: str, early: nn.Module | None) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -83,13 +83,31 @@ def states(
         try:
             with step.without_values:
                 own = question.probe.optimizer(built.model, mesh)
+                parts = _parts(own)
                 with step.comms or contextlib.nullcontext():
                     own.step()
-                return optimizer_states(own, unwrapped(built.model), params)
+                return [one for part in parts for one in optimizer_states(part, unwrapped(built.model), params)]
         except Exception as error:
-            step.notes.append(f"the optimizer's state is that of Adam: optimizer() raised {one_line(error)}")
+            step.notes.append(
+                f"the optimizer's state is that of Adam: optimizer() or its step raised {one_line(error)}"
+            )
     trained = {grad.name for grad in grads} - _again(unwrapped(built.model))
     return _by_rule(wanted, [one for one in params if one.role == "param" and one.name in trained])
+
+
+def _parts(own: Any) -> list[Any]:
+    """Return an optimizer, or those that an object with a `step` of its own has.
+
+    Raises:
+        ShardvizError: It has none.
+    """
+    if hasattr(own, "state") or hasattr(own, "optim"):
+        return [own]
+    inside = [value for one in vars(own).values() for value in (one if isinstance(one, (list, tuple)) else [one])]
+    found = [one for one in inside if isinstance(one, torch.optim.Optimizer)]
+    if not found:
+        raise ShardvizError(f"{type(own).__name__} has no state and no torch.optim.Optimizer")
+    return found
 
 
 def _again(model: nn.Module) -> set[str]:

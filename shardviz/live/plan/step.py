@@ -14,10 +14,12 @@ from shardviz.live.capture.locals import unwrapped
 from shardviz.live.compat import (
     ddp_alone,
     fake_mode,
+    futures_answered,
     looks_for_unused,
     pipelines_alone,
     quiet_redistribution,
     real_tensors,
+    without_pinned_memory,
 )
 from shardviz.live.plan.forks import one_line
 from shardviz.live.plan.memory import Memory
@@ -92,6 +94,7 @@ def planned_step(
     mode = contextlib.nullcontext() if built.means == "values" else built.mode or fake_mode()
     try:
         with mode, contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            without_pinned_memory(built.model)
             if built.means == "meta":
                 built.model.to_empty(device="cpu")
             return _stepped(probe, built, device_mesh, mesh, batch, mode, double=double)
@@ -106,6 +109,8 @@ def _failed(built: Built, error: Exception) -> PlannedStep:
     reads_values = type(error).__name__ in OF_VALUES
     if reads_values and looks_for_unused(built.model):
         return PlannedStep(f"a step {how} cannot be had of DistributedDataParallel with {UNUSED}", reads_values)
+    if reads_values:
+        return PlannedStep(f"the step reads a value, and a plan has none: {one_line(error)}", reads_values)
     return PlannedStep(f"a step {how} raised {one_line(error)}", reads_values)
 
 
@@ -134,6 +139,7 @@ def _stepped(
     with (
         quiet_redistribution(),
         pipelines_alone(),
+        futures_answered(),
         observed(model, stages, values=False) as seen,
         Memory(unwrapped(model), stages.values() or [unwrapped(model)], seen.comms, buckets) as memory,
     ):

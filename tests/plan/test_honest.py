@@ -1,0 +1,92 @@
+"""What a plan could not do, or does otherwise than a job, is in what it says."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardviz.cli import main
+from shardviz.layout.mesh import Mesh
+from shardviz.live.compat import fake_world
+from shardviz.live.plan.forks import ask
+from shardviz.plan.traffic import nodes_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+AXES = BATCH_AXES = ("fsdp",)
+MESH = (4,)
+def build(): return nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+def parallelize(model, mesh): fully_shard(model, mesh=mesh)
+def batch(): return torch.zeros(4, 64)
+"""
+
+BOTH = """
+class Both:
+    def __init__(self, *own): self.own = own
+    def step(self): [one.step() for one in self.own]
+def optimizer(model, mesh):
+    return Both(torch.optim.SGD(model[0].parameters(), momentum=0.9), torch.optim.SGD(model[1].parameters()))
+"""
+
+CASES = {
+    "two optimizers": (BOTH, ["optimizer 4 KiB 16 KiB"]),
+    "no optimizer": (
+        "def optimizer(model, mesh): return object.__new__(type('Own', (), {'step': None}))",
+        ["the optimizer's state is that of Adam: optimizer() or its step raised", "optimizer 16 KiB 64 KiB"],
+    ),
+    "compiled": (
+        "def parallelize(model, mesh): model[0].compile(); fully_shard(model, mesh=mesh)",
+        ["the step is planned without torch.compile"],
+    ),
+    "offloaded": (
+        "def parallelize(model, mesh): fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy())",
+        ["all units have parameters, gradients and optimizer state in the CPU's memory", "reduce_scatter along fsdp"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_as_it_seems_is_said(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    added, expected = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + added)
+    assert main(["plan", "mine.py", "--node", "3"]) == 0
+    text = " ".join(capfd.readouterr().out.split())
+    assert "4 ranks on 2 nodes of 3, the last with 1" in text
+    assert [one for one in expected if one not in text] == []
+
+
+def test_a_group_crosses_nodes_where_any_of_its_kind_does() -> None:
+    mesh = Mesh(("dp", "tp"), (3, 4))
+    assert nodes_of(mesh, ("tp",), 6) == 2  # ranks 0 to 3 are on one node, ranks 4 to 7 on two
+    assert nodes_of(mesh, ("tp",), 4) == 1
+    assert nodes_of(mesh, ("dp",), 4) == 3
+    assert nodes_of(mesh, ("dp", "tp"), 6) == 2
+    assert nodes_of(mesh, ("tp",), 0) == 0
+
+
+def test_fsdp_makes_one_empty_part_for_all_ranks_that_have_none() -> None:
+    def work(_: int) -> tuple[int, int]:
+        import torch
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        with fake_world(99_999, 100_000), torch.device("meta"):
+            model = nn.Linear(64, 64)
+            fully_shard(model, mesh=init_device_mesh("cpu", (100_000,), mesh_dim_names=("fsdp",)))
+            params: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_param")
+            weight: Any = model.weight
+            chunks = params._chunk_with_empty(torch.zeros(2, 3), 100_000, dim=0)
+            return weight.to_local().numel(), len({id(one) for one in chunks})
+
+    assert ask([0], work)[0] == (0, 3)
