@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from msgspec import structs
-from textual._compositor import Compositor
-from textual._context import visible_screen_stack
 
 from shardviz.dump.records import CollectiveRecord
 from shardviz.layout.mesh import parse_mesh
@@ -20,13 +18,9 @@ from tests.tui.steps import add_collectives, add_moments, add_to_ranks, gpipe
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from textual.screen import Screen
-
     from shardviz.layout.mesh import Mesh
 
 MESH = parse_mesh("fsdp=2,tp=4")
-PAINTED = ("test_painting.py", "test_walking.py")
-"""Files whose tests press many keys, and paint every frame."""
 
 
 def kept(folder: Path, name: str, mesh: Mesh, tensors: Mapping[str, Made | str]) -> Path:
@@ -59,21 +53,6 @@ def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 2 ms whether the app is idle after a key, where textual's tests look every 20 ms, twice a key."""
     monkeypatch.setattr("textual._wait.SLEEP_GRANULARITY", 1 / 500, raising=False)
     monkeypatch.setattr("textual._wait.SLEEP_IDLE", 1 / 5000, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def unseen_frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paint no frame that only a terminal would see, which takes a quarter of the time: `settle` paints the last one.
-
-    Every frame is painted where many keys are pressed, in `PAINTED`.
-    """
-    if request.path.name not in PAINTED:
-        monkeypatch.setattr(Compositor, "render_update", _unpainted)
-
-
-def _unpainted(compositor: Compositor, *, screen_stack: list[Screen[Any]] | None = None, **_: Any) -> None:
-    visible_screen_stack.set(screen_stack or [])
-    compositor._dirty_regions.clear()
 
 
 @pytest.fixture(scope="session")
