@@ -67,7 +67,10 @@ def with_moments(
     if not any(of_all_ranks(bool(mine.locals))):
         return known, ()
     named, numbered = _candidates(sources, mine)
-    notes = [*_notes_on_ranks_without(mine, locals_), *_notes_on_none_loaded(mine, sources, named)]
+    notes = _notes_on_ranks_without(mine, locals_)
+    if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
+        return replace(known, notes=(*known.notes, *notes)), ()
+    notes += _notes_on_none_loaded(mine, sources, named)
     wanted = _on_all_that_train(mine, locals_, named | numbered)
     kept = [local for local in mine.locals if local.name in wanted]
     found, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
