@@ -147,8 +147,10 @@ def _of_step(laid_out: LaidOut, weights: list[Finding]) -> Iterator[Result]:
 
 def _dtypes(dump: Dump) -> Iterator[Finding]:
     """Yield tensors whose element type differs between ranks."""
-    for tensor in dump.at("stamped") or dump.at("initial"):
-        yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in tensor.names)
+    stamped = dump.stamped
+    for tensor in (*dump.at("stamped"), *dump.at("initial")):
+        names = [name for name in tensor.names if tensor.moment == "stamped" or name not in stamped]
+        yield from (replace(finding, tensor=name) for finding in check_dtype(tensor) for name in names)
 
 
 def _not_checked_by_ranks(dump: Dump) -> Iterator[NotChecked]:

@@ -198,6 +198,8 @@ def capture_by_reference(
 
     reference, names = source.reference, source.names
     locals_ = [one for one in part.own(local_tensors(unwrapped(model), plain_mesh(mesh))) if not one.unknown]
+    moments = [replace(one, name=part.prefix + one.name) for one in source.moments]
+    locals_ += moments
     before = [tuple(part.prefix + name for name in together) for together in source.tied]
     wanted = wanted_of(locals_, [*tied_names(unwrapped(model), part.prefix), *before])
     merged = registry.checkpoint(unwrapped(model), reference)
@@ -214,6 +216,8 @@ def capture_by_reference(
         placed = [local.name for local in whole if local.name in known.stamps] if known.is_stamped else []
         add_model(seen, unwrapped(model), mesh, None, part, placed)
         add_by_reference(seen, whole, known, source.sift)
+        for one in moments:
+            seen.add_values(one, "initial")
         seen.not_checked += [("", note) for note in source.notes]
         seen.unwritten += sorted(empty)
         _note_idle_axes(seen, model, mesh, part)

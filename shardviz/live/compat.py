@@ -666,16 +666,6 @@ def _ddp_unasked() -> Iterator[None]:
     from torch import distributed
     from torch.nn.parallel import distributed as ddp
 
-<<<<<<< HEAD
-    skipped = (
-        (ddp, "_verify_param_shape_across_processes"),
-        (ddp, "_sync_module_states"),
-        (ddp.DistributedDataParallel, "_set_static_graph"),
-    )
-    with ExitStack() as stack:
-        for owner, name in skipped:
-            stack.enter_context(replaced(owner, name, lambda *_, **__: None))
-=======
     kind: Any = ddp.DistributedDataParallel
     check = kind._check_comm_hook
 
@@ -685,14 +675,16 @@ def _ddp_unasked() -> Iterator[None]:
 
     def skipped(*_: object, **__: object) -> None: ...
 
-    names = ((ddp, "_verify_param_shape_across_processes"), (ddp, "_sync_module_states"), (kind, "_set_static_graph"))
-    instead: list[tuple[Any, str, Any]] = [(owner, name, skipped) for owner, name in names]
-    instead += [(distributed, "_register_comm_hook", skipped), (kind, "_check_comm_hook", checked)]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in instead]
-    for owner, name, own in instead:
-        setattr(owner, name, own)
-    try:
->>>>>>> plan
+    instead = (
+        (ddp, "_verify_param_shape_across_processes", skipped),
+        (ddp, "_sync_module_states", skipped),
+        (kind, "_set_static_graph", skipped),
+        (distributed, "_register_comm_hook", skipped),
+        (kind, "_check_comm_hook", checked),
+    )
+    with ExitStack() as stack:
+        for owner, name, own in instead:
+            stack.enter_context(replaced(owner, name, own))
         yield
 
 
@@ -707,18 +699,13 @@ def _one_empty_part() -> Iterator[None]:
     except ImportError:  # torch 2.4 and 2.5
         yield
         return
-    own: Any = params
-    before = own._chunk_with_empty
 
     def chunked(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
         found = list(torch.chunk(tensor, num_chunks, dim=dim))
         return found + [found[0].new_empty(0)] * (num_chunks - len(found))
 
-    own._chunk_with_empty = chunked
-    try:
+    with replaced(params, "_chunk_with_empty", chunked):
         yield
-    finally:
-        own._chunk_with_empty = before
 
 
 def without_compiling() -> Any:

@@ -14,7 +14,7 @@ from shardviz.errors import ShardvizError
 from shardviz.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MAX_LISTED = 3
 
@@ -36,7 +36,8 @@ class Matching:
 
     Attributes:
         names: The reference's name by the model's; names that it lacks are left out.
-        before: What the reference has before the model's names, such as `app.model.`; empty where nothing.
+        before: What the reference has before the model's names, such as `app.model.`; empty where nothing, or where it
+            is the model that has more.
         open: Several such beginnings that fit equally well, so that none is used; empty where one is clear.
     """
 
@@ -49,7 +50,8 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
     """Find a model's tensors in a reference: by their names, without what a wrapper adds, or behind one beginning.
 
     A nested state dict puts the same words before every name of a model (`app.model.`), and others before its
-    optimizer's. The beginning that fits most of the names is taken, if no other fits as many.
+    optimizer's. The beginning that fits most of the names is taken, if no other fits as many. A module that a job puts
+    around its model does the same on the other side: `policy.up` is the reference's `up`.
 
     Example:
         >>> matched(["up", "down"], ["app.model.up", "app.model.down", "app.optimizer.state.up.exp_avg"]).names
@@ -58,11 +60,45 @@ def matched(names: Collection[str], others: Collection[str]) -> Matching:
     found = {name: name for name in names if name in others}
     found |= _by_wrappers([name for name in names if name not in found], _without(others, found))
     left = {name: _bare(name) for name in names if name not in found}
-    best = _beginnings(set(left.values()), _without(others, found), max(MIN_SHARED, len(found) + 1))
+    least = max(MIN_SHARED, len(found) + 1)
+    best = _beginnings(set(left.values()), _without(others, found), least)
     if len(best) == 1:
         found |= {name: best[0] + bare for name, bare in left.items() if best[0] + bare in others}
         return Matching(found, best[0])
-    return Matching(found, open=tuple(best))
+    return Matching(found if best else found | _behind_own(left, _without(others, found), least), open=tuple(best))
+
+
+def _behind_own(names: Mapping[str, str], others: Collection[str], least: int) -> dict[str, str]:
+    """Match names that all stand behind one beginning of the model's own; none where several fit as many."""
+    best = _beginnings(others, names.values(), least)
+    if len(best) != 1:
+        return {}
+    behind = {name: bare.removeprefix(best[0]) for name, bare in names.items() if bare.startswith(best[0])}
+    return {name: other for name, other in behind.items() if other in others}
+
+
+def wrapped_alone(names: Iterable[str], others: Collection[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
+    """Match weights of modules that a job has put into others: `wq.base.weight` was saved as `wq.weight`.
+
+    A wrapper's own weights, as those of LoRA, stand beside it: only one may fit, by its shape.
+
+    Args:
+        names: The model's names that nothing in the reference has.
+        others: The reference's names that are no other tensor's.
+        fits: Whether a tensor of the model may be one of the reference.
+
+    Example:
+        >>> wrapped_alone(["wq.base.weight", "wq.down.weight"], ["wq.weight"], lambda name, _: "base" in name)
+        {'wq.base.weight': 'wq.weight'}
+    """
+    wanted: dict[str, list[str]] = {}
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        outer, _, inner = module.rpartition(".")
+        other = f"{outer}.{leaf}"
+        if outer and not inner.isdigit() and other in others and fits(name, other):
+            wanted.setdefault(other, []).append(name)
+    return {some[0]: other for other, some in wanted.items() if len(some) == 1}
 
 
 def _without(others: Collection[str], found: Mapping[str, str]) -> set[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from shardviz.errors import ShardvizError
-from shardviz.reference.names import matched, refuse_strangers
+from shardviz.reference.names import matched, refuse_strangers, wrapped_alone
 
 NAMES = ["layers.3.wq.weight", "layers.13.wq.weight", "layers.3.wq.bias", "norm.weight"]
 
@@ -72,3 +72,21 @@ def test_the_same_names_twice_say_which_to_name():
         refuse_strangers(["w"], ["actor.w", "critic.w"], "ckpt", ("actor.", "critic."))
     assert caught.value.hint.startswith('say which is meant: reference_names={"*": "actor.*"}')
     assert caught.value.hint.endswith("--map: * = actor.*")
+
+
+def test_a_module_around_the_model_puts_its_name_before_all_others():
+    assert matched([f"policy.{name}" for name in NAMES], NAMES).names == {f"policy.{name}": name for name in NAMES}
+
+
+def test_of_two_models_in_one_module_none_is_taken():
+    assert not matched([f"{which}.{name}" for which in ("actor", "critic") for name in NAMES], NAMES).names
+
+
+def test_a_wrappers_own_weights_are_not_the_wrapped_ones():
+    shapes = {"wq.base.weight": 16, "wq.lora_a.weight": 4, "wk.weight": 16, "experts.0.weight": 16, "top.weight": 16}
+    found = wrapped_alone(shapes, ["wq.weight", "experts.weight", "weight"], lambda name, other: shapes[name] == 16)
+    assert found == {"wq.base.weight": "wq.weight"}
+
+
+def test_of_two_weights_that_could_be_the_wrapped_one_none_is_taken():
+    assert not wrapped_alone(["wq.base.weight", "wq.copy.weight"], ["wq.weight"], lambda name, other: True)

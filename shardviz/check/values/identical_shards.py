@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from shardviz.layout.layout import Layout
     from shardviz.layout.mesh import Coord
 
-OF_WEIGHTS = "Every rank drew its own shard after sharding, with one seed on all of them"
+OF_WEIGHTS = (
+    "Every rank drew its own shard after sharding, with one seed on all of them, or all of them loaded the same shard"
+)
 OF_STATES = "Ranks loaded the same rank's optimizer file"
 OWN_STATES = "load each rank's own optimizer file (zero_pp_rank_*), with the number of ranks that saved it"
 
@@ -113,9 +115,10 @@ def _fix(device: str, along: str) -> str:
     by_hand = f"seed each rank by its coordinate along {along}"
     if device.startswith("cpu"):
         return (
-            f"draw the weights before they are sharded, or {by_hand}: on CPUs torch draws every shard from one stream"
+            f"draw the weights before they are sharded, or {by_hand}: on CPUs torch draws every shard from one stream; "
+            "or load the file or the slice of the rank's own coordinate"
         )
     return (
         "initialise the DTensors themselves, not their local tensors, after torch.manual_seed: each shard then has its "
-        f"own stream; or {by_hand}"
+        f"own stream; or {by_hand}; or load the file or the slice of the rank's own coordinate"
     )

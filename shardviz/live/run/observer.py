@@ -113,6 +113,11 @@ class Observer:
             self._follower = Follower(self.options, lambda step, why: write_step(step, folder, command, why))
         self._follower.optimizing(optimizer)
 
+    def allocating(self, module: object) -> None:
+        """Look at the ties of a module that is about to be given memory: each of its parts gets some of its own."""
+        if isinstance(module, nn.Module) and not self.stamped:
+            self.values.remember_ties(module)
+
     def allocated(self, module: object) -> None:
         """Look at the memory that a module was given: it may never be written to."""
         if isinstance(module, nn.Module) and not self.stamped:

@@ -22,8 +22,11 @@ from shardviz.live.capture.meshes import plain_mesh
 from shardviz.live.capture.pipeline_parts import PipelinePart
 from shardviz.live.compat import DTensor
 from shardviz.live.run.hooks.observing import show_traceback
+from shardviz.live.run.known.changed import changes
 from shardviz.live.run.known.choosing import chosen
+from shardviz.live.run.known.moments import with_moments
 from shardviz.live.run.known.sifting import Sifting, equal_buffers
+from shardviz.live.run.known.stages import told_apart, without_layers
 from shardviz.live.run.meeting import meet
 from shardviz.live.run.notes import Note, leave
 from shardviz.text import listed, named_ranks
@@ -140,6 +143,9 @@ def _capture(seen: Seen, root: nn.Module, folder: Path, stage: Stage | None) -> 
     part = PipelinePart(_axes_of(mesh, stage) if stage else ())
     locals_ = list(part.own(local_tensors(unwrapped(root), plain_mesh(mesh))))
     source = replace(_compared_with(seen, unwrapped(root), locals_), unwritten=seen.unwritten.names(unwrapped(root)))
+    names = [local.name for local in locals_]
+    if stage and (apart := told_apart(part, stage.group, names)).prefix:
+        part, source = apart, replace(source, reference=without_layers(source.reference, apart, names), moments=())
     options = seen.options
     capture_by_reference(root, folder, mesh, source, part, force=options.force, command=options.command)
     return source.reference
@@ -153,9 +159,9 @@ def _compared_with(seen: Seen, model: nn.Module, locals_: list[Local]) -> Compar
     if seen.options.reference:
         return ComparedWith(opened(seen.options.reference), names, tied=tied)
     kept = seen.values.kept(model)
-    known = chosen(seen.sources, model, locals_, kept)
-    sift = Sifting(kept, known, equal_buffers(locals_))
-    return ComparedWith(known.reference, names, sift, known.notes, tied)
+    known, moments = with_moments(chosen(seen.sources, model, locals_, kept), seen.sources, model, locals_)
+    sift = Sifting(kept, known, equal_buffers(locals_), changes([*locals_, *moments], known.reference.entries))
+    return ComparedWith(known.reference, names, sift, known.notes, tied, moments=moments)
 
 
 def _mesh_of(root: nn.Module, stage: Stage | None) -> DeviceMesh:

@@ -178,3 +178,103 @@ def test_weights_that_were_rounded_on_their_way_to_meta_are_placed_and_noted(mes
     assert "tensors of weights.safetensors were to be rounded" in note
     assert str(dtype).removeprefix("torch.") in note
     assert not {"0.wq.weight", "2.weight"} & set(report.why_not_checked)
+
+
+class Wrapped(nn.Module):
+    """LoRA as people write it: the layer that it is put around is `base`."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.a, self.b = base, nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_wrapped_layer_with_anothers_weight_is_named_and_its_own_is_right(mesh, tmp_path, mixed):
+    whole = build(1).state_dict()
+    if mesh.get_rank() == 0:
+        save_file(whole, tmp_path / "weights.safetensors")
+    torch.distributed.barrier()
+    seen = Watch(tmp_path / "job.shardviz")
+    model = build(0)
+    seen.sources.append(Opened(tmp_path / "weights.safetensors"))
+    model.load_state_dict(whole | ({"0.wq.weight": whole["0.wk.weight"]} if mixed else {}))
+    model[0].wq = Wrapped(model[0].wq)
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    note = take(seen, model, tmp_path / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    report = check_dump(tmp_path / "job.shardviz")
+    found = [(one.tensor, one.held) for finding in report.findings for one in finding.each]
+    assert found == ([("0.wq.base.weight", "the elements of 0.wk.weight")] if mixed else [])
+    assert not notes_of(report)
+
+
+def changed_on_meta(folder, mesh, change):
+    """Copy a file into a model that was sharded on the meta device, each weight changed, and return the report."""
+    whole = {name: value.bfloat16() for name, value in build(1).state_dict().items()}
+    if mesh.get_rank() == 0:
+        save_file(whole, folder / "weights.safetensors")
+    torch.distributed.barrier()
+    seen = Watch(folder / "job.shardviz")
+    with torch.device("meta"):
+        model = build(0)
+    seen.remember(model)
+    seen.sources.append(Opened(folder / "weights.safetensors"))
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            part = whole[name].chunk(2)[mesh.get_rank()]
+            one.to_local().copy_(change(part) if name == "0.wk.weight" else part)
+    note = take(seen, model, folder / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    return check_dump(folder / "job.shardviz")
+
+
+RULES = {
+    "scaled": (lambda part: part.float() * 81.3, "each element is 81.3 times what it has there"),
+    "negative": (lambda part: -part, "each element is -1 times what it has there"),
+    "one more": (lambda part: part.float() + 1, "each element is what it has there + 1"),
+    "other type": (lambda part: part.view(torch.float16), "which are bfloat16, were read as float16"),
+    "drawn": (
+        lambda part: torch.rand_like(part) + torch.distributed.get_rank(),
+        "no rank holds any of the values that it has there",
+    ),
+}
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("rule", ["scaled", *at_night([one for one in RULES if one != "scaled"])])
+def test_a_rule_that_all_elements_follow_is_said_and_nothing_is_said_to_be_in_order(mesh, tmp_path, rule):
+    change, text = RULES[rule]
+    report = changed_on_meta(tmp_path, mesh, change)
+    assert not report.findings
+    assert text in " ".join(report.why_not_checked["0.wk.weight"])
+    assert "0.wq.weight" not in report.why_not_checked
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+def test_a_scale_on_one_rank_alone_is_a_finding(mesh, tmp_path):
+    report = changed_on_meta(tmp_path, mesh, lambda part: part * (3 if mesh.get_rank() else 1))
+    assert [(one.kind, one.tensor, one.ranks) for one in report.findings] == [("foreign", "0.wk.weight", (1,))]
+
+
+@nightly
+@spmd(mesh={"fsdp": 2})
+def test_norms_that_are_near_one_do_not_hide_a_load_that_changed_nothing(mesh, tmp_path):
+    def norms(whole):
+        torch.manual_seed(5)
+        return {name: 1 + torch.randn(16) / 10 for name in whole if "norm.weight" in name}
+
+    if mesh.get_rank() == 0:
+        whole = build(1).state_dict()
+        torch.manual_seed(9)
+        noisy = {name: value + torch.randn(16) / 10 for name, value in whole.items() if "norm.weight" in name}
+        save_file(whole | noisy, tmp_path / "weights.safetensors")
+    report = captured(tmp_path, mesh, norms)
+    assert any("the model holds none of what it has" in note for note in notes_of(report))

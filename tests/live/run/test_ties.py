@@ -74,3 +74,29 @@ def test_a_tie_that_is_kept_and_a_buffer_of_its_own_are_quiet(mesh, tmp_path, ch
     report = report_of(tmp_path, mesh, change, device)
     assert not report.findings
     assert "embed.weight" not in report.why_not_checked
+
+
+@spmd(mesh={"fsdp": 2})
+@pytest.mark.parametrize("ties", [False, *at_night([True])])
+def test_a_tie_that_to_empty_broke_before_sharding_is_named(mesh, tmp_path, ties):
+    torch.manual_seed(0)
+    whole = {name: value.clone() for name, value in Tied().state_dict().items() if name != "head.weight"}
+    if mesh.get_rank() == 0:
+        save_file(whole, tmp_path / "weights.safetensors")
+    torch.distributed.barrier()
+    with torch.device("meta"):
+        model = Tied()
+    seen = Watch(tmp_path / "job.shardviz")
+    seen.sources.append(Opened(tmp_path / "weights.safetensors"))
+    seen.values.remember_ties(model)
+    model.to_empty(device="cpu")
+    if ties:
+        model.head.weight = model.embed.weight
+    model.load_state_dict(whole | {"head.weight": whole["embed.weight"]})
+    seen.remember(model)
+    fully_shard(model, mesh=mesh)
+    note = take(seen, model, tmp_path / "job.shardviz")
+    assert note.kind == "captured", note.text
+    torch.distributed.barrier()
+    found = [(one.kind, one.tensor) for one in check_dump(tmp_path / "job.shardviz").findings]
+    assert found == ([] if ties else [("untied", "head.weight")])

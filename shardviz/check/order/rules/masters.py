@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from shardviz.layout.mesh import Coord
 
 MAX_LISTED = 4
+MASTER = ".fp32"
+"""How the names of master copies end."""
+
 STALE = (
     "The weight was written after its master copy was made, as by load_state_dict, or the master copy was loaded "
     "without the weight: the optimizer's next step writes the master copy over the weight"
@@ -45,9 +48,9 @@ ADDRESS = "The offsets of fragments were computed by a rule that depends on the 
 
 
 def is_master(dump: Dump, name: str) -> bool:
-    """Whether a tensor with ids is a master copy: no weight."""
+    """Whether a tensor with ids is a master copy: neither a weight nor a moment."""
     stamp = dump.stamps.get(name)
-    return stamp is not None and stamp.role == "optim"
+    return stamp is not None and stamp.role == "optim" and name.endswith(MASTER)
 
 
 def check_master(case: Case) -> Iterator[Finding]:

@@ -103,11 +103,12 @@ def _is_padded(case: Case, shape: tuple[int, ...]) -> bool:
 
 def check_dtype(tensor: Tensor) -> Iterator[Finding]:
     """Yield ranks whose element type differs from that of most ranks."""
-    dtypes = Counter(shard.body.dtype for shard in tensor.shards.values())
-    if len(dtypes) == 1:
+    own = {rank: shard.body.dtype for rank, shard in tensor.shards.items() if 0 not in shard.body.local_shape}
+    dtypes = Counter(own.values())
+    if len(dtypes) <= 1:
         return
     usual = dtypes.most_common(1)[0][0]
-    others = {shard.rank: shard.body.dtype for shard in tensor.shards.values() if shard.body.dtype != usual}
+    others = {rank: dtype for rank, dtype in own.items() if dtype != usual}
     rank, dtype = next(iter(others.items()))
     yield Finding(
         "wrong-shape",

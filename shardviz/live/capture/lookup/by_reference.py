@@ -103,11 +103,17 @@ def claimed_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
     Raises:
         DumpError: They cannot be read.
     """
+    own = stored_slice(local, entry)
+    return None if own is None else cast_bits(own, entry.dtype, local.values.dtype)
+
+
+def stored_slice(local: Local, entry: Entry) -> NDArray[np.generic] | None:
+    """Return the same bits in the element type that the tensor has."""
     shape = (math.prod(local.shape),) if local.flat else local.shape
     claimed = claimed_region(local, shape) if entry.shape == local.shape else None
     if claimed is None or claimed.shape != tuple(local.values.shape):
         return None
-    return _slice_of(local, entry, claimed, shape)
+    return _part_of(entry, claimed, shape)
 
 
 def place_of(local: Local, known: Known) -> tuple[NDArray[np.int64] | None, Region | None]:
@@ -129,9 +135,12 @@ def _is_slice(local: Local, bits: NDArray[np.generic], entry: Entry, claimed: Re
 
 def _slice_of(local: Local, entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """Return a part of a tensor as bits of the shard's element type."""
+    return cast_bits(_part_of(entry, claimed, shape), entry.dtype, local.values.dtype)
+
+
+def _part_of(entry: Entry, claimed: Region, shape: tuple[int, ...]) -> NDArray[np.generic]:
     entry = replace(entry, shape=shape) if isinstance(entry, Fill) else entry
-    own = entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
-    return cast_bits(own, entry.dtype, local.values.dtype)
+    return entry.read(claimed) if entry.shape == shape else read_region(entry.bits.reshape(shape), claimed)
 
 
 def _ids(

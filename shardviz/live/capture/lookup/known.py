@@ -48,6 +48,7 @@ class ComparedWith:
         notes: What is not known of the run as a whole.
         tied: Names that shared storage before the model was sharded.
         unwritten: Parameters whose memory nothing has written to since it was allocated.
+        moments: The states of this rank's optimizer that are compared, too.
     """
 
     reference: Reference
@@ -56,6 +57,7 @@ class ComparedWith:
     notes: tuple[str, ...] = ()
     tied: tuple[tuple[str, ...], ...] = ()
     unwritten: frozenset[str] = frozenset()
+    moments: tuple[Local, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _why_not(
 
 def _stamp(name: str, one: Wanted, stamps: Mapping[str, Stamp], first: int) -> Stamp:
     """Return a tensor's ids: those of one that it is tied to, or new ones."""
-    role: Role = "buffer" if one.role == "buffer" else "param"
+    role: Role = one.role if one.role in ("buffer", "optim") else "param"
     same = next((stamps[other] for other in one.tied if other in stamps and stamps[other].shape == one.shape), None)
     return Stamp(name, same.first if same else first, one.shape, role, same.name if same else "")
 

@@ -53,6 +53,10 @@ def _to(seen: Observer, call: Call) -> None:
         seen.sharding(call[0][0])
 
 
+def _allocating(seen: Observer, call: Call) -> None:
+    seen.allocating(call[0][0])
+
+
 def _allocates(seen: Observer, call: Call, result: Any) -> None:
     seen.allocated(call[0][0])
 
@@ -139,7 +143,7 @@ HOOKS: dict[str, tuple[Hook, ...]] = {
     "deepspeed.runtime.engine": (_shards("DeepSpeedEngine.__init__", 2, "model"),),
     "torch.nn.modules.module": (
         Hook("Module.to", _to, None, _is_to_meta),
-        Hook("Module.to_empty", None, _allocates, _in_a_job, hides=False),
+        Hook("Module.to_empty", _allocating, _allocates, _in_a_job, hides=False),
         Hook("Module.load_state_dict", _loads),
     ),
     "torch.distributed.pipelining.schedules": (

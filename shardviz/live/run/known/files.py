@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from shardviz.checkpoint.formats.headers import index_in
 from shardviz.errors import ShardvizError
+from shardviz.live.capture.stamp import named_tensors
+from shardviz.live.compat import clean_name
 from shardviz.reference.files import Reference, open_reference
-from shardviz.reference.names import matched
+from shardviz.reference.names import matched, wrapped_alone
 from shardviz.stamping.target import SAFETENSORS, json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from torch import nn
 
@@ -39,17 +41,27 @@ class Opened:
     is_snapshot: bool = True
     is_guess: bool = True
 
-    def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
         """Return what the checkpoint has of a model, by the model's names."""
-        reference = self._reference()
+        reference = self.opened()
         if reference is None:
             return {}
-        return {name: reference.entries[other] for name, other in matched(list(names), reference.entries).names.items()}
+        found = dict(matched(names, reference.entries).names)
+        found |= _wrapped(root, [name for name in names if name not in found], reference, set(found.values()))
+        return {name: reference.entries[other] for name, other in found.items()}
 
-    def _reference(self) -> Reference | None:
+    def opened(self) -> Reference | None:
+        """Return what it has, if it can be read."""
         with suppress(ShardvizError, OSError):  # it may be gone by now, and it was never asked for
             return open_reference(self.path)
         return None
+
+
+def _wrapped(root: nn.Module, names: Iterable[str], reference: Reference, used: set[str]) -> dict[str, str]:
+    """Return what a checkpoint has of weights whose modules the job has put into others since, such as LoRA's."""
+    shapes = {clean_name(name): tuple(one.shape) for _, name, one in named_tensors(root)}
+    others = {name: one.shape for name, one in reference.entries.items() if name not in used}
+    return wrapped_alone(names, others, lambda name, other: shapes.get(name) == others[other])
 
 
 def checkpoint_of(file: str | Path) -> tuple[Path, str]:

@@ -34,7 +34,16 @@ if TYPE_CHECKING:
 MOST_NAMES = 4
 
 SIMILAR = 0.5
-"""The cosine between a shard and a file's values above which one was made of the other: cast, scaled or trained on."""
+"""The correlation of a shard with a file's values above which one was made of the other: cast, scaled or trained on."""
+
+BY_CHANCE = 3.0
+"""How many times what numbers that have nothing in common correlate by it must be at least: that is 1 / sqrt(n)."""
+
+SURELY = 0.99
+"""The correlation that is enough in a shard of a few elements, where chance may give any other."""
+
+MOST_OF = 0.8
+"""The part of a file's tensors that is unlike the model's where it holds none of them: chance makes some alike."""
 
 MOST_COMPARED = 1 << 16
 """Elements of a shard that are compared for it."""
@@ -119,12 +128,18 @@ def notes_on(found: Mapping[str, Misfit], of_all: Mapping[str, list[Candidate]],
         has = sum(any(one.is_guess and one.path == file for one in of_tensor) for of_tensor in of_all.values())
         if used[file]:
             notes += _of_a_part(file, some, used[file])
-        elif 2 * has >= len(of_all) and all(one.state == "unlike" for one in some.values()):
+        elif 2 * has >= len(of_all) and _is_unlike(some.values()):
             notes.append(
                 f"whether {printable(file.name)} was to be loaded: the job opened it, it has {has} of the model's "
                 f"{counted(len(of_all), 'tensor')} by name, and the model holds none of what it has"
             )
     return notes
+
+
+def _is_unlike(some: Collection[Misfit]) -> bool:
+    """Whether tensors hold nothing of a file, as far as chance lets it be told."""
+    states = Counter(one.state for one in some)
+    return not states["another"] and states["unlike"] >= MOST_OF * len(some)
 
 
 def notes_on_mixtures(
@@ -206,13 +221,17 @@ def _misfit(local: Local, at: int, entry: Entry, others: Mapping[str, Entry]) ->
 
 
 def _is_similar(local: Local, entry: Entry) -> bool:
-    """Whether a shard points where the slice does that it claims: not one that was drawn by itself."""
+    """Whether a shard goes up and down where the slice does that it claims: not one that was drawn by itself.
+
+    What all elements have in common tells nothing: the weights of any two norms are near 1.
+    """
     bits = claimed_slice(local, entry)
     if bits is None or not local.values.dtype.is_floating_point:
         return True
     other = from_bits(bits, local.values.dtype).reshape(-1)[:MOST_COMPARED].double()
     own = local.values.detach().cpu().reshape(-1)[:MOST_COMPARED].double()
-    return bool(torch.nn.functional.cosine_similarity(own, other, dim=0).abs() > SIMILAR)
+    enough = min(max(SIMILAR, BY_CHANCE * len(own) ** -0.5), SURELY)
+    return bool(torch.nn.functional.cosine_similarity(own - own.mean(), other - other.mean(), dim=0).abs() > enough)
 
 
 def _has_some_of(local: Local, entry: Entry) -> bool:

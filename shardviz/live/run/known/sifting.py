@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -14,7 +15,7 @@ from shardviz.live.run.known.values import NAME
 from shardviz.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -41,38 +42,61 @@ class Sifting:
     values than before, the same on every rank, were computed again.
     """
 
-    def __init__(self, kept: Mapping[str, Kept], chosen: Chosen, equal: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        kept: Mapping[str, Kept],
+        chosen: Chosen,
+        equal: Collection[str] = (),
+        how: Callable[[Collection[str]], Mapping[str, str]] | None = None,
+    ) -> None:
         self._equal = equal
+        self._how = how
         self._samples = {name: one.sample for name, one in kept.items() if name in chosen.before}
         self._snapshots = chosen.snapshots
 
     def __call__(self, places: Mapping[str, NDArray[np.int64] | None]) -> dict[str, str]:
         """Return which of this job's tensors are not to be checked, and why. Every rank calls this."""
-        mine = {name: _is_found(ids) for name, ids in places.items() if name in self._snapshots}
+        mine = {name: _found(ids) for name, ids in places.items() if name in self._snapshots}
         of_all = of_all_ranks((mine, self._samples))
         changed = (name for name, ids in places.items() if ids is not None and name in self._snapshots)
         not_known = dict.fromkeys((name for name in changed if name in self._equal), AGAIN)
         for name in sorted({name for found, _ in of_all for name in found}):
-            lost = {samples.get(name) for found, samples in of_all if not found.get(name, True)}
+            lost = {
+                samples.get(name) for found, samples in of_all if found.get(name, Found.AS_CLAIMED) < Found.AS_CLAIMED
+            }
             first = next((samples[name] for _, samples in of_all if samples.get(name) is not None), None)
             if name in not_known:
                 continue
             if lost - {None, first}:
                 not_known[name] = DIFFERED
-            elif not any(found.get(name) for found, _ in of_all):
+            elif not any(found.get(name) for found, _ in of_all):  # NONE is false
                 not_known[name] = self._written(name)
-        return not_known
+        written = [name for name, why in not_known.items() if why == self._written(name)]
+        by_rule = self._how(written) if self._how is not None else {}
+        return not_known | {name: f"{self._opened(name)} {how}" for name, how in by_rule.items()}
 
     def _written(self, name: str) -> str:
         path = self._snapshots[name]
         if str(path) == NAME:
             return WRITTEN
-        return f"the job opened {printable(path.name)}, and no rank holds any of the values that it has there"
+        return f"{self._opened(name)} no rank holds any of the values that it has there"
+
+    def _opened(self, name: str) -> str:
+        return f"the job opened {printable(self._snapshots[name].name)}, and"
 
 
-def _is_found(ids: NDArray[np.int64] | None) -> bool:
-    """Whether a shard has any of its tensor's old values."""
-    return ids is None or bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW)
+class Found(IntEnum):
+    """How much of its tensor's old values a shard has."""
+
+    NONE = 0
+    SOME = 1
+    AS_CLAIMED = 2
+
+
+def _found(ids: NDArray[np.int64] | None) -> Found:
+    if ids is None:
+        return Found.AS_CLAIMED
+    return Found.SOME if bool(np.mean((ids != ID_NONE) & (ids != 0)) > FEW) else Found.NONE
 
 
 def equal_buffers(locals_: Iterable[Local]) -> frozenset[str]:

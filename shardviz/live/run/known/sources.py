@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from shardviz.checkpoint.optimizer import state_of
 from shardviz.errors import ShardvizError
 from shardviz.live.capture.locals import local_tensors, unwrapped
 from shardviz.live.claims.hooks import read_by
@@ -21,7 +22,7 @@ from shardviz.reference.files import Reference, open_reference
 from shardviz.reference.names import matched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
@@ -42,7 +43,7 @@ class Source(Protocol):
     def is_guess(self) -> bool:
         """Whether it is not known that the model has them."""
 
-    def entries(self, root: nn.Module, names: Iterable[str]) -> Mapping[str, Entry]:
+    def entries(self, root: nn.Module, names: Collection[str]) -> Mapping[str, Entry]:
         """Return where the values of a model's tensors are, by their names in it."""
 
 
@@ -57,6 +58,7 @@ class Loaded:
         pointers: The memory of the tensors that were loaded into, where the module is not known.
         is_snapshot: Never: what a job loads is what it wants.
         is_guess: Never.
+        has_states: Whether it was loaded into an optimizer's states, too.
     """
 
     path: Path
@@ -65,8 +67,9 @@ class Loaded:
     pointers: frozenset[int] = frozenset()
     is_snapshot: bool = False
     is_guess: bool = False
+    has_states: bool = False
 
-    def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
         """Return what the checkpoint has of a model that it was loaded into, or that contains that one."""
         prefix = self._prefix(root)
         if prefix is None:
@@ -108,7 +111,8 @@ def of_dcp(state_dict: Mapping[str, Any], folder: str) -> Loaded | None:
         for value in _tensors(state_dict)
         if not value.is_meta
     )
-    return Loaded(Path(folder), reference, None, pointers) if reference else None
+    has_states = any(state_of(name) for name in _names(state_dict))
+    return Loaded(Path(folder), reference, None, pointers, has_states=has_states) if reference else None
 
 
 def has_shards(state_dict: Mapping[str, Any]) -> bool:
@@ -169,6 +173,11 @@ def _opened(place: str) -> Reference | None:
     except ShardvizError as error:
         report(f"what was loaded from {place} is not compared with it: {error.message}")
         return None
+
+
+def _names(nested: Mapping[Any, Any], before: str = "") -> Iterator[str]:
+    for name, value in nested.items():
+        yield from _names(value, f"{before}{name}.") if isinstance(value, dict) else (f"{before}{name}",)
 
 
 def _tensors(nested: Any) -> Iterator[torch.Tensor]:

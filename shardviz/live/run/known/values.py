@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+from weakref import ref as weakref
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from shardviz.live.compat import clean_name
 from shardviz.live.run.known.writing import has_room, is_plain, is_writer, rank_here, write
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Collection, Hashable, Iterator
 
     from shardviz.live.run.options import Options
     from shardviz.reference.files import Entry
@@ -63,6 +64,7 @@ class Values:
         self._pointers: set[int] = set()
         self._num_files = 0
         self._num_looks = 0
+        self._tied: list[list[tuple[weakref[nn.Module], str]]] = []
 
     def remember(self, module: nn.Module) -> None:
         """Keep the values of the whole model that a module belongs to, as far as it has not been seen."""
@@ -108,15 +110,34 @@ class Values:
                 found[clean_name(f"{prefix}.{name}" if prefix else name)] = kept
         return found
 
+    def remember_ties(self, module: nn.Module) -> None:
+        """Keep which parameters are one, before `to_empty` gives each module that has it one of its own."""
+        groups: dict[int, list[tuple[weakref[nn.Module], str]]] = defaultdict(list)
+        for part in module.modules():
+            for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+                groups[id(parameter)].append((weakref(part), name))
+        self._tied += [group for group in groups.values() if len(group) > 1]
+
     def tied(self, root: nn.Module) -> list[tuple[str, ...]]:
         """Return the groups of a model's parameters that shared storage, as on the meta device too."""
         groups: dict[Hashable, list[str]] = defaultdict(list)
         for name, kept in self.kept(root).items():
             if kept.storage is not None:
                 groups[kept.storage].append(name)
-        return [tuple(names) for names in groups.values() if len(names) > 1]
+        found = [tuple(names) for names in groups.values() if len(names) > 1]
+        return found + [group for group in self._tied_in(root) if not any(set(group) & set(other) for other in found)]
 
-    def entries(self, root: nn.Module, names: Iterable[str]) -> dict[str, Entry]:
+    def _tied_in(self, root: nn.Module) -> Iterator[tuple[str, ...]]:
+        prefixes = {id(module): prefix for prefix, module in root.named_modules(remove_duplicate=False)}
+        for group in self._tied:
+            owners = ((prefixes.get(id(module())), name) for module, name in group)
+            names = [
+                clean_name(f"{prefix}.{name}" if prefix else name) for prefix, name in owners if prefix is not None
+            ]
+            if len(names) > 1:
+                yield tuple(names)
+
+    def entries(self, root: nn.Module, names: Collection[str]) -> dict[str, Entry]:
         """Return where a model's values are."""
         return {name: kept.entry for name, kept in self.kept(root).items() if kept.entry is not None}
 

@@ -1,0 +1,84 @@
+"""How a tensor differs from what a file has, where all of its elements follow one rule: a factor, a number, the type.
+
+Whether the rule was meant is the job's business: weights are scaled on purpose, and scales of quantised ones forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardviz.errors import DumpError
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.lookup.by_reference import stored_slice
+from shardviz.live.capture.stamp import from_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.reference.files import Entry
+
+EXACT = 8.0
+"""How many rounding steps of the narrower type a rule may be off by, as a multiplication and a sum round."""
+
+HALVES = (torch.float16, torch.bfloat16)
+
+LEAST = 8
+"""Elements that must follow a rule: of a few numbers any rule may be true."""
+
+
+def changes(locals_: Iterable[Local], entries: Mapping[str, Entry]) -> Callable[[Collection[str]], dict[str, str]]:
+    """Return what says of some tensors how they differ from a reference, where all ranks agree. Every rank calls it."""
+    own = {local.name: local for local in locals_}
+
+    def found(names: Collection[str]) -> dict[str, str]:
+        mine = {name: _how(own[name], entries[name]) for name in names if name in own and own[name].values.numel()}
+        said: dict[str, set[str]] = {}
+        for of_rank in of_all_ranks(mine):
+            for name, text in of_rank.items():
+                said.setdefault(name, set()).add(text)
+        return {name: texts.pop() for name, texts in said.items() if len(texts) == 1 and texts != {""}}
+
+    return found
+
+
+def _how(local: Local, entry: Entry) -> str:
+    """Return how a shard differs from the slice that it claims, as the rest of a sentence; empty where no rule fits."""
+    if local.values.is_meta or not local.values.dtype.is_floating_point or local.values.numel() < LEAST:
+        return ""
+    try:
+        bits = stored_slice(local, entry)
+    except (DumpError, OSError):  # not readable here: the look-up of the tensor says so
+        return ""
+    stored = getattr(torch, entry.dtype, None)
+    if bits is None or stored is None or not stored.is_floating_point:
+        return ""
+    own, other = local.values.detach().cpu(), from_bits(bits, stored)
+    return _by_type(own, other) or _by_number(own.double().reshape(-1), other.double().reshape(-1), own.dtype)
+
+
+def _by_number(own: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> str:
+    """Return the factor, or the number, by which all elements differ."""
+    step = EXACT * torch.finfo(dtype).eps
+    if not (torch.isfinite(own).all() and torch.isfinite(other).all() and other.std() > 0):
+        return ""
+    factor = float(own @ other / (other @ other))
+    if abs(factor - 1) > step < abs(factor) and ((own - factor * other).abs() <= step * own.abs()).all():
+        return f"each element is {factor:.4g} times what it has there: a scale was applied, or left out"
+    number = float((own - other).mean())
+    off = (own - other - number).abs()
+    if abs(number) > step * other.abs().max() and (off <= step * (own.abs() + other.abs() + abs(number))).all():
+        return f"each element is what it has there {'+' if number > 0 else '-'} {abs(number):.4g}"
+    return ""
+
+
+def _by_type(own: torch.Tensor, stored: torch.Tensor) -> str:
+    """Return the element type that the bytes of the file were taken for, be it cast afterwards."""
+    for taken in HALVES:
+        is_another = taken != stored.dtype and taken.itemsize == stored.dtype.itemsize
+        if is_another and torch.equal(stored.view(taken).to(own.dtype).nan_to_num(), own.nan_to_num()):
+            was, now = (str(one).removeprefix("torch.") for one in (stored.dtype, taken))
+            return f"its bytes there, which are {was}, were read as {now}"
+    return ""

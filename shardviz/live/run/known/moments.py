@@ -1,0 +1,220 @@
+"""The state that an optimizer resumes with, beside the checkpoint that the job opened: looked up as weights are.
+
+An optimizer steps after the model's first call, so what it has before is what was loaded. A state that nothing was
+loaded into is the same number throughout, and is left out. Checkpoints name states by their parameters, or number them
+in the optimizer's order: that says whose they are only where it is the model's order, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shardviz.checkpoint.optimizer import KEYS, state_of
+from shardviz.live.capture.agreement import of_all_ranks
+from shardviz.live.capture.stamp import bits_of_tensor
+from shardviz.live.compat import clean_name
+from shardviz.live.run.known.choosing import Candidate, Chosen, fitting
+from shardviz.live.run.known.files import Opened
+from shardviz.live.run.known.sources import Loaded
+from shardviz.reference.lookup import is_alike
+from shardviz.reference.names import matched
+from shardviz.text import counted, listed, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from shardviz.live.capture.locals import Local
+    from shardviz.live.run.known.sources import Source
+    from shardviz.reference.files import Entry, Reference
+
+MOST_RANKS = 4
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What optimizers have of a model's parameters.
+
+    Attributes:
+        locals: The states on this rank, `up.weight.exp_avg` and so on, each with its parameter's claim.
+        orders: The names of the parameters that each optimizer steps, in its order.
+        own_order: The names of the model's parameters, in its order.
+    """
+
+    locals: tuple[Local, ...]
+    orders: tuple[tuple[str, ...], ...]
+    own_order: tuple[str, ...]
+
+
+def with_moments(
+    known: Chosen, sources: Sequence[Source], model: nn.Module, locals_: Sequence[Local]
+) -> tuple[Chosen, tuple[Local, ...]]:
+    """Return what is compared with, moments too, and those of this rank that are. Every rank calls this.
+
+    Args:
+        known: What the model's tensors are compared with.
+        sources: What values may be compared with.
+        model: The model, without wrappers.
+        locals_: Its tensors on this rank.
+    """
+    mine = _moments(model, locals_)
+    if not any(of_all_ranks(bool(mine.locals))):
+        return known, ()
+    named, numbered = _candidates(sources, mine)
+    notes = _notes_on_ranks_without(mine, locals_)
+    if not any(of_all_ranks(bool(named or numbered))):  # no value has to be read
+        return replace(known, notes=(*known.notes, *notes)), ()
+    notes += _notes_on_none_loaded(mine, sources, named)
+    wanted = _on_all_that_train(mine, locals_, named | numbered)
+    kept = [local for local in mine.locals if local.name in wanted]
+    found, more = fitting({name: wanted[name] for name in sorted(wanted)}, kept)
+    entries = dict(known.reference.entries) | {name: one.entry for name, one in found.items()}
+    reference = replace(known.reference, entries=entries)
+    snapshots = dict(known.snapshots) | {name: one.path for name, one in found.items()}
+    return replace(known, reference=reference, snapshots=snapshots, notes=(*known.notes, *more, *notes)), tuple(kept)
+
+
+def _moments(model: nn.Module, locals_: Sequence[Local]) -> Moments:
+    """Return what living optimizers have of a model's parameters, element by element."""
+    from shardviz.live.step.observe import optimizer_states
+
+    own = {local.name: local for local in locals_ if local.role == "param"}
+    names = {id(one): clean_name(name) for name, one in model.named_parameters()}
+    found: dict[str, Local] = {}
+    orders: list[tuple[str, ...]] = []
+    for optimizer in _living(names):
+        orders.append(tuple(names.get(id(one), "") for group in optimizer.param_groups for one in group["params"]))
+        for state in optimizer_states(optimizer, model, [*own.values()]):
+            parameter = own.get(state.name.rpartition(".")[0])
+            if parameter is not None and state.values.shape == parameter.values.shape and not state.values.is_meta:
+                found[state.name] = state if state.claim or state.flat else _claiming_as(state, parameter)
+    return Moments(tuple(found.values()), tuple(orders), tuple(name for name in names.values() if name in own))
+
+
+def _living(names: Collection[int]) -> Iterator[Any]:
+    """Yield this process's optimizers that step some parameters of a model and have state of them."""
+    from torch.optim import Optimizer
+
+    optimizers = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]  # isinstance: proxies run code
+    for one in optimizers:
+        groups = getattr(one, "param_groups", ()) if getattr(one, "state", None) else ()
+        if any(id(parameter) in names for group in groups for parameter in group["params"]):
+            yield one
+
+
+def _claiming_as(state: Local, parameter: Local) -> Local:
+    return replace(state, shape=parameter.shape, claim=parameter.claim, flat=parameter.flat)
+
+
+def _candidates(
+    sources: Sequence[Source], mine: Moments
+) -> tuple[dict[str, list[Candidate]], dict[str, list[Candidate]]]:
+    """Return what opened checkpoints have of each state, the newest first: by parameters' names, and by numbers."""
+    named: dict[str, list[Candidate]] = defaultdict(list)
+    numbered: dict[str, list[Candidate]] = defaultdict(list)
+    for path, reference in _checkpoints(sources).items():
+        states: dict[str, dict[str, Entry]] = defaultdict(dict)
+        for name, entry in reference.entries.items():
+            if (split := state_of(name)) is not None and split[1] in KEYS:
+                states[split[0]][split[1]] = entry
+        by_number = bool(states) and all(name.isdigit() for name in states)
+        whose = _by_position(states, mine) if by_number else matched(mine.own_order, states).names
+        for name, other in whose.items():
+            for key, entry in states[other].items():
+                into = numbered if by_number else named
+                into[f"{name}.{key}"].insert(0, Candidate(entry, path, is_snapshot=True, is_guess=True))
+    return dict(named), dict(numbered)
+
+
+def _checkpoints(sources: Sequence[Source]) -> dict[Path, Reference]:
+    """Return the checkpoints that the job opened, the newest last."""
+    found: dict[Path, Reference] = {}
+    for source in sources:
+        reference = source.reference if isinstance(source, Loaded) else None
+        if isinstance(source, Opened):
+            reference = source.opened()
+        if reference is not None:
+            found.pop(source.path, None)
+            found[source.path] = reference
+    return found
+
+
+def _by_position(states: Mapping[str, Mapping[str, Entry]], mine: Moments) -> dict[str, str]:
+    """Return whose the numbered states are, if an optimizer steps the model's parameters in the model's own order.
+
+    In another order, as that of groups, a number does not say which parameter it meant when it was saved.
+    """
+    shapes = {local.name.rpartition(".")[0]: local.shape for local in mine.locals}
+    for order in mine.orders:
+        known = {str(number): name for number, name in enumerate(order) if name in shapes}
+        fits = set(states) <= {str(number) for number in range(len(order))}
+        agrees = all(
+            entry.shape == shapes[known[one]] for one in states if one in known for entry in states[one].values()
+        )
+        if fits and agrees and order == tuple(name for name in mine.own_order if name in order):
+            return {name: number for number, name in known.items() if number in states}
+    return {}
+
+
+def _on_all_that_train(
+    mine: Moments, locals_: Sequence[Local], candidates: Mapping[str, list[Candidate]]
+) -> dict[str, list[Candidate]]:
+    """Return what any rank knows of the states that all ranks have whose part of the parameter has elements.
+
+    One that is the same number throughout on a rank was not loaded there, or says nothing of its order.
+    """
+    own = {local.name: local for local in locals_ if local.role == "param" and local.values.numel()}
+    have = {local.name: is_alike(bits_of_tensor(local.values)) for local in mine.locals if local.values.numel()}
+    of_all: dict[str, list[Candidate]] = {}
+    out: set[str] = set()
+    names = set(candidates) | set(have)
+    needed = {name for of_rank in of_all_ranks(names) for name in of_rank}
+    lacking = {name for name in needed if name.rpartition(".")[0] in own and have.get(name, True)}
+    for known, missing in of_all_ranks((dict(candidates), lacking)):
+        out |= missing
+        for name, some in known.items():
+            of_all.setdefault(name, some)
+    return {name: some for name, some in of_all.items() if name not in out}
+
+
+def _notes_on_none_loaded(mine: Moments, sources: Sequence[Source], named: Mapping[str, list[Candidate]]) -> list[str]:
+    """Return a note on each checkpoint whose states the job read, while no state of its optimizer was written to.
+
+    Every rank calls this.
+    """
+    notes: list[str] = []
+    is_fresh = all(of_all_ranks(all(is_alike(bits_of_tensor(local.values)) for local in mine.locals)))
+    for path in dict.fromkeys(one.path for one in sources if isinstance(one, Loaded) and one.has_states):
+        entries = [one.entry for some in named.values() for one in some if one.path == path]
+        if is_fresh and entries and not is_alike(max(entries, key=lambda one: math.prod(one.shape)).bits):
+            notes.append(
+                f"whether the optimizer state of {printable(path.name)} was to be loaded: the job read it, and every "
+                "state that its optimizer has is one number throughout, as before any step"
+            )
+    return of_all_ranks(notes)[0]
+
+
+def _notes_on_ranks_without(mine: Moments, locals_: Sequence[Local]) -> list[str]:
+    """Return a note on ranks without any state of parameters of which others have some. Every rank calls this."""
+    own = {local.name for local in locals_ if local.role == "param" and local.values.numel()}
+    have = {local.name.rpartition(".")[0] for local in mine.locals if local.values.numel()} & own
+    of_all = of_all_ranks((own, have))
+    without: dict[str, list[int]] = defaultdict(list)
+    for rank, (params, stated) in enumerate(of_all):
+        for name in params - stated:
+            if any(name in others for _, others in of_all):
+                without[name].append(rank)
+    ranks = sorted({rank for some in without.values() for rank in some})
+    if not ranks:
+        return []
+    who = f"rank{'s' * (len(ranks) > 1)} {listed(map(str, ranks), MOST_RANKS)}"
+    return [
+        f"whether {who} {'were' if len(ranks) > 1 else 'was'} to begin without the optimizer state of "
+        f"{counted(len(without), 'parameter')} that other ranks have"
+    ]
