@@ -102,8 +102,11 @@ def ink(colour: str, *, bold: bool = False) -> Style:
     return Style(color=None if os.environ.get("NO_COLOR") else colour, bold=bold)
 
 
-ON_LIGHT = {GREEN: "#00694d", VERMILLION: "#a83f00", ORANGE: "#7d5300"}
-"""What can be read on a light background, at least 4.5 to 1, in place of the colours of verdicts."""
+ON_LIGHT = {GREEN: "#006b00", VERMILLION: "#a82000", ORANGE: "#7d5300"}
+"""What can be read on a light background, at least 4.5 to 1, in place of the colours of verdicts.
+
+Of 16 colours these are green, red and yellow; others of the same names are grey there.
+"""
 
 
 class LightInk(LineFilter):

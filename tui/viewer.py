@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from abc import abstractmethod
 from datetime import datetime
 from functools import partial
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
     from textual.filter import LineFilter
     from textual.message import Message
     from textual.screen import Screen
+    from textual.theme import Theme
 
     from .model.navigation.target import Known, Target
 
 LOOK_AGAIN = 1.0
 """Seconds between two looks whether any file has changed."""
+
+COLLECT = (20_000, 50, 50)
+"""How seldom garbage is collected: the longest pass takes 12 ms, a third of what a key may take to its frame."""
 
 
 class Viewer(App[None], metaclass=Abstract):
@@ -70,6 +75,8 @@ class Viewer(App[None], metaclass=Abstract):
         ),
     ]
 
+    _in_use: tuple[str, Theme] | None = None
+
     changed: var[str] = var("")
     """When files on disk changed last, as `14:03`; empty until they do."""
 
@@ -77,6 +84,7 @@ class Viewer(App[None], metaclass=Abstract):
         super().__init__()
         self._stamps: Stamps = {}
         self._reading = 0
+        gc.set_threshold(*COLLECT)
         self._plain = PlainCharacters(enabled=not shows_unicode())
         self._light_ink = LightInk()
         for theme in THEMES:
@@ -120,6 +128,13 @@ class Viewer(App[None], metaclass=Abstract):
     def is_reading(self) -> bool:
         """Whether files are being read or checked now."""
         return any(not worker.is_finished for worker in self.workers if worker.group.startswith("load"))
+
+    @property
+    def current_theme(self) -> Theme:
+        """The theme; Textual looks it up for each line that it paints, and copies all themes each time."""
+        if self._in_use is None or self._in_use[0] != self.theme:
+            self._in_use = (self.theme, super().current_theme)
+        return self._in_use[1]
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Add one that writes ASCII where the terminal shows nothing else, and one for light themes."""

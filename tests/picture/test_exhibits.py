@@ -10,8 +10,9 @@ import pytest
 from shardviz.check.run import report_on
 from shardviz.dump.dump import dump_of
 from shardviz.dump.read import read_files
+from shardviz.dump.records.tensors import Position
 from shardviz.layout.mesh import parse_mesh
-from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, exhibit
+from shardviz.picture.exhibits.exhibit import MOST_ROWS, Cell, Exhibit, Row, cut_to, exhibit, title_of
 from shardviz.picture.exhibits.of_finding import exhibit_of
 from shardviz.picture.html.parts import exhibit_table
 from shardviz.picture.model.subjects.subject import of_tensor
@@ -19,6 +20,7 @@ from shardviz.picture.svg.exhibit import exhibit_drawing
 from shardviz.picture.text.page import page_lines
 from shardviz.picture.text.tables.exhibit import exhibit_lines
 from shardviz.picture.text.terminal import ASCII, Terminal
+from tests.check.records import change_rank
 from tests.check.steps import WANTED, Step, on_all
 from tests.dumps import Made, make_dump
 
@@ -123,3 +125,29 @@ def test_a_shard_that_repeats_another_is_marked_by_another_sign_than_one_that_di
     assert exhibit_lines(repeated, Terminal())[-1].plain.rstrip().endswith("=1.5")
     assert "= 1.5" in exhibit_table(repeated)
     assert "=1.5" in exhibit_drawing(repeated).markup
+
+
+def test_ranks_that_are_too_many_to_name_are_counted() -> None:
+    assert title_of([3, 11, 19]) == "ranks 3,11,19"
+    assert title_of([rank for rank in range(1024) if rank % 8 != 3]).startswith("896 ranks 0-2,")
+
+
+def test_rows_without_room_are_counted_with_those_left_out() -> None:
+    whole = Exhibit("a caption", ("", "has"), tuple(Row(f"rank {rank}", (Cell("1"),)) for rank in range(8)), 3)
+    assert cut_to(whole, 8) is whole
+    assert (len(cut_to(whole, 4).rows), cut_to(whole, 4).left_out) == (4, 7)
+
+
+def test_ranks_that_were_numbered_otherwise_are_shown_by_coordinate_and_number(tmp_path: Path) -> None:
+    made = make_dump(tmp_path / "d.shardviz", parse_mesh("fsdp=2,tp=2"), {"w": "[8/tp/fsdp]"})
+    for rank in range(4):
+        change_rank(made, rank, positions=(Position(0, (rank // 2, rank % 2), (rank // 2, 1 - rank % 2)),))
+    dump = dump_of(read_files(made))
+    report = report_on(dump)
+    found = exhibit_of(dump, of_kind(report, "rank-order"), report.laid_out)
+    assert found is not None
+    assert [(row.title, *(cell.text for cell in row.cells)) for row in found.rows] == [
+        ("ranks 0,2", "tp=0", "1"),
+        ("ranks 1,3", "tp=1", "0"),
+    ]
+    assert all(row.cells[1].is_wrong for row in found.rows)

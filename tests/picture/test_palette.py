@@ -12,8 +12,10 @@ from textual.color import Color as Behind
 
 from shardviz.layout.mesh import Mesh, parse_mesh
 from shardviz.picture.model.palette import (
+    GREEN,
     HUES,
     INK_ON_16,
+    ORANGE,
     RANK_COLOURS,
     RANK_COLOURS_16,
     RANK_COLOURS_256,
@@ -224,3 +226,8 @@ def test_verdicts_can_be_read_on_the_light_theme() -> None:
         assert segment.style.color is not None
         written = segment.style.color.get_truecolor().hex
         assert all(contrast(written, str(behind)) >= 4.5 for behind in (theme.background, theme.surface, theme.panel))
+
+
+def test_inks_of_light_themes_keep_their_hues_in_16_colours() -> None:
+    found = {name: Color.parse(colour).downgrade(ColorSystem.STANDARD).number for name, colour in ON_LIGHT.items()}
+    assert found == {GREEN: 2, VERMILLION: 1, ORANGE: 3}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 40
 """Characters of the ranks in a tooltip."""
 
-LEGEND = "Tensors: ≠ different  < only in the job  > only in the checkpoint  = equal  ? not compared"
+LEGEND = "Tensors: ≠ different  < job only  > checkpoint only  = equal  ? not compared"
 
 
 class BesideView(View):

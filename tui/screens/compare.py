@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..model.navigation.selection import Selection
     from ..model.state import State
 
-LEGEND = "Tensors: ≠ different  < only in the first  > only in the second  = the same  ? not compared"
+LEGEND = "Tensors: ≠ different  < first only  > second only  = the same  ? not compared"
 
 
 class CompareView(View):

@@ -63,7 +63,7 @@ class ExploreView(View):
     def show(self, document: Document | None, selection: Selection) -> None:
         """Show the chosen tensor and finding."""
         self.query_one(Listing).show(document.entries if document else (), selection.entry, selection.name)
-        self.query_one(FindingCard).show(document, selection.finding)
+        self.query_one(FindingCard).show(document, selection.finding, short=self.screen.has_class("-short"))
         box = self.query_one("#finding", ScrollBox)
         box.entitle(finding_head(document, selection.finding))
         box.set_class(document is not None and document.is_seen_in_its_card(selection.finding), "-seen")

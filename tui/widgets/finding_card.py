@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Group
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.text import Span, Text
 from textual.widgets import Static
 
 from shardviz.check.verdicts import not_compared
+from shardviz.picture.exhibits.exhibit import cut_to
 from shardviz.picture.model.palette import GREEN, VERMILLION
 from shardviz.picture.text.report import uncompared_text
 from shardviz.picture.text.tables.exhibit import exhibit_lines
@@ -35,18 +36,22 @@ MOST_COLUMNS = 76
 class FindingCard(Static):
     """A finding's sentence, layouts, fix and cause; without findings, the result of the check."""
 
-    _shown: tuple[Document | None, int] | None = None
+    FEWER: ClassVar[int] = 4
+    """Rows of a card's table where the card shares a small terminal with a map: so its fix is in view."""
 
-    def show(self, document: Document | None, finding: int) -> None:
-        """Show one finding of a document."""
-        if self._shown is not None and self._shown[0] is document and self._shown[1] == finding:
+    _shown: tuple[Document | None, int, bool] | None = None
+
+    def show(self, document: Document | None, finding: int, *, short: bool = False) -> None:
+        """Show one finding of a document; `short` with fewer rows of what it is seen by."""
+        if self._shown is not None and self._shown[0] is document and self._shown[1:] == (finding, short):
             return
-        self._shown = (document, finding)
+        self._shown = (document, finding, short)
         if document is None or not document.findings:
             self.update(verdict_text(document) if document else Text("reading …", "dim"))
         else:
-            seen_here = document.is_seen_in_its_card(finding)
-            self.update(finding_body(document.findings[finding], document.exhibit(finding), seen_first=seen_here))
+            seen_here, seen_by = document.is_seen_in_its_card(finding), document.exhibit(finding)
+            seen_by = cut_to(seen_by, self.FEWER) if seen_by and short else seen_by
+            self.update(finding_body(document.findings[finding], seen_by, seen_first=seen_here))
 
 
 def finding_head(document: Document | None, index: int) -> Text:

@@ -47,5 +47,5 @@ def rank_text(document: Document, rank: int) -> Text:
         width = max(map(len, mesh.axes))
         for axis, position in zip(mesh.axes, mesh.coord_of(rank), strict=True):
             group = ranks_text(mask_of(mesh.group_of(rank, axis)))
-            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position}, group of ranks {group}")
+            text.append(f"\n{axis:<{width}} ", "dim").append(f"{position} among ranks {group}")
     return text

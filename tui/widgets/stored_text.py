@@ -54,9 +54,9 @@ def where(one: Stored, place: tuple[int, ...]) -> Text:
     for part in parts[:2]:
         assert part.file is not None, "it was just looked at"
         text.append(f"  file {part.file} ").append(printable(one.files[part.file]), "bold")
-        text.append(f"  {part.bytes}", "dim")
     twice = f"  in {len(parts)} parts" if len(parts) > 1 else ""
-    return text.append(f"\npart {parts[0].region}", "dim").append(twice, verdict_style("warning"))
+    spans = ", and ".join(str(part.bytes) for part in parts[:2])
+    return text.append(f"\n{spans}: part {parts[0].region}", "dim").append(twice, verdict_style("warning"))
 
 
 def about(document: StoredDocument, target: Target) -> str:

@@ -98,7 +98,7 @@ def _finding(dump: Dump, tensor: Tensor, name: str, values: Values, pair: tuple[
     axes = " and ".join(_axes(dump, values)) or "the ranks"
     summary = f"copies of its {tensor.role} differ along {axes}: rank {low} and rank {high} are up to {farthest} apart"
     if tensor.role == "scalar":
-        summary = f"ranks log {listed((number(float(one)) for one in values.values()), MAX_LISTED)}"
+        summary = f"ranks log {listed(dict.fromkeys(number(float(one)) for one in values.values()), MAX_LISTED)}"
     elif tensor.role == "grad":
         summary = f"the gradient differs along {axes}: rank {low} and rank {high} are up to {farthest} apart"
     cause, fix = ADVICE[tensor.role]

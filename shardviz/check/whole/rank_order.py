@@ -23,7 +23,7 @@ Places = dict[tuple["MeshRecord", int], dict[int, tuple[int, int]]]
 
 def check_rank_order(dump: Dump) -> Iterator[Finding]:
     """Yield each axis of each mesh along which group ranks are not coordinates, once."""
-    for (record, axis), ranks in _differing(dump).items():
+    for (record, axis), ranks in differing(dump).items():
         rank, (position, in_group) = next(iter(ranks.items()))
         name = record.axes[axis]
         yield Finding(
@@ -38,7 +38,8 @@ def check_rank_order(dump: Dump) -> Iterator[Finding]:
         )
 
 
-def _differing(dump: Dump) -> Places:
+def differing(dump: Dump) -> Places:
+    """Return the ranks whose number in a group is not their coordinate, by the mesh and the axis of the group."""
     found: Places = {}
     for rank, record in dump.files.ranks.items():
         for position in record.positions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Literal
 
@@ -84,9 +84,16 @@ def exhibit(caption: str, heads: Sequence[str], rows: Sequence[Row], left_out: i
     return Exhibit(caption, (heads[0], *compress(heads[1:], said)), kept, len(rows) - len(shown) + left_out)
 
 
+def cut_to(whole: Exhibit, most: int) -> Exhibit:
+    """Return the first rows of an exhibit, where there is room for no more."""
+    over = max(len(whole.rows) - most, 0)
+    return replace(whole, rows=whole.rows[:most], left_out=whole.left_out + over) if over else whole
+
+
 def title_of(ranks: Sequence[int]) -> str:
-    """Name a row's ranks."""
-    return ranks_in_words(ranks, MOST_RANKS)
+    """Name a row's ranks, and say how many they are where not all can be named."""
+    title = ranks_in_words(ranks, MOST_RANKS)
+    return f"{len(ranks):,} {title}" if title.endswith("...") else title
 
 
 def plain(texts: Iterable[object]) -> tuple[Cell, ...]:

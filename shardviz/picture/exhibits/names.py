@@ -1,4 +1,4 @@
-"""Names that are other tensors on other ranks, and shards whose shape is not the claimed one."""
+"""Names that are other tensors on other ranks, shards of another shape than claimed, and ranks of another number."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardviz.check.order.rules.ids.foreign import owners_of
+from shardviz.check.whole.rank_order import differing
 from shardviz.picture.exhibits.exhibit import Cell, Exhibit, Row, exhibit, plain, title_of
 
 if TYPE_CHECKING:
     from shardviz.check.finding import Finding
     from shardviz.check.order.laid_out import LaidOut
     from shardviz.dump.dump import Dump
+
+
+HEADS_OF_NUMBERS = ("", "on the mesh", "number in its group")
 
 
 def owners(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
@@ -49,3 +53,18 @@ def shapes(dump: Dump, finding: Finding) -> Exhibit | None:
     if stamp is not None:
         rows.append(Row("unsharded model", plain((wanted,))))
     return exhibit("shapes", ("", "of the whole tensor", "so of its shard", "has"), rows)
+
+
+def numbers_in_groups(dump: Dump, finding: Finding) -> Exhibit | None:
+    """Return the coordinates of ranks beside their numbers in the groups along the same axis."""
+    rows = []
+    for (record, axis), places in differing(dump).items():
+        found: dict[tuple[int, int], list[int]] = {}
+        for rank, place in places.items() if tuple(sorted(places)) == finding.ranks else ():
+            found.setdefault(place, []).append(rank)
+        name = record.axes[axis]
+        rows += [
+            Row(title_of(ranks), (Cell(f"{name}={position}"), Cell(str(number), is_wrong=True)))
+            for (position, number), ranks in found.items()
+        ]
+    return exhibit("where ranks are on the mesh, and as which they were numbered", HEADS_OF_NUMBERS, rows)

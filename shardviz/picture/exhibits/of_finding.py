@@ -47,6 +47,8 @@ def _of_kind(dump: Dump, finding: Finding, cases: LaidOut) -> Exhibit | None:
             return orders.along_sequence(finding, cases)
         case "name-collision" | "foreign":
             return names.owners(dump, finding, cases)
+        case "rank-order":
+            return names.numbers_in_groups(dump, finding)
         case "wrong-shape":
             return names.shapes(dump, finding)
         case _:

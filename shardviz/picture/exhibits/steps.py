@@ -75,7 +75,7 @@ def _beside_vector(one: Compared, added: Added) -> Exhibit | None:
                 (has, *plain(f"{value:.6g}" for value in (due[at], over, own)), ratio),
             )
         )
-    caption = f"the {WHAT[one.role]} on {title_of(one.wrong)}, and how often {added.name} is in what it has too much"
+    caption = f"what the {WHAT[one.role]} on {title_of(one.wrong)} has too much, as a multiple of {added.name}"
     return exhibit(caption, ("element", "has", "unsharded model", "too much", added.name, "times"), rows)
 
 

@@ -96,7 +96,9 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
     rows = kept(grid.num_rows, MOST_ROWS, wanted_rows)
     cols = kept(grid.num_cols, MOST_COLS, wanted_cols)
     texts = [heads[row] if isinstance(row, int) else _left_out(grid, row, marks) for row in rows]
-    gutter = round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any("≠" in text for text in texts)
+    gutter = (
+        round(max(map(len, texts)) * CHAR) + (8 if grid.down else 0) + 8 * any(set("≠⋮") & set(text) for text in texts)
+    )
     for at, col in enumerate(cols):
         text = titles[col] if isinstance(col, int) else "⋮"
         parts.append(_title(text, gutter + at * step + step // 2, head + 13))
@@ -109,7 +111,7 @@ def _drawn(grid: RankGrid, marks: _Marks) -> Drawn:
 
 
 def _left_out(grid: RankGrid, rows: range, marks: _Marks) -> str:
-    return f"⋮ {len(rows)}{marks.among(grid.rank_at(row, col) for row in rows for col in range(grid.num_cols))}"
+    return f"⋮ {len(rows):,} more{marks.among(grid.rank_at(row, col) for row in rows for col in range(grid.num_cols))}"
 
 
 def _title(text: str, x: int, y: int) -> str:

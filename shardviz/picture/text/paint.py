@@ -130,11 +130,17 @@ def look_of_cell(frame: Frame, cell: Cell) -> Look:
 
 
 def _look_of_difference(frame: Frame, cell: Cell) -> Look:
-    """Return the look of a cell that is where it should be, or of one that went from some ranks to others."""
+    """Return the look of a cell that is where it should be, or of one that went from some ranks to others.
+
+    Where a cell stands for several parts, these can have been exchanged among the same ranks.
+    """
     colouring, many = frame.sides.colouring, cell.claimed_mixed or cell.held_mixed
     if not cell.different:
         names = rank_labels(cell.claimed or cell.held, colouring, many=many)
         return _look(frame, (*names, "="), "in place", cell.claimed)
+    if cell.claimed == cell.held:
+        among = rank_labels(cell.held, colouring)
+        return _look(frame, (*(f"≠ among {name}" for name in among), "≠"), "elsewhere", cell.held)
     sides = ((cell.claimed, cell.claimed_mixed), (cell.held, cell.held_mixed))
     due, has = (rank_labels(mask, colouring, many=mixed) if mask else ("nobody",) for mask, mixed in sides)
     shorter = f"≠ → {has[0]}" if many else f"{due[0]}→{has[0]}"

@@ -65,9 +65,11 @@ def lights_of(document: Document, selection: Selection, rank: int | None = None,
 
 def _guilty(document: Document, selection: Selection) -> frozenset[int]:
     """Return the ranks that the chosen finding names; none where it is about another tensor."""
-    if not document.entries or selection.finding not in document.entries[selection.entry].findings:
+    if not document.entries or selection.finding >= len(document.findings):
         return frozenset()
-    return frozenset(document.findings[selection.finding].ranks)
+    finding = document.findings[selection.finding]
+    is_of_this = not finding.tensor or selection.finding in document.entries[selection.entry].findings
+    return frozenset(finding.ranks) if is_of_this else frozenset()
 
 
 def takes_part(document: Document, collective: Collective, rank: int) -> Lights:

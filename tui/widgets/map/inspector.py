@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -15,6 +16,8 @@ from shardviz.text import printable
 from ...colours import verdict_style
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardviz.layout.mesh import Mesh
     from shardviz.picture.model.sides import Cell, Sides
 
@@ -22,23 +25,38 @@ if TYPE_CHECKING:
     from ...model.navigation.selection import Selection
 
 MOST_PATHS = 4
+UNKNOWN_WIDTH = 1000
 
 
 class Inspector(Static):
     """The ranks that should hold and do hold the element under the cursor; in a difference, where blocks moved to."""
 
     _shown: Text | None = None
+    _fitting: Callable[[int], Text] | None = None
 
     def show(self, document: Document, selection: Selection, sides: Sides | None, why: str = "") -> None:
         """Show the element under the cursor."""
-        text = inspector_text(document, selection, sides, why)
-        if text != self._shown:
+        self._fitting = partial(inspector_text, document, selection, sides, why)
+        self._fit()
+
+    def on_resize(self) -> None:
+        """Write as much as fits now."""
+        self._fit()
+
+    def _fit(self) -> None:
+        text = self._fitting(self.size.width or UNKNOWN_WIDTH) if self._fitting else None
+        if text is not None and text != self._shown:
             self._shown = text
             self.update(text, layout=False)
 
 
-def inspector_text(document: Document, selection: Selection, sides: Sides | None, why: str = "") -> Text:
-    """Write which ranks should hold and do hold the element under the cursor, or why nothing is drawn."""
+def inspector_text(
+    document: Document, selection: Selection, sides: Sides | None, why: str = "", width: int = UNKNOWN_WIDTH
+) -> Text:
+    """Write which ranks should hold and do hold the element under the cursor, or why nothing is drawn.
+
+    Coordinates of ranks are left out where they do not fit into `width`.
+    """
     if sides is None:
         return Text(f"? not drawn: {printable(why)}", verdict_style("unknown"))
     if selection.plane is None:
@@ -48,18 +66,25 @@ def inspector_text(document: Document, selection: Selection, sides: Sides | None
     cell = sides.at(at)
     index = at[len(at) - len(entry.tensor.shape) :]
     mesh = entry.tensor.claimed.mesh if entry.tensor.claimed else document.dump.files.mesh
-    text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"), no_wrap=True, overflow="ellipsis")
-    if sides.has_claimed:
-        text.append(f"  {sides.titles[0]} ", "dim").append(_who(cell.claimed, mesh))
-    if sides.has_held:
-        text.append(f"  {sides.titles[1]} ", "dim")
-        text.append(_who(cell.held, mesh), verdict_style("error") if cell.different else "")
+    text = _holders(index, sides, cell, mesh)
+    if text.cell_len > width:
+        text = _holders(index, sides, cell, None)
     notes = [
         _in_its_place(entry, index, cell) if sides.titles == CLAIMED_AND_HELD else "",
         _paths(sides) if selection.side == "difference" else "",
     ]
     if any(notes):
         text.append("\n" + "   ".join(note for note in notes if note), "dim")
+    return text
+
+
+def _holders(index: tuple[int, ...], sides: Sides, cell: Cell, mesh: Mesh | None) -> Text:
+    text = Text.assemble((f"[{', '.join(map(str, index))}]", "bold"), no_wrap=True, overflow="ellipsis")
+    if sides.has_claimed:
+        text.append(f"  {sides.titles[0]} ", "dim").append(_who(cell.claimed, mesh))
+    if sides.has_held:
+        text.append(f"  {sides.titles[1]} ", "dim")
+        text.append(_who(cell.held, mesh), verdict_style("error") if cell.different else "")
     return text
 
 
@@ -77,10 +102,10 @@ def _paths(sides: Sides) -> str:
     return "moved: rank " + "  ".join(map(path_text, found[:MOST_PATHS])) + more if found else ""
 
 
-def _who(mask: int, mesh: Mesh) -> str:
+def _who(mask: int, mesh: Mesh | None) -> str:
     ranks = ranks_of(mask)
     if not ranks:
         return "nobody"
-    if len(ranks) == 1 and ranks[0] in mesh:
+    if mesh is not None and len(ranks) == 1 and ranks[0] in mesh:
         return f"{ranks[0]} ({mesh.label(ranks[0]).replace(',', '')})"
     return ranks_text(mask)

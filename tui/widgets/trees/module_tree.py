@@ -121,8 +121,12 @@ class ModuleTree(Lines, metaclass=Abstract):
         depth = len(row.path) - 1
         mark = "  " * (self._is_nested and not depth) if row.entry is not None else "▾ " if self._is_open(row) else "▸ "
         line = Text.assemble(("│ " * depth, "dim"), mark, self.sign(row), no_wrap=True)
-        line.append(shortened(row.path[-1].rstrip(), MOST_NAME))
+        line.append(shortened(row.path[-1].rstrip(), self.room_for_name(line.cell_len)))
         return line.append_text(self.about(row, line.cell_len))
+
+    def room_for_name(self, column: int) -> int:
+        """Return the columns that a name from a column on may take."""
+        return MOST_NAME
 
     def action_open(self, on: bool) -> None:
         """Open or close the module under the cursor; on a tensor, go to its module."""

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from ...model.usage import Usage
 
 BAR = 12
-"""Columns of the longest bar."""
+SHORT_BAR = 4
+WIDE = 100
+"""Columns of the longest bar, and of that in a tree narrower than so many: names need the room."""
+
+LEAST_NAME = 8
 
 UNEVEN = 1.1
 """An imbalance from which on a line is marked: the fullest rank holds a tenth more than the mean."""
@@ -67,9 +71,22 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
         found = self._usage.spread(row)
         count, most, mean, imbalance = spread_text(found, len(row.nodes))
         share = found.most / max(self._usage.spread().most, 1)
-        gap = " " * max(self.size.width - NUMBERS - BAR - self.scrollbar_size_vertical - column, 1)
+        gap = " " * max(self.size.width - NUMBERS - self._behind_numbers - column, 1)
         numbers = f"{count:>7} {most:<9} {mean:>9} {imbalance:>9}  "
-        return Text.assemble(gap, numbers, (bar(share, BAR), "dim"))
+        return Text.assemble(gap, numbers, (bar(share, self._bar), "dim"))
+
+    def room_for_name(self, column: int) -> int:
+        """Return the columns before the numbers, so that these stay under their heads."""
+        room = self.size.width - NUMBERS - self._behind_numbers - column - 1
+        return max(min(super().room_for_name(column), room), LEAST_NAME)
+
+    @property
+    def _bar(self) -> int:
+        return BAR if self.size.width >= WIDE else SHORT_BAR
+
+    @property
+    def _behind_numbers(self) -> int:
+        return self._bar + self.scrollbar_size_vertical
 
     @on(Lines.Chosen)
     def _chosen(self, message: Lines.Chosen) -> None:
@@ -80,9 +97,7 @@ are one line, `32 × 12 MiB`: both numbers are of one of them. The *imbalance* i
 
     def head(self) -> str:
         """Return the heads of the columns."""
-        return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(
-            self.size.width - BAR - self.scrollbar_size_vertical
-        )
+        return f"{'':>7} {'fullest':<9} {'mean':>9} {'imbalance':>9}  ".rjust(self.size.width - self._behind_numbers)
 
     def action_largest_first(self) -> None:
         """Put the largest first, or go back to the model's own order."""

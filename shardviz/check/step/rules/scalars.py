@@ -25,7 +25,7 @@ def check_scalar(one: Compared) -> Finding | None:
     if not one.copies_differ_along or (missing is None and len(one.wrong) < len(one.reduced)):
         return None
     axes = " and ".join(missing[1] if missing else one.copies_differ_along)
-    shown = listed((number(float(values.sum())) for values in one.reduced.values()), MAX_LISTED)
+    shown = listed(dict.fromkeys(number(float(values.sum())) for values in one.reduced.values()), MAX_LISTED)
     cause, fix = _OWN if missing is None else _NORM if missing[0] == "norm" else _PART
     return Finding(
         "unreduced-scalar",

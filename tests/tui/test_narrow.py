@@ -1,0 +1,65 @@
+"""What a small terminal shows: nothing cut that could be said shorter, numbers under their heads, the fix in view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardviz.check.run import report_on
+from shardviz.dump.dump import dump_of
+from shardviz.dump.read import read_files
+from shardviz.dump.records.tensors import Position
+from shardviz.layout.mesh import parse_mesh
+from shardviz.tui.model.document import Document
+from shardviz.tui.model.navigation.lights import lights_of
+from shardviz.tui.model.navigation.selection import Selection, of_entry
+from shardviz.tui.widgets.map.inspector import inspector_text
+from tests.check.records import change_rank
+from tests.dumps import Made, make_dump
+from tests.tui.driving import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def made(path: Path, tensors: Mapping[str, Made | str], mesh: str = "fsdp=2,tp=2") -> Path:
+    return make_dump(path / "made.shardviz", parse_mesh(mesh), tensors)
+
+
+def opened(folder: Path) -> Document:
+    dump = dump_of(read_files(folder))
+    return Document(folder, dump, report_on(dump))
+
+
+def test_a_finding_of_the_whole_run_marks_its_ranks_on_the_mesh(tmp_path: Path) -> None:
+    folder = made(tmp_path, {"w": "[8/tp/fsdp]"})
+    for rank in range(2):
+        change_rank(folder, rank, positions=(Position(0, (0, rank), (0, 1 - rank)),))
+    document = opened(folder)
+    lights = lights_of(document, Selection())
+    assert [finding.kind for finding in document.findings] == ["rank-order"]
+    assert lights.guilty == {0, 1}
+
+
+def test_coordinates_below_the_map_give_way_where_they_do_not_fit(tmp_path: Path) -> None:
+    document = opened(made(tmp_path, {"w": "[8/tp/fsdp]"}))
+    selection = of_entry(document, Selection(), 0)
+    wide = "[0]  claimed 0 (fsdp=0 tp=0)  held 0 (fsdp=0 tp=0)"
+    below = [inspector_text(document, selection, document.sides(0), width=len(wide) - less).plain for less in (0, 1)]
+    assert below == [wide, "[0]  claimed 0  held 0"]
+
+
+def test_long_names_leave_the_numbers_of_memory_under_their_heads(tmp_path: Path) -> None:
+    lines = walk(made(tmp_path, {"w": "[8/tp]", "w" * 50: "[8/tp]"}), "6", size=(80, 24)).text.splitlines()
+    head = next(line for line in lines if "fullest" in line)
+    rows = [line for line in lines if " 1.00 " in line]
+    assert len(rows) == 2
+    assert {line.index("1.00") + len("1.00") for line in rows} == {head.index("imbalance") + len("imbalance")}
+    assert not any("…" in line[40:] for line in rows)
+
+
+def test_parts_exchanged_among_the_same_ranks_do_not_read_as_in_place(tmp_path: Path) -> None:
+    tensor = Made("[64/32/tp, 4]", "[64/2/tp, 4]")
+    text = walk(made(tmp_path, {"w": tensor}, "tp=2"), size=(80, 24)).text
+    assert "≠ among 0-1" in text
+    assert "tp 0…1 → tp 0…1" not in text
