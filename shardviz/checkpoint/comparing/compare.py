@@ -14,6 +14,7 @@ from shardviz.checkpoint.comparing.contents import Contents
 from shardviz.checkpoint.comparing.factors import overflown
 from shardviz.checkpoint.comparing.left_over import with_left_over
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of
@@ -71,7 +72,9 @@ def compare_checkpoints(
     found += [(_lonely(pair), pair) for pair in pairs.lonely]
     found = with_left_over(with_fused(with_moved(found)), before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
-    return Comparison(outcomes, (*pairs.notes, *(() if rules else hint(before, after, outcomes))))
+    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
+    more = () if rules else hint(before, after, outcomes)
+    return Comparison((*outcomes, *objects), (*pairs.notes, *notes, *more))
 
 
 def refuse_strangers(before: Side, after: Side) -> NoReturn:

@@ -116,6 +116,8 @@ def counted_differences(
     """Say how many values differ, and where the first one is."""
     if one.shape != other.shape:
         return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
+    if mine.size == 1 and (old := _only(one)) != (new := _only(other)):
+        return f"{old} became {new}"
     different = mine != theirs
     where = index_of(int(np.argmax(different)), one.shape)
     what = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"
