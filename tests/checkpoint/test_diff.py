@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -362,3 +363,17 @@ def test_files_beside_the_weights_are_said_to_be_left_out(tmp_path, capsys):
     assert "not checked: what is in optimizer.bin beside the weights" in capsys.readouterr().out
     assert main(["diff", str(tmp_path), str(tmp_path / "model.safetensors")]) == 0
     assert "not compared: optimizer.bin beside the weights" in capsys.readouterr().out
+
+
+def test_a_tensor_that_was_trained_takes_little_memory(tmp_path):
+    """Its values are not looked up one by one: a few of them show that they are others."""
+    one, other = files(tmp_path, {"w": weight(2048, 2048)}, {"w": weight(2048, 2048, seed=1)})
+    before, after = (open_checkpoint(path) for path in (one, other))
+    tracemalloc.start()
+    try:
+        (outcome,) = compare_checkpoints(before, after).outcomes
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert outcome.verdict == "other"
+    assert peak < 2 * 4 * 2048 * 2048
