@@ -9,6 +9,7 @@ import numpy as np
 from shardviz.check.finding import Finding, NotChecked, Report
 from shardviz.check.grouping import grouped
 from shardviz.checkpoint.coverage import coverage_of
+from shardviz.checkpoint.formats.pickled import UnknownTypeError
 from shardviz.checkpoint.optimizer import check_optimizer
 from shardviz.checkpoint.spans import check_spans
 from shardviz.errors import DumpError
@@ -34,7 +35,12 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
         checkpoint: The checkpoint.
         progress: Called with the tensors looked at, and their number.
     """
-    results: list[Finding | NotChecked] = [*_files(checkpoint), *_index(checkpoint), *_problems(checkpoint)]
+    results: list[Finding | NotChecked] = [
+        *_files(checkpoint),
+        *_index(checkpoint),
+        *_problems(checkpoint),
+        *_unread(checkpoint),
+    ]
     for done, tensor in enumerate(checkpoint.tensors.values()):
         progress(done, len(checkpoint.tensors))
         results += [*_chunks(tensor), *_stored(checkpoint, tensor)]
@@ -43,6 +49,13 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], obje
     findings.sort(key=lambda finding: (finding.severity != "error", natural_key(finding.tensor), finding.kind))
     unchecked = [result for result in results if isinstance(result, NotChecked)]
     return Report(0, len(checkpoint.tensors), tuple(grouped(findings)), tuple(dict.fromkeys(unchecked)))
+
+
+def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
+    """Yield the files beside the weights that are not looked at."""
+    if checkpoint.unread:
+        some = listed(map(printable, checkpoint.unread), MAX_NAMES)
+        yield NotChecked("", f"what is in {some} beside the weights: give a file of torch.save by itself", "run")
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:
@@ -128,7 +141,18 @@ def _chunks(tensor: Saved) -> Iterator[Finding | NotChecked]:
         yield Finding("duplicated", "error", tensor.name, (), text, cause=cause, fix=_SAVE)
 
 
-def _stored(checkpoint: Checkpoint, tensor: Saved) -> Iterator[Finding]:
+def _unreadable(name: str, error: DumpError) -> Finding | NotChecked:
+    """Return that a chunk cannot be read: a tensor subclass is not one of the types that are read as data."""
+    if not isinstance(error, UnknownTypeError):
+        return Finding("incomplete", "error", name, (), error.message, cause="A damaged file", fix=_COPY)
+    if error.is_subclass:
+        why = "what is stored of it: a tensor subclass, as quantized weights are, is pickled as code, which is not run"
+        return NotChecked(name, why, "run")
+    cause = "It was not written by torch.distributed.checkpoint alone, or was made to run code"
+    return Finding("incomplete", "error", name, (), error.message, cause=cause, fix=error.hint)
+
+
+def _stored(checkpoint: Checkpoint, tensor: Saved) -> Iterator[Finding | NotChecked]:
     """Yield chunks that are stored in another element type or shape than the checkpoint says, or damaged."""
     others: list[tuple[Chunk, str]] = []
     for chunk in tensor.chunks:
@@ -139,7 +163,7 @@ def _stored(checkpoint: Checkpoint, tensor: Saved) -> Iterator[Finding]:
             try:
                 stored = tensor.stored(chunk)
             except DumpError as error:
-                yield Finding("incomplete", "error", tensor.name, (), error.message, cause="A damaged file", fix=_COPY)
+                yield _unreadable(tensor.name, error)
                 continue
             if stored.dtype != tensor.dtype or stored.shape != chunk.sizes:
                 others.append((chunk, f"{stored.dtype}{list(stored.shape)}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from shardviz.checkpoint.records import Checkpoint
 
 RUN = "run.json"
+SETTINGS = "config.json"
 _EXPECTED = (
     "give a folder with .metadata (torch.distributed.checkpoint), a .safetensors file, a folder of them, or a file of "
     "torch.save"
@@ -34,7 +36,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _belongs(name: str) -> bool:
-    return name in (METADATA, "latest", INDEX) or name.endswith((".safetensors", ".distcp", *SUFFIXES))
+    return name in (METADATA, "latest", INDEX, SETTINGS) or name.endswith((".safetensors", ".distcp", *SUFFIXES))
 
 
 def _is_of_dump(name: str) -> bool:
@@ -65,12 +67,18 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror}", _EXPECTED) from error
     if METADATA in names:
-        return read_dcp(path)
+        return _with_unread(read_dcp(path), names)
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
-        return read_safetensors(path)
+        return _with_unread(read_safetensors(path), names)
     if is_deepspeed(names):
         return read_deepspeed(path)
     raise DumpError(*_refusal(path, names))
+
+
+def _with_unread(checkpoint: Checkpoint, names: list[str]) -> Checkpoint:
+    """Add the files of torch.save that are beside the weights: states of optimizers, schedulers and random numbers."""
+    beside = sorted(name for name in names if name.endswith((*SUFFIXES, ".pkl")))
+    return replace(checkpoint, unread=tuple(beside)) if beside else checkpoint
 
 
 def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
@@ -79,4 +87,6 @@ def _refusal(path: Path, names: list[str]) -> tuple[str, str]:
     if files := sorted(name for name in names if name.endswith(SUFFIXES)):
         some = listed(map(printable, files), 3)
         return f"{path} has {some}, each a checkpoint of its own or a part of one", "give one of them"
+    if SETTINGS in names:
+        return f"{path} has {SETTINGS} and no weights: its save was not finished", "save it again, or copy all files"
     return f"{path} has no .safetensors file", _EXPECTED

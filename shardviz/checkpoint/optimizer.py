@@ -89,6 +89,16 @@ def state_of(name: str) -> tuple[str, str] | None:
     return (parts["name"], parts["key"]) if parts is not None and parts["key"] in OF_OPTIMIZERS else None
 
 
+def is_setting(name: str) -> bool:
+    """Whether an object's name is that of an optimizer's hyperparameter.
+
+    Example:
+        >>> is_setting("optim.param_groups.layers.0.w1.lr"), is_setting("step")
+        (True, False)
+    """
+    return _GROUP.fullmatch(name) is not None
+
+
 def _optimizers(checkpoint: Checkpoint) -> dict[str, _Optimizer]:
     found: dict[str, _Optimizer] = {}
     for name, tensor in checkpoint.tensors.items():

@@ -224,6 +224,7 @@ class Checkpoint:
         tied: Whether its own settings say that input and output embeddings are one tensor.
         problems: What was found wrong while its files were laid out.
         sizes: The bytes of files, as far as its reader has looked.
+        unread: Files beside those that were read, such as an optimizer's, that may be part of it.
     """
 
     path: Path
@@ -234,6 +235,7 @@ class Checkpoint:
     tied: bool = False
     problems: tuple[Problem, ...] = ()
     sizes: Mapping[str, int | None] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -377,6 +377,59 @@ def test_an_older_step_elsewhere_is_looked_at_where_it_is_named(tmp_path, capsys
     assert "28 equal, 2 stale" in capsys.readouterr().out
 
 
+def series(tmp_path, **values):
+    """Write steps of one run, each with a weight of its own beside `w`: the number that seeds it."""
+    for at, (step, seed) in enumerate(values.items()):
+        weights = {"w": weight(8, 8, seed=seed), "trained": weight(8, 8, seed=100 + at)}
+        save(tmp_path / f"step-{step[1:]}", weights)
+    return [tmp_path / f"step-{step[1:]}" for step in values]
+
+
+def test_a_weight_that_was_frozen_for_some_steps_is_not_called_left_over(tmp_path):
+    _, second, third = series(tmp_path, s100=1, s200=1, s300=2)
+    verdict, why, cause = compared(second, third)["w"]
+    assert (verdict, cause) == ("other", "")
+    assert why.endswith("the first has it as step-100 does: it was frozen in between, or one is left over")
+
+
+def test_a_later_step_is_not_what_a_weight_is_left_over_from(tmp_path):
+    first, second, _ = series(tmp_path, s100=1, s200=2, s300=2)
+    verdict, _, cause = compared(first, second)["w"]
+    assert (verdict, cause) == ("other", "")
+
+
+def test_a_step_that_differs_from_those_before_and_after_it_is_the_odd_one(tmp_path):
+    _, second, third = series(tmp_path, s100=1, s200=2, s300=1)
+    right = {"w": weight(8, 8, seed=1), "trained": weight(8, 8, seed=101)}
+    for other in (third, save(tmp_path / "copy", right)):
+        verdict, why, cause = compared(second, other)["w"]
+        assert (verdict, cause) == ("other", "Only the first has it otherwise.")
+        assert "step-100" in why
+        assert why.endswith("have the same, before and after it")
+
+
+@pytest.mark.parametrize(("third", "says"), [(3, "again after step-100."), (2, "to see that by.")])
+def test_what_was_left_over_is_sure_where_a_third_step_shows_that_it_is_trained(tmp_path, third, says):
+    steps = {"s100": 1, "s200": 2} | ({"s300": 3} if third == 3 else {})
+    now = series(tmp_path, **steps)[1]
+    copy = save(tmp_path / "copy", {"w": weight(8, 8, seed=1), "trained": weight(8, 8, seed=101)})
+    verdict, _, cause = compared(now, copy)["w"]
+    assert verdict == "stale"
+    assert cause.endswith(says)
+
+
+def test_an_export_of_a_later_step_is_named(tmp_path):
+    first = series(tmp_path, s100=1, s200=2, s300=3)[0]
+    copy = save(tmp_path / "copy", {"w": weight(8, 8, seed=3), "trained": weight(8, 8, seed=100)})
+    assert compared(first, copy)["w"][2] == "It was taken from step-300, a later step."
+
+
+def test_a_run_that_begins_with_another_ones_weights_has_nothing_left_over(tmp_path):
+    first = series(tmp_path, s100=1, s200=2, s300=3)[1]
+    fork = save(tmp_path / "fork", {"w": weight(8, 8, seed=1), "trained": weight(8, 8, seed=7)})
+    assert compared(first, fork)["w"][0] == "other"
+
+
 def test_right_exports_beside_older_steps_are_quiet(tmp_path):
     assert compared(*steps(tmp_path), "llama") == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -318,3 +319,61 @@ def test_strict_fails_where_anything_was_not_compared(tmp_path, capsys):
     assert main(["diff", str(one), str(other)]) == 0
     assert "1 equal, 1 not-compared" in capsys.readouterr().out
     assert main(["diff", str(one), str(other), "--strict"]) == 1
+
+
+def saved_with(folder, **more):
+    """Save a weight and an optimizer by DCP, with objects."""
+    state = {"exp_avg": weight(4, 4, seed=1), "step": torch.tensor(more.pop("count", 3.0))}
+    groups = [{"params": ["w"], "lr": more.pop("lr", 0.1)}]
+    optimizer = {"optim": {"state": {"w": state}, "param_groups": groups}}
+    dcp.save({"model": {"w": weight(4, 4)}, **optimizer, **more}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def test_steps_and_learning_rates_are_compared_by_value(tmp_path, capsys):
+    one = saved_with(tmp_path / "one", step=3, scheduler={"last_epoch": 3})
+    assert compared(one, saved_with(tmp_path / "twin", step=3, scheduler={"last_epoch": 3})) == {}
+    other = saved_with(tmp_path / "other", step=0, scheduler={"last_epoch": 3}, lr=0.2, count=0.0)
+    assert compared(one, other) == {
+        "step": ("other", "3 became 0"),
+        "optim.state.w.step": ("other", "3 became 0"),
+        "optim.param_groups.0.lr": ("other", "0.1 became 0.2"),
+    }
+    lost = saved_with(tmp_path / "lost", scheduler={"last_epoch": 3})
+    assert compared(one, lost) == {"step": ("missing", "only the first has it, an object")}
+    assert main(["diff", str(one), str(lost)]) == 1
+    assert "1 missing" in capsys.readouterr().out
+
+
+def test_objects_are_not_missed_where_the_other_side_has_none_of_their_kind(tmp_path):
+    one = saved_with(tmp_path / "one", step=3)
+    dcp.save({"model": {"w": weight(4, 4)}, "step": 3}, checkpoint_id=tmp_path / "model", no_dist=True)
+    save_file({"model.w": weight(4, 4)}, tmp_path / "flat.safetensors")
+    pieces = {f"shard/shard_{at}_2": at for at in range(2)}
+    dcp.save({"model": {"w": weight(4, 4)}, "step": 3, **pieces}, checkpoint_id=tmp_path / "mg", no_dist=True)
+    for other in ("model", "flat.safetensors", "mg"):
+        assert compared(one, tmp_path / other) == {}
+        assert compared(tmp_path / other, tmp_path / "model") == {}
+
+
+def test_files_beside_the_weights_are_said_to_be_left_out(tmp_path, capsys):
+    save_file({"w": weight(4, 4)}, tmp_path / "model.safetensors")
+    torch.save({"state": {}}, tmp_path / "optimizer.bin")
+    assert main(["check", str(tmp_path)]) == 0
+    assert "not checked: what is in optimizer.bin beside the weights" in capsys.readouterr().out
+    assert main(["diff", str(tmp_path), str(tmp_path / "model.safetensors")]) == 0
+    assert "not compared: optimizer.bin beside the weights" in capsys.readouterr().out
+
+
+def test_a_tensor_that_was_trained_takes_little_memory(tmp_path):
+    """Its values are not looked up one by one: a few of them show that they are others."""
+    one, other = files(tmp_path, {"w": weight(2048, 2048)}, {"w": weight(2048, 2048, seed=1)})
+    before, after = (open_checkpoint(path) for path in (one, other))
+    tracemalloc.start()
+    try:
+        (outcome,) = compare_checkpoints(before, after).outcomes
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert outcome.verdict == "other"
+    assert peak < 2 * 4 * 2048 * 2048

@@ -16,6 +16,7 @@ from shardviz.check.grouping import ungrouped
 from shardviz.checkpoint.findings import check_checkpoint
 from shardviz.checkpoint.open import open_checkpoint
 from shardviz.cli import main
+from shardviz.errors import DumpError
 from tests.checkpoint.saving import FORMATS
 
 WEIGHT = "app.model.0.weight"
@@ -292,3 +293,45 @@ def test_an_element_type_that_nobody_knows_is_not_checked(tmp_path, capsys):
 def test_tensors_without_elements_and_dcps_parts_share_nothing(tmp_path):
     save_file({"a": np.ones((2, 3)), "b": np.zeros((0, 4)), "c": np.ones(5)}, tmp_path / "m.safetensors")
     assert found(tmp_path / "m.safetensors") == []
+
+
+# Types that are not read
+
+
+class Quantized(torch.Tensor):
+    """A tensor of a type of its own, as torchao's quantized weights are."""
+
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.bfloat16)
+
+    def __init__(self, data):
+        self.data_of_it = data
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        if function is torch.ops.aten.is_pinned.default:
+            return False
+        raise NotImplementedError(function)
+
+
+def test_a_quantized_weight_is_not_checked_and_not_called_damaged(tmp_path):
+    weights = {"plain": torch.zeros(4), "quantized": Quantized(torch.zeros(4, dtype=torch.int8))}
+    dcp.save(weights, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    report = check_checkpoint(open_checkpoint(tmp_path / "dcp"))
+    assert report.findings == ()
+    (one,) = report.not_checked
+    assert one.tensor == "quantized"
+    assert "a tensor subclass, as quantized weights are" in one.why
+    torch.save(weights, tmp_path / "all.pt")
+    with pytest.raises(DumpError, match="_rebuild_wrapper_subclass") as error:
+        open_checkpoint(tmp_path / "all.pt")
+    assert "as safetensors" in error.value.hint
+
+
+def test_settings_without_weights_are_a_save_that_was_not_finished(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["check", str(tmp_path)]) == 2
+    assert "has config.json and no weights" in capsys.readouterr().err

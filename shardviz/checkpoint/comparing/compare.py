@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from shardviz.checkpoint.comparing import stale
 from shardviz.checkpoint.comparing.agreement import agree, can_cast, narrower
 from shardviz.checkpoint.comparing.casts import is_narrower
 from shardviz.checkpoint.comparing.changes import change_of
 from shardviz.checkpoint.comparing.contents import Contents
 from shardviz.checkpoint.comparing.factors import overflown
+from shardviz.checkpoint.comparing.left_over import with_left_over
 from shardviz.checkpoint.comparing.moved import with_fused, with_moved
+from shardviz.checkpoint.comparing.objects import compare_objects
 from shardviz.checkpoint.comparing.outcome import Comparison, Outcome, Verdict, notable
 from shardviz.checkpoint.comparing.pairs import paired
 from shardviz.checkpoint.maps.families import family_of
@@ -69,9 +70,11 @@ def compare_checkpoints(
         progress(done, len(pairs.both))
         found.append((_outcome(pair, sides), pair))
     found += [(_lonely(pair), pair) for pair in pairs.lonely]
-    found = _with_stale(with_fused(with_moved(found)), before, after, also)
+    found = with_left_over(with_fused(with_moved(found)), before, after, also)
     outcomes = tuple(outcome for outcome, _ in found)
-    return Comparison(outcomes, (*pairs.notes, *(() if rules else hint(before, after, outcomes))))
+    objects, notes = compare_objects(before, after, renamed=bool(rules or pairs.notes))
+    more = () if rules else hint(before, after, outcomes)
+    return Comparison((*outcomes, *objects), (*pairs.notes, *notes, *more))
 
 
 def refuse_strangers(before: Side, after: Side) -> NoReturn:
@@ -141,24 +144,3 @@ def _cast(outcome: Outcome, one: Tensor, other: Tensor) -> Outcome:
 
 def _which(at: int, why: str) -> str:
     return f"in the {('first', 'second')[at]}, {why}"
-
-
-def _with_stale(
-    found: list[tuple[Outcome, Pair]], before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]
-) -> list[tuple[Outcome, Pair]]:
-    """Find tensors that are those of another step."""
-    if not any(outcome.verdict == "other" for outcome, _ in found):
-        return found
-    own = before.path, after.path
-    steps = [[*also, *stale.opened(stale.siblings(path), own)] for path in own]
-    return [(_stale(outcome, pair, *steps) if outcome.verdict == "other" else outcome, pair) for outcome, pair in found]
-
-
-def _stale(outcome: Outcome, pair: Pair, of_first: Sequence[Checkpoint], of_second: Sequence[Checkpoint]) -> Outcome:
-    seen = stale.stale_in(pair, of_first, of_second)
-    if seen is None:
-        return outcome
-    which, step = seen
-    cause = f"It was not gathered, written or loaded again after {step.path.name}."
-    fix = "write it again, from the weights of this step"
-    return outcome.became("stale", f"the {which} has here what {step.path} has", cause, fix)

@@ -69,7 +69,7 @@ def shifted(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, names: tuple[s
 def overflown(wide: NDArray[Any], dtype: str, to: str) -> str:
     """Say how many values a cast made infinite; empty where it made none."""
     count = 0
-    for part in _blocks(wide):
+    for part in blocks(wide):
         narrow = cast(part, dtype, to)
         if narrow is not None:
             count += int((np.isinf(_values(narrow, to)) & np.isfinite(_values(part, dtype))).sum())
@@ -98,14 +98,15 @@ def _values(bits: NDArray[Any], dtype: str) -> Values:
     return found.view(np.float64)
 
 
-def _blocks(bits: NDArray[Any]) -> list[NDArray[Any]]:
+def blocks(bits: NDArray[Any]) -> list[NDArray[Any]]:
+    """Cut an array along its first dim, so that little memory is needed at a time."""
     rows = max(BLOCK // max(bits.size // max(len(bits), 1), 1), 1) if bits.ndim else 1
     return [bits[at : at + rows] for at in range(0, len(bits), rows)] if bits.ndim else [bits]
 
 
 def _fits(mine: NDArray[Any], theirs: NDArray[Any], dtype: str, exact: float, made: Callable[[Values], Values]) -> bool:
     """Whether all values of one side are made of the other's, but for roundings."""
-    for own, new in zip(_blocks(mine), _blocks(theirs), strict=True):
+    for own, new in zip(blocks(mine), blocks(theirs), strict=True):
         values, there = _values(own, dtype), _values(new, dtype)
         with np.errstate(all="ignore"):
             wanted = made(values)

@@ -123,7 +123,7 @@ def _tied(outcome: Outcome, pair: Pair, sides: Sequence[Contents]) -> Outcome:
 def _untied(outcome: Outcome, own: Tensor | None, side: Contents) -> Outcome:
     """Note that a lost matrix is not a copy of the one tensor that has its shape, as a head has its embedding's."""
     like = side.by_shape.get(own.shape, []) if own is not None and len(own.shape) == 2 else []
-    if len(like) != 1 or outcome.verdict != "missing":
+    if len(like) != 1 or own is None or own.dtype != like[0].dtype or outcome.verdict != "missing":
         return outcome
     words = f"{outcome.why}; it is not a copy of {printable(like[0].name)}, which has its shape"
     return outcome.became("missing", words, "", "write it too: a loader makes it up, or ties it to the other")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardviz.checkpoint.comparing.casts import cast
+from shardviz.checkpoint.comparing.factors import blocks
 from shardviz.layout.region import index_of
 from shardviz.reference.lookup import is_alike
 
@@ -44,16 +45,24 @@ def rounded(one: Tensor, other: Tensor, names: tuple[str, str]) -> tuple[str, st
                 if _is_through(own, new, dtype, narrow):
                     why = f"{which} has {dtype} values that were rounded to {narrow} on the way"
                     return why, f"They went through {narrow}.", f"keep {dtype} from load to save"
-        if to == "bfloat16" and dtype in CUT and np.array_equal((own >> CUT[dtype]).astype(new.dtype), new):
+        if to == "bfloat16" and dtype in CUT and _is_cut_off(own, new, CUT[dtype]):
             why = f"{which} has {dtype} cut off to bfloat16, where torch rounds"
             return why, "The upper half of each value was taken.", "cast with Tensor.to(torch.bfloat16), which rounds"
     return "", "", ""
 
 
 def _is_through(own: NDArray[Any], new: NDArray[Any], dtype: str, narrow: str) -> bool:
-    there = cast(own, dtype, narrow)
-    back = None if there is None else cast(there, narrow, dtype)
-    return back is not None and np.array_equal(back, new)
+    for before, after in zip(blocks(own), blocks(new), strict=True):
+        there = cast(before, dtype, narrow)
+        back = None if there is None else cast(there, narrow, dtype)
+        if back is None or not np.array_equal(back, after):
+            return False
+    return True
+
+
+def _is_cut_off(own: NDArray[Any], new: NDArray[Any], by: int) -> bool:
+    pairs = zip(blocks(own), blocks(new), strict=True)
+    return all(np.array_equal((before >> by).astype(after.dtype), after) for before, after in pairs)
 
 
 def padding(mine: NDArray[Any], theirs: NDArray[Any], names: tuple[str, str]) -> tuple[str, str, str]:
@@ -119,6 +128,8 @@ def counted_differences(
     """Say how many values differ, and where the first one is."""
     if one.shape != other.shape:
         return f"{one.dtype}{list(one.shape)} became {other.dtype}{list(other.shape)}"
+    if mine.size == 1 and (old := _only(one)) != (new := _only(other)):
+        return f"{old} became {new}"
     different = mine != theirs
     where = index_of(int(np.argmax(different)), one.shape)
     what = f"{int(different.sum()):,} of {mine.size:,} elements differ, the first at {where}"

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
+from shardviz.checkpoint.comparing.agreement import BLOCK
 from shardviz.reference.lookup import is_alike, locate
 from shardviz.reference.windows import UNPLACED
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 MAX_LOCATED = 1 << 26
 """Elements of a tensor whose places are looked for one by one."""
+
+SAMPLES = 1024
+"""Values of a tensor that are looked for in another, before all are."""
+
+LOW = 0xFFFF
+"""The bits by which most other values are left out."""
 
 MAX_PERMUTED = 4
 """Dims of a tensor whose dims are exchanged in every way."""
@@ -44,12 +51,26 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
         return _reshaped(before, after)
     if (axes := _exchanged(before, after)) is not None:
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
-    if before.size > MAX_LOCATED or before.ndim == 0:
+    if before.size > MAX_LOCATED or before.ndim == 0 or not _has_some(before, after):
         return ""
     ids = locate(after, before)
     if (ids == UNPLACED).any():
         return ""
     return _by_dims(ids, before.shape, cuts) or _by_transposition(ids, before.shape)
+
+
+def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
+    """Whether a tensor has some values of another: looking all of them up takes many times the memory of both."""
+    places = np.linspace(0, after.size - 1, SAMPLES).astype(np.int64)
+    wanted = np.unique(after[np.unravel_index(places, after.shape)])
+    like = np.zeros(1 << 16, np.bool_)
+    like[wanted & LOW] = True
+    found = np.zeros(len(wanted), np.bool_)
+    rows = max(BLOCK * len(before) // before.size, 1)
+    for at in range(0, len(before), rows):
+        block = before[at : at + rows]
+        found |= np.isin(wanted, block[like[block & LOW]])
+    return bool(found.all())
 
 
 def _exchanged(before: NDArray[Any], after: NDArray[Any]) -> tuple[int, ...] | None:

@@ -79,10 +79,27 @@ def opened(paths: Iterable[Path], but: Iterable[Path]) -> list[Checkpoint]:
     return found
 
 
-def stale_in(
+def number_of(path: Path, beside: Path) -> int | None:
+    """Return the step of a checkpoint, counted as another one's names count it; None where they differ otherwise.
+
+    Example:
+        >>> number_of(Path("runs/checkpoint-100/model"), beside=Path("runs/checkpoint-200/model"))
+        100
+    """
+    path, beside = path.absolute(), beside.absolute()
+    for level in range(LEVELS):
+        own, other = (one if level == 0 else one.parents[level - 1] for one in (path, beside))
+        steps = [_STEP.fullmatch(one.name) for one in (own, other)]
+        if steps[0] is not None and steps[1] is not None:
+            is_series = own.parent == other.parent and path.relative_to(own) == beside.relative_to(other)
+            return int(steps[0][2]) if is_series and steps[0].group(1, 3) == steps[1].group(1, 3) else None
+    return None
+
+
+def steps_with(
     pair: Pair, of_first: Iterable[Checkpoint], of_second: Iterable[Checkpoint]
-) -> tuple[str, Checkpoint] | None:
-    """Return which side of a pair has what another step has, `first` or `second`, and that step's checkpoint.
+) -> tuple[int, tuple[Checkpoint, ...]] | None:
+    """Return which side of a pair has what other steps have, 0 or 1, and the checkpoints of those steps.
 
     Args:
         pair: Two tensors that differ.
@@ -91,15 +108,17 @@ def stale_in(
     """
     if pair.one is None or pair.other is None or is_alike(pair.one.bits) or is_alike(pair.other.bits):
         return None
-    for which, own, held, steps in (
-        ("second", pair.one, pair.other, of_first),
-        ("first", pair.other, pair.one, of_second),
-    ):
-        for step in steps:
-            there = tensor_in(step, own)
-            if there is not None and _agree(there, held):
-                return which, step
+    for which, own, held, steps in ((1, pair.one, pair.other, of_first), (0, pair.other, pair.one, of_second)):
+        found = tuple(step for step in steps if has(step, own, held))
+        if found:
+            return which, found
     return None
+
+
+def has(step: Checkpoint, own: Tensor, held: Tensor) -> bool:
+    """Whether another step has some values under the name of a tensor."""
+    there = tensor_in(step, own)
+    return there is not None and _agree(there, held)
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

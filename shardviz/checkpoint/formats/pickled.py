@@ -19,6 +19,19 @@ MAX_BYTES = 1 << 28
 """Bytes of a pickle: a checkpoint of a million chunks has fewer."""
 
 
+SUBCLASS = "torch._utils._rebuild_wrapper_subclass"
+"""How torch pickles a tensor of a type of its own, such as a quantized one of torchao: by code, which is not run."""
+
+
+class UnknownTypeError(DumpError):
+    """A pickle that names a type that is not a checkpoint's."""
+
+    @property
+    def is_subclass(self) -> bool:
+        """Whether it is a tensor subclass, as quantized weights are."""
+        return SUBCLASS in self.message
+
+
 def read_pickle(data: bytes, where: str) -> Any:
     """Read a pickle as numbers, strings, lists, dicts, tuples, `Global` and `Made`.
 
@@ -27,7 +40,8 @@ def read_pickle(data: bytes, where: str) -> Any:
         where: What to call it in messages.
 
     Raises:
-        DumpError: It is damaged, or names a type that is not in `known_types.KNOWN`.
+        UnknownTypeError: It names a type that is not in `known_types.KNOWN`.
+        DumpError: It is damaged.
     """
     if len(data) > MAX_BYTES:
         raise DumpError(f"{where} has {len(data):,} bytes, more than {MAX_BYTES:,}", "is it a checkpoint's metadata?")
@@ -36,9 +50,11 @@ def read_pickle(data: bytes, where: str) -> Any:
         with collector_paused():
             return machine.run(STEPS)
     except RefusedError as error:
-        raise DumpError(
-            f"{where} is refused: byte {machine.at:,} has {printable(str(error))}",
-            "nothing in it was run; write the checkpoint again with torch.distributed.checkpoint or safetensors",
+        again = "write the checkpoint again with torch.distributed.checkpoint or safetensors"
+        if SUBCLASS in str(error):
+            again = "save quantized weights as safetensors; torchao has flatten_tensor_state_dict for it"
+        raise UnknownTypeError(
+            f"{where} is refused: byte {machine.at:,} has {printable(str(error))}", f"nothing in it was run; {again}"
         ) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
         raise DumpError(f"{where} is damaged at byte {machine.at:,} of {len(data):,}", "copy it again") from error

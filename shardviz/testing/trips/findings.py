@@ -212,7 +212,9 @@ def _retyped(received: Received, name: str, parts: Sequence[Part]) -> Finding:
 
 def _misshapen(received: Received, name: str, parts: Sequence[Part]) -> Finding:
     text = f"its shape is {parts[0].why}, on {_where(received, name, parts)}"
-    cause = "One rank's part was taken for the whole, or another tensor has its name"
+    cause = (
+        "One rank's part was taken for the whole, another tensor has its name, or it is padded, which is not compared"
+    )
     return _finding("wrong-shape", received, name, parts, text, (cause, received.words.to_place))
 
 

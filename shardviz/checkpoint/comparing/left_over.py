@@ -1,0 +1,129 @@
+"""What it says that a tensor of one checkpoint is as another step has it: left over from that step, or something else.
+
+Weights may be frozen for some steps, so that neighbours have the same. That one was left over is said where the two
+checkpoints are of one step by what else they share, or where all that differs is of the other step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardviz.checkpoint.comparing import stale
+from shardviz.reference.lookup import is_alike
+from shardviz.text import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardviz.checkpoint.comparing.outcome import Outcome
+    from shardviz.checkpoint.comparing.pairs import Pair
+    from shardviz.checkpoint.records import Checkpoint
+
+    Found = list[tuple[Outcome, Pair]]
+
+SHARED = ("equal", "cast", "permuted", "padded")
+"""Verdicts on tensors whose values both checkpoints have."""
+
+SIDES = ("first", "second")
+MAX_STEPS = 3
+FIX = "write it again, from the weights of this step"
+UNSURE = " Or training does not change it, and the {own} is wrong: there is no third step to see that by."
+TELL = "name a third step with --also; then write it again, from the weights of this step"
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Two checkpoints among others of their runs.
+
+    Attributes:
+        sides: The two.
+        others: The other steps of each.
+        found: What became of each tensor.
+    """
+
+    sides: tuple[Checkpoint, Checkpoint]
+    others: tuple[list[Checkpoint], list[Checkpoint]]
+    found: Found
+    _same: dict[tuple[int, int], bool] = field(default_factory=dict)
+
+    def is_same_step(self, own: int, step: Checkpoint) -> bool:
+        """Whether the two share values that another step, of the side `own`, does not have."""
+        key = own, id(step)
+        if key not in self._same:
+            self._same[key] = any(
+                (mine := (pair.one, pair.other)[own]) is not None
+                and not is_alike(mine.bits)
+                and stale.tensor_in(step, mine) is not None
+                and not stale.has(step, mine, mine)
+                for outcome, pair in self.found
+                if outcome.verdict in SHARED
+            )
+        return self._same[key]
+
+    def number(self, step: Checkpoint, own: int) -> int | None:
+        """Return the number of a step among those of a side."""
+        return stale.number_of(step.path, self.sides[own].path)
+
+
+def with_left_over(found: Found, before: Checkpoint, after: Checkpoint, also: Sequence[Checkpoint]) -> Found:
+    """Find tensors that are those of another step.
+
+    Args:
+        found: What became of each tensor.
+        before: The first checkpoint.
+        after: The second.
+        also: Checkpoints of other steps, besides those that lie beside the two.
+    """
+    if not any(outcome.verdict == "other" for outcome, _ in found):
+        return found
+    sides = before, after
+    first, second = ([*also, *stale.opened(stale.siblings(one.path), [it.path for it in sides])] for one in sides)
+    steps = _Steps(sides, (first, second), found)
+    seen = [stale.steps_with(pair, first, second) if one.verdict == "other" else None for one, pair in found]
+    whole = _whole([one for one, (outcome, _) in zip(seen, found, strict=True) if outcome.verdict == "other"])
+    return [
+        (outcome if one is None else _judged(outcome, steps, pair, *one, whole), pair)
+        for one, (outcome, pair) in zip(seen, found, strict=True)
+    ]
+
+
+def _whole(seen: Sequence[tuple[int, tuple[Checkpoint, ...]] | None]) -> set[tuple[int, int]]:
+    """Return the sides and steps for which all tensors that differ are of that step."""
+    each = [{(one[0], id(step)) for step in one[1]} if one is not None else set() for one in seen]
+    return set.intersection(*each)
+
+
+def _judged(
+    outcome: Outcome, steps: _Steps, pair: Pair, held: int, there: tuple[Checkpoint, ...], whole: set[tuple[int, int]]
+) -> Outcome:
+    """Say what it means that a side has what some other steps have."""
+    own, step = 1 - held, there[0]
+    number, last = steps.number(steps.sides[own], own), steps.number(steps.sides[held], own)
+    numbers = [one for one in (steps.number(each, own) for each in there) if one is not None]
+    named = listed((each.path.name for each in there), MAX_STEPS)
+    every = [*numbers, *([] if last is None else [last])]
+    if number is not None and numbers and min(every) < number < max(every):
+        names = listed(dict.fromkeys([*(one.path.name for one in there), steps.sides[held].path.name]), MAX_STEPS)
+        why = f"{outcome.why}; {names} have the same, before and after it"
+        return outcome.became("other", why, f"Only the {SIDES[own]} has it otherwise.")
+    earlier = last is None or not numbers or min(numbers) < last
+    if earlier and (steps.is_same_step(own, step) or (last is None and (held, id(step)) in whole)):
+        return _stale(outcome, steps, pair, held, step)
+    what = "does" if len(there) == 1 else "do"
+    why = f"{outcome.why}; the {SIDES[held]} has it as {named} {what}: it was frozen in between, or one is left over"
+    return outcome.became("other", why)
+
+
+def _stale(outcome: Outcome, steps: _Steps, pair: Pair, held: int, step: Checkpoint) -> Outcome:
+    """Say that a side has a tensor of another step."""
+    own = 1 - held
+    number, other = (steps.number(one, own) for one in (steps.sides[own], step))
+    is_later = number is not None and other is not None and other > number
+    again = f"It was taken from {step.path.name}, a later step." if is_later else ""
+    cause = again or f"It was not gathered, written or loaded again after {step.path.name}."
+    mine = (pair.one, pair.other)[own]
+    thirds = (one for one in steps.others[own] if one is not step)
+    is_sure = mine is not None and any(stale.tensor_in(one, mine) is not None for one in thirds)
+    cause += "" if is_sure else UNSURE.format(own=SIDES[own])
+    return outcome.became("stale", f"the {SIDES[held]} has here what {step.path} has", cause, FIX if is_sure else TELL)
