@@ -125,12 +125,12 @@ def _matched(lines: NDArray[Any], others: NDArray[Any]) -> NDArray[np.int64]:
 
 def line_hashes(table: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a hash of each line: the sum of its values times odd factors that differ from column to column."""
-    factors = _mixed(np.arange(1, table.shape[1] + 1, dtype=np.uint64) * _FACTOR) | np.uint64(1)
+    factors = mixed(np.arange(1, table.shape[1] + 1, dtype=np.uint64) * _FACTOR) | np.uint64(1)
     hashes = np.empty(len(table), np.uint64)
     lines = max(1, BLOCK // max(table.shape[1], 1))
     for top in range(0, len(table), lines):
         hashes[top : top + lines] = table[top : top + lines].astype(np.uint64) @ factors
-    return _mixed(hashes)
+    return mixed(hashes)
 
 
 def _windowed(own: Lines, whole: Lines) -> NDArray[np.int64]:
@@ -170,14 +170,14 @@ def _rolling(table: NDArray[Any], width: int) -> NDArray[np.uint64]:
     for offset in range(width):
         hashes *= _FACTOR
         hashes += table[:, offset : offset + count].astype(np.uint64) + np.uint64(offset + 1)
-    return _mixed(hashes)
+    return mixed(hashes)
 
 
 def _hashed(windows: NDArray[Any]) -> NDArray[np.uint64]:
     return _rolling(windows, windows.shape[1])[:, 0]
 
 
-def _mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Spread hashes over all 64 bits (the finalizer of splitmix64)."""
     hashes ^= hashes >> np.uint64(30)
     hashes *= np.uint64(0xBF58476D1CE4E5B9)

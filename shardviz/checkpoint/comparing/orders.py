@@ -14,6 +14,7 @@ import numpy as np
 from shardviz.check.order.infer.orders import name_order, transposed_digits
 from shardviz.check.order.infer.transpositions import transpositions
 from shardviz.checkpoint.comparing.agreement import BLOCK
+from shardviz.checkpoint.comparing.slices import orders_of_slices
 from shardviz.reference.lookup import is_alike, locate
 from shardviz.reference.windows import UNPLACED
 
@@ -51,12 +52,21 @@ def name_change(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ..
         return _reshaped(before, after)
     if (axes := _exchanged(before, after)) is not None:
         return f"its dims are exchanged: permute({', '.join(map(str, axes))})"
-    if before.size > MAX_LOCATED or before.ndim == 0 or not _has_some(before, after):
+    if before.ndim == 0 or not _has_some(before, after):
+        return ""
+    if (orders := orders_of_slices(before, after)) is not None:
+        return _words_of(orders, before.shape, cuts)
+    return _by_transposition(before, after) or _by_places(before, after, cuts)
+
+
+def _by_places(before: NDArray[Any], after: NDArray[Any], cuts: tuple[Saved, ...]) -> str:
+    """Name an order that only the place of every element shows, in many times a tensor's memory."""
+    if before.size > MAX_LOCATED:
         return ""
     ids = locate(after, before)
     if (ids == UNPLACED).any():
         return ""
-    return _by_dims(ids, before.shape, cuts) or _by_transposition(ids, before.shape)
+    return _by_dims(ids, before.shape, cuts) or _by_stretches(ids.ravel(), before.shape)
 
 
 def _has_some(before: NDArray[Any], after: NDArray[Any]) -> bool:
@@ -97,8 +107,10 @@ def _by_dims(ids: NDArray[np.int64], shape: tuple[int, ...], cuts: tuple[Saved, 
     wanted: NDArray[np.int64] = np.ones((), np.int64)
     for order, stride in zip(orders, strides, strict=True):
         wanted = np.add.outer(wanted, order * stride)
-    if not np.array_equal(wanted, ids):
-        return ""
+    return _words_of(orders, shape, cuts) if np.array_equal(wanted, ids) else ""
+
+
+def _words_of(orders: Sequence[NDArray[np.int64]], shape: tuple[int, ...], cuts: tuple[Saved, ...]) -> str:
     words = []
     for dim, order in enumerate(orders):
         if np.array_equal(np.sort(order), np.arange(shape[dim])):
@@ -147,16 +159,21 @@ def _moves_whole(order: NDArray[np.int64], stretches: Sequence[tuple[int, int]])
     )
 
 
-def _by_transposition(ids: NDArray[np.int64], shape: tuple[int, ...]) -> str:
-    places = np.arange(ids.size)
-    flat = ids.ravel()
-    for _, _, text, content in transpositions(shape):
-        if np.array_equal(content(places) + 1, flat):
+def _by_transposition(before: NDArray[Any], after: NDArray[Any]) -> str:
+    """Name two dims that were exchanged in a tensor whose shape stayed; empty where none were."""
+    flat, wanted = before.reshape(-1), after.reshape(-1)
+    blocks = [slice(start, min(start + BLOCK, flat.size)) for start in range(0, flat.size, BLOCK)]
+    for _, _, text, content in transpositions(before.shape):
+        if all(np.array_equal(flat[content(np.arange(at.start, at.stop))], wanted[at]) for at in blocks):
             return f"its own {text}"
+    return ""
+
+
+def _by_stretches(flat: NDArray[np.int64], shape: tuple[int, ...]) -> str:
     if text := _by_pieces(flat - 1, shape):
         return text
     num = int((np.diff(flat) != 1).sum()) + 1
-    is_all = len(np.unique(flat)) == ids.size
+    is_all = len(np.unique(flat)) == flat.size
     return f"all of its elements, in another order: {num:,} stretches" if is_all else ""
 
 
