@@ -1,4 +1,4 @@
-"""The order of each dim's slices in another tensor, in little memory: by hashes that no order within a slice changes."""
+"""The order of each dim's slices in another tensor, in little memory: by hashes that do not depend on order within one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def orders_of_slices(before: NDArray[Any], after: NDArray[Any]) -> list[NDArray[
         after: Those of the other, of the same shape with at least one dim.
 
     Returns:
-        For each dim an order with which `before[np.ix_(*orders)]` is the other; None too where slices are alike, so that
-        their order cannot be read off their contents.
+        For each dim an order with which `before[np.ix_(*orders)]` is the other; None too where slices are alike: their
+        contents do not show their order.
 
     Example:
         >>> before = np.arange(6, dtype=np.uint32).reshape(3, 2)
