@@ -1,4 +1,4 @@
-"""The order of each dim's slices in another tensor, in little memory: by hashes that do not depend on order within one."""
+"""The order of each dim's slices in another tensor, in little memory: by hashes that no order within one changes."""
 
 from __future__ import annotations
 
