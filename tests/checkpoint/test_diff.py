@@ -105,6 +105,13 @@ def test_what_a_conversion_did_is_named(tmp_path, change, dtype):
     assert words in found["w"][1]
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.int16], ids=str)
+def test_a_permutation_of_narrow_numbers_is_named(tmp_path, dtype):
+    one = (weight(24, 16) * 100).abs().to(dtype)
+    turned = one.view(torch.uint8).flip(0).view(dtype) if one.itemsize == 1 else one.flip(0)
+    assert compared(*files(tmp_path, {"w": one}, {"w": turned}))["w"][0] == "permuted"
+
+
 def test_a_permutation_under_a_cast_is_named(tmp_path):
     one = weight(24, 16)
     found = compared(*files(tmp_path, {"w": one}, {"w": one.flip(0).bfloat16()}))
