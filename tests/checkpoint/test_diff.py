@@ -363,13 +363,13 @@ def test_objects_are_not_missed_where_the_other_side_has_none_of_their_kind(tmp_
         assert compared(tmp_path / other, tmp_path / "model") == {}
 
 
-def test_files_beside_the_weights_are_said_to_be_left_out(tmp_path, capsys):
+def test_files_beside_the_weights_are_reported_as_left_out(tmp_path, capsys):
     save_file({"w": weight(4, 4)}, tmp_path / "model.safetensors")
     torch.save({"state": {}}, tmp_path / "optimizer.bin")
     assert main(["check", str(tmp_path)]) == 0
-    assert "not checked: what is in optimizer.bin beside the weights" in capsys.readouterr().out
+    assert "not checked: optimizer.bin, beside the weights" in capsys.readouterr().out
     assert main(["diff", str(tmp_path), str(tmp_path / "model.safetensors")]) == 0
-    assert "not compared: optimizer.bin beside the weights" in capsys.readouterr().out
+    assert "not compared: optimizer.bin, beside the weights" in capsys.readouterr().out
 
 
 def test_a_tensor_that_was_trained_takes_little_memory(tmp_path):
