@@ -1,4 +1,4 @@
-"""A module that computes something else because ranks hold the rows or columns of its weight in another order.
+"""A module whose result is wrong because ranks hold the rows or columns of its weight in another order.
 
 The order itself may be right: a job may keep a weight permuted, and use it so. It is a cause where a module is the
 first wrong one, and where the modules of other layers have theirs in order.
