@@ -56,7 +56,7 @@ def _unread(checkpoint: Checkpoint) -> Iterator[NotChecked]:
     """Yield the files beside the weights that are not looked at."""
     if checkpoint.unread:
         some = listed(map(printable, checkpoint.unread), MAX_NAMES)
-        yield NotChecked("", f"{some}, beside the weights: {BY_ITSELF}", "run")
+        yield NotChecked("", f"files beside the weights ({some}): {BY_ITSELF}", "run")
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[Finding | NotChecked]:

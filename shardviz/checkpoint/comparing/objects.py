@@ -1,4 +1,7 @@
-"""What a checkpoint has beside tensors, such as a step, a learning rate or a loader's state: compared by value."""
+"""Objects of DCP folders other than tensors, such as a step, a learning rate or a loader's state: compared by value.
+
+Of safetensors and torch.save only tensors are compared.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def _files(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
     names = list(dict.fromkeys([*before.unread, *after.unread]))
     if names:
         some = listed(map(printable, names), MAX_NAMES)
-        yield f"not compared: {some}, beside the weights: {BY_ITSELF}"
+        yield f"not compared: files beside the weights ({some}): {BY_ITSELF}"
 
 
 def _compared(name: str, before: Checkpoint, after: Checkpoint) -> Outcome | None:
